@@ -1,0 +1,1 @@
+"""The online half of Draftproof: what runs while requests are served, measured and judged."""
