@@ -1,0 +1,174 @@
+"""Reads and writes checkpoints in the format of TensorRT-LLM, as ModelOpt exports them, without torch.
+
+A checkpoint is a directory with ``config.json`` and ``rank0.safetensors`` (tensor names below);
+``tokenizer.json`` lies beside them. Both runtimes compile from it. Only Llama in one piece is read
+here: what this module does not understand it refuses, because a network computed with a guessed
+setting answers fluently and wrong.
+
+Names are TensorRT-LLM's, and two of them mislead: ``mlp.fc`` is the gate projection (the one under
+SiLU) and ``mlp.gate`` the up projection. ``attention.qkv`` is q, k and v stacked on the output side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from build.checkpoint_config import CheckpointConfig, parse_config
+from build.tensor_file import Tensor, read_tensors, write_tensors
+from pipelines.errors import CheckpointError
+
+__all__ = ["LINEARS", "Checkpoint", "CheckpointConfig", "Tensor", "read_checkpoint", "write_checkpoint"]
+
+EMBEDDING = "transformer.vocab_embedding.weight"
+FINAL_NORM = "transformer.ln_f.weight"
+LM_HEAD = "lm_head.weight"
+NORMS = ("input_layernorm", "post_layernorm")
+LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+
+_FLOATS = ("BF16", "F16", "F32")
+# Scales of activations and of the KV cache belong to GPUs; here weights alone are quantized, so these
+# may be present and are not used. A prequant factor would change the function and is not in the list.
+_UNUSED_SUFFIXES = (".activation_scaling_factor", ".kv_cache_scaling_factor")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose tensors have the names, shapes and types that its configuration calls for.
+
+    Attributes:
+        directory: Where it was read from.
+        config: Its ``config.json``.
+        tensors: Views of ``rank0.safetensors`` by name.
+    """
+
+    directory: Path
+    config: CheckpointConfig
+    tensors: Mapping[str, Tensor]
+
+    def layer_tensor(self, layer: int, name: str) -> Tensor:
+        """Tensor ``name``, such as ``mlp.fc.weight``, of one layer."""
+        return self.tensors[f"transformer.layers.{layer}.{name}"]
+
+
+def linear_shape(config: CheckpointConfig, name: str) -> tuple[int, int]:
+    """Output and input features of one of ``LINEARS``."""
+    hidden, heads = config.hidden_size, config.num_attention_heads * config.head_size
+    return {
+        "attention.qkv": (heads + 2 * config.num_key_value_heads * config.head_size, hidden),
+        "attention.dense": (hidden, heads),
+        "mlp.fc": (config.intermediate_size, hidden),
+        "mlp.gate": (config.intermediate_size, hidden),
+        "mlp.proj": (hidden, config.intermediate_size),
+    }[name]
+
+
+def _expected(config: CheckpointConfig) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    """Allowed types and shapes of every tensor that must be there."""
+    hidden = config.hidden_size
+    weight_types, scale_shapes = {
+        None: (_FLOATS, None),
+        "FP8": (("F8_E4M3",), lambda out: ((1,), ())),
+        "W8A16": (("I8",), lambda out: ((out,),)),
+    }[config.quant_algo]
+    table = (config.vocab_size, hidden)
+    expected: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
+        EMBEDDING: (_FLOATS, (table,)),
+        FINAL_NORM: (_FLOATS, ((hidden,),)),
+    }
+    if not config.share_embedding_table:
+        expected[LM_HEAD] = (_FLOATS, (table,))
+    for layer in range(config.num_hidden_layers):
+        prefix = f"transformer.layers.{layer}."
+        for norm in NORMS:
+            expected[f"{prefix}{norm}.weight"] = (_FLOATS, ((hidden,),))
+        for name in LINEARS:
+            shape = linear_shape(config, name)
+            expected[f"{prefix}{name}.weight"] = (weight_types, (shape,))
+            if scale_shapes is not None:
+                expected[f"{prefix}{name}.weights_scaling_factor"] = (_FLOATS, scale_shapes(shape[0]))
+    return expected
+
+
+def _check_tensors(path: Path, config: CheckpointConfig, tensors: Mapping[str, Tensor]) -> None:
+    expected = _expected(config)
+    for name, (dtypes, shapes) in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(
+                f"{path} lacks a tensor",
+                values=f"missing {name}",
+                limit=f"config.json promises {len(expected)} tensors",
+                remedy="export the checkpoint again; config.json and weights may come from different exports",
+            )
+        if tensor.dtype not in dtypes or tensor.shape not in shapes:
+            raise CheckpointError(
+                f"{path}: a tensor does not fit config.json",
+                values=f"{name} is {tensor.dtype} {list(tensor.shape)}",
+                limit=f"{' or '.join(dtypes)}, shape {' or '.join(str(list(shape)) for shape in shapes)}",
+                remedy="export the checkpoint again; config.json and weights may come from different exports",
+            )
+    extra = [name for name in tensors if name not in expected and not name.endswith(_UNUSED_SUFFIXES)]
+    # A tied checkpoint may still carry the head; the table is used and the copy ignored.
+    extra = [name for name in extra if not (name == LM_HEAD and config.share_embedding_table)]
+    if extra:
+        raise CheckpointError(
+            f"{path} holds tensors that this architecture does not have",
+            values=", ".join(sorted(extra)[:4]) + (f" and {len(extra) - 4} more" if len(extra) > 4 else ""),
+            limit="Llama without biases, query/key norms or prequant factors",
+            remedy="use a plain Llama checkpoint in FP8, W8A16 or floating point",
+        )
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Map a checkpoint into memory and check it whole.
+
+    Args:
+        directory: Directory with ``config.json`` and ``rank0.safetensors``.
+
+    Returns:
+        The checkpoint; no weight has been copied yet.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or of a form this project does not compute; the
+            message names the file and the key or tensor.
+    """
+    config_path = directory / "config.json"
+    if not config_path.is_file():
+        raise CheckpointError(
+            f"{config_path} does not exist",
+            limit="a checkpoint is config.json and rank0.safetensors",
+            remedy="check the recipe's checkpoint path; the demo pair lies in engines/demo_pair",
+        )
+    try:
+        raw = json.loads(config_path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{config_path} is not JSON", values=str(error), remedy="export the checkpoint again"
+        ) from None
+    config = parse_config(raw, config_path)
+    weights_path = directory / "rank0.safetensors"
+    tensors = read_tensors(weights_path)
+    _check_tensors(weights_path, config, tensors)
+    return Checkpoint(directory, config, tensors)
+
+
+def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write ``config.json`` and ``rank0.safetensors``, each moved into place whole.
+
+    The weights go first, so that a directory with a config always has weights that belong to it.
+
+    Args:
+        directory: Made if absent; files of the same names are replaced.
+        config: Content of ``config.json``, in TensorRT-LLM's keys.
+        tensors: Tensors by TensorRT-LLM's names.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tensors(directory / "rank0.safetensors", tensors)
+    temporary = directory / f".config.json.{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(directory / "config.json")

@@ -1,0 +1,223 @@
+"""Tiny engines with random weights, made in about a second, for tests that need a real engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD, linear_shape, read_checkpoint, write_checkpoint
+from build.checkpoint_config import parse_config
+from build.network import network_from_checkpoint
+from build.openvino_engine import EngineSettings, write_engine
+from build.tensor_file import Tensor
+from build.weight_only import apply_quantization
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO_TOKENIZER = ROOT / "engines" / "demo_pair" / "target" / "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+
+
+def tiny_config(**changes: Any) -> dict[str, Any]:
+    """A ``config.json`` of a Llama with 2 layers of 128 features; keyword arguments replace keys."""
+    config: dict[str, Any] = {
+        "producer": {"name": "draftproof-tests"},
+        "architecture": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 128,
+        "head_size": 64,
+        "intermediate_size": 256,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": 10000.0,
+        "rotary_scaling": None,
+        "share_embedding_table": True,
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        "end_id": 0,
+    }
+    return {**config, **changes}
+
+
+def random_weights(config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0) -> dict[str, Tensor]:
+    """Random unquantized weights for a config: projections keep the variance of what they are given."""
+    rng = np.random.default_rng(seed)
+    parsed = parse_config({**config, "quantization": {"quant_algo": None}}, Path("config.json"))
+    hidden = parsed.hidden_size
+
+    def normal(shape: tuple[int, ...], deviation: float) -> Tensor:
+        return Tensor.from_float32(rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation), dtype)
+
+    def gain() -> Tensor:
+        return Tensor.from_float32((1 + 0.1 * rng.standard_normal(hidden)).astype(np.float32), dtype)
+
+    # Rows of 1/sqrt(hidden) give logits of about unit size, x3 makes some tokens likely.
+    tensors = {EMBEDDING: normal((parsed.vocab_size, hidden), 3 * scale / hidden**0.5), FINAL_NORM: gain()}
+    if not parsed.share_embedding_table:
+        tensors[LM_HEAD] = normal((parsed.vocab_size, hidden), 3 * scale / hidden**0.5)
+    for layer in range(parsed.num_hidden_layers):
+        prefix = f"transformer.layers.{layer}."
+        tensors[f"{prefix}input_layernorm.weight"] = gain()
+        tensors[f"{prefix}post_layernorm.weight"] = gain()
+        for name in LINEARS:
+            shape = linear_shape(parsed, name)
+            tensors[f"{prefix}{name}.weight"] = normal(shape, 1.5 * scale / shape[1] ** 0.5)
+    return tensors
+
+
+def noisy(tensors: dict[str, Tensor], noise: float, seed: int = 1) -> dict[str, Tensor]:
+    """A copy whose projections are perturbed by ``noise`` times their own standard deviation."""
+    rng = np.random.default_rng(seed)
+    changed = dict(tensors)
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2 and ".layers." in name:
+            values = tensor.to_float32()
+            values = values + noise * values.std() * rng.standard_normal(values.shape, dtype=np.float32)
+            changed[name] = Tensor.from_float32(values.astype(np.float32), tensor.dtype)
+    return changed
+
+
+def write_tokenizer(path: Path, vocab_size: int = 2048) -> None:
+    """The demo pair's tokenizer if it is there and of this size, else a byte-level one made up here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if DEMO_TOKENIZER.is_file():
+        text = DEMO_TOKENIZER.read_text(encoding="utf-8")
+        if len(json.loads(text)["model"]["vocab"]) == vocab_size:
+            path.write_text(text, encoding="utf-8")
+            return
+    # GPT-2's spelling of bytes: printable ones stand for themselves, the others for U+0100 onwards.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    byte_text = {byte: chr(byte) for byte in printable} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+    words = [END_OF_TEXT, *(byte_text[byte] for byte in range(256))]
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    merges = [(a, b) for a in letters for b in letters] + [(byte_text[32], a) for a in letters]
+    triples = [(a + b, c) for a in letters[:8] for b in letters[:8] for c in letters[:26]]
+    merges = (merges + triples)[: max(0, vocab_size - len(words))]
+    words += [a + b for a, b in merges]
+    words += [f"<|unused_{index}|>" for index in range(vocab_size - len(words))]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 0,
+                "content": END_OF_TEXT,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {word: index for index, word in enumerate(words)},
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def build_tiny_engine(
+    directory: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    role: str = "target",
+    quantization: str = "int8",
+    num_threads: int = 2,
+    kv_cache_dtype: str = "float32",
+    dynamic_quantization: bool = True,
+) -> Path:
+    """Write checkpoint and engine of one model; returns the engine directory."""
+    checkpoint_directory = directory / f"{role}_checkpoint"
+    write_checkpoint(checkpoint_directory, config, tensors)
+    write_tokenizer(checkpoint_directory / "tokenizer.json", config["vocab_size"])
+    network = network_from_checkpoint(read_checkpoint(checkpoint_directory))
+    lm_head = "int8" if quantization == "int8" else "checkpoint"
+    engine = directory / role
+    write_engine(
+        engine,
+        apply_quantization(network, quantization, lm_head),
+        checkpoint_directory / "tokenizer.json",
+        EngineSettings(
+            role=role,
+            recipe="tiny",
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            num_threads=num_threads,
+            end_id=config["end_id"],
+            fingerprint="tiny",
+            origin={},
+            dynamic_quantization=dynamic_quantization,
+        ),
+    )
+    return engine
+
+
+def build_tiny_pair(
+    directory: Path,
+    seed: int = 0,
+    *,
+    draft: str = "noisy",
+    noise: float = 0.15,
+    quantization: str = "int8",
+    vocab_size: int = 2048,
+    num_threads: int = 2,
+    kv_cache_dtype: str = "float32",
+    **config_changes: Any,
+) -> tuple[Path, Path]:
+    """Make a draft and a target engine with random weights.
+
+    Args:
+        directory: Where both engines and their checkpoints go.
+        seed: Of the target's weights.
+        draft: ``noisy``: the target with perturbed projections, so that some drafts are accepted;
+            ``self``: the target's own weights; ``random``: unrelated weights.
+        noise: Strength of the perturbation for ``noisy``, relative to the weights.
+        quantization: ``int8`` or ``none``.
+        vocab_size: 2048 takes the demo pair's tokenizer where it exists.
+        num_threads: Recorded in the engines.
+        kv_cache_dtype: ``float32`` or ``float16``.
+        **config_changes: Keys of ``config.json`` for both.
+
+    Returns:
+        The engine directories of draft and target.
+    """
+    config = tiny_config(vocab_size=vocab_size, **config_changes)
+    weights = random_weights(config, seed)
+    drafts = {
+        "noisy": lambda: noisy(weights, noise, seed + 1),
+        "self": lambda: weights,
+        "random": lambda: random_weights(config, seed + 1),
+    }
+    options: dict[str, Any] = {
+        "quantization": quantization,
+        "num_threads": num_threads,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    return (
+        build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),
+        build_tiny_engine(directory, config, weights, role="target", **options),
+    )
