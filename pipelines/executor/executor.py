@@ -1,0 +1,321 @@
+"""The in-flight batcher: many requests, one engine, one step at a time.
+
+It has no thread: ``step_loop`` calls ``step`` whenever there is work, on the event loop on which the
+requests wait, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestTimeoutError,
+    ServerBusyError,
+)
+from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.kv_cache import KvCache
+from pipelines.executor.scheduler import Scheduler, Work
+from pipelines.executor.sequence import Sequence
+from pipelines.executor.step import StepInputs, pack
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.text.vocabulary import Vocabulary
+
+_LOG = logging.getLogger(__name__)
+
+MIN_STEP_TOKENS = 4
+"""Smallest token budget with which a prompt can always be split into chunks of at least two."""
+
+
+class StepEngine(Protocol):
+    """What the executor needs of an engine; ``engine.Engine`` is the real one."""
+
+    config: EngineConfig
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """Compute one step; float32 [n, vocab_size]."""
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy the keys and values of one block to another."""
+
+
+@dataclass(frozen=True)
+class ExecutorLimits:
+    """What one executor takes on.
+
+    Attributes:
+        max_batch_size: Requests that run at once.
+        max_num_tokens: Tokens computed in one step.
+        max_seq_len: Tokens of one request, prompt and output together.
+        max_queue_size: Requests that wait; one more is refused at once.
+        num_kv_blocks: Blocks of the KV cache, the scratch block included.
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_queue_size: int
+    num_kv_blocks: int
+
+
+class Executor:
+    """Runs requests on one engine.
+
+    Args:
+        engine: Computes the steps.
+        vocabulary: Bytes of the tokens, for stop words.
+        limits: What it takes on.
+
+    Raises:
+        InvalidRequestError: The limits contradict each other.
+    """
+
+    def __init__(self, engine: StepEngine, vocabulary: Vocabulary, limits: ExecutorLimits) -> None:
+        self.config = engine.config
+        self.limits = limits
+        self.vocabulary = vocabulary
+        self.on_work: Callable[[], None] = lambda: None
+        self._engine = engine
+        self._cache = KvCache(limits.num_kv_blocks, engine.config.kv_block_size, engine.copy_block)
+        self._scheduler = Scheduler(self._cache, limits.max_batch_size, limits.max_num_tokens)
+        self._check_limits()
+
+    @classmethod
+    def load(cls, engine_dir: Path, limits: ExecutorLimits) -> Executor:
+        """Load an engine from disk.
+
+        Raises:
+            EngineLoadError: See ``engine.Engine``.
+        """
+        vocabulary = Vocabulary.from_file(engine_dir / "tokenizer.json")
+        return cls(Engine(engine_dir, limits.num_kv_blocks), vocabulary, limits)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use."""
+        return self.limits.num_kv_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request uses now."""
+        return self._cache.num_free_blocks
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Output]:
+        """Answer one request.
+
+        Closing the iterator, or cancelling the task that reads it, gives the request's blocks back.
+
+        Args:
+            request: What is asked; see ``GenerationRequest``.
+
+        Yields:
+            New tokens after each step that gave some; the last has ``is_final``.
+
+        Raises:
+            InvalidRequestError: A parameter has no meaning, or the request is too long.
+            ServerBusyError: The queue is full.
+            RequestTimeoutError: The request's deadline passed.
+            EngineFailedError: A step failed.
+        """
+        self.check(request)
+        if self.num_waiting >= self.limits.max_queue_size:
+            raise ServerBusyError(
+                "the queue is full",
+                values=f"{self.num_waiting} requests wait, {self.num_running} run",
+                limit=f"max_queue_size={self.limits.max_queue_size}",
+                remedy="send the request again later, or serve with a larger max_queue_size",
+            )
+        sequence = Sequence.begin(request, self.vocabulary)
+        self._scheduler.waiting.append(sequence)
+        self.on_work()
+        try:
+            while True:
+                output = await sequence.outputs.get()
+                if isinstance(output, DraftproofError):
+                    raise output
+                yield output
+                if output.is_final:
+                    return
+        finally:
+            self._end(sequence)
+
+    async def complete(self, request: GenerationRequest) -> Output:
+        """Answer one request with a single ``Output``; arguments and errors as in ``generate``."""
+        outputs = [output async for output in self.generate(request)]
+        if len(outputs) == 1:
+            return outputs[0]
+        token_ids = np.concatenate([output.token_ids for output in outputs])
+        return Output(token_ids, outputs[-1].finish_reason, is_final=True)
+
+    def step(self) -> None:
+        """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit."""
+        self._expire()
+        work = self._scheduler.plan()
+        if not work:
+            return
+        try:
+            logits = self._engine.step(pack([item.chunk for item in work], self._cache.block_size))
+        except Exception:  # whatever the runtime throws: these requests fail, the others go on
+            _LOG.exception("an engine step of %d requests failed", len(work))
+            for item in work:
+                self._fail(item.sequence)
+            return
+        end = 0
+        for item in work:
+            begin, end = end, end + item.chunk.num_logits
+            self._take(item, logits[begin:end])
+
+    def check(self, request: GenerationRequest) -> None:
+        """Refuse what this executor cannot answer, before it takes a place in the queue.
+
+        Raises:
+            InvalidRequestError: As for ``generate``.
+        """
+        request.sampling.validate()
+        num_input, num_draft = len(request.input_ids), len(request.draft_input_ids)
+        if not num_input:
+            raise InvalidRequestError(
+                "the prompt is empty",
+                values="input_ids has 0 tokens",
+                limit="at least 1 token",
+                remedy="send a prompt",
+            )
+        if request.max_tokens < 1:
+            raise InvalidRequestError(
+                "no output is asked for",
+                values=f"max_tokens={request.max_tokens}",
+                limit="at least 1",
+                remedy="send max_tokens of 1 or more",
+            )
+        num_tokens = num_input + max(request.max_tokens, num_draft + 1)
+        max_seq_len = min(self.limits.max_seq_len, self.config.max_position_embeddings)
+        if num_tokens > max_seq_len:
+            raise PromptTooLongError(
+                "prompt and output are too long together",
+                values=f"{num_input} prompt tokens + {request.max_tokens} max_tokens = {num_tokens}",
+                limit=f"max_seq_len={max_seq_len}",
+                remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
+            )
+        num_prompt = request.num_prompt_tokens
+        if not 0 < num_prompt <= num_input:
+            raise InvalidRequestError(
+                "prompt_length does not fit the input",
+                values=f"prompt_length={num_prompt}, {num_input} input tokens",
+                limit="1 to the number of input tokens",
+                remedy="send the number of leading input tokens that are prompt",
+            )
+        if num_draft >= self.limits.max_num_tokens:
+            raise InvalidRequestError(
+                "too many draft tokens",
+                values=f"{num_draft} draft tokens",
+                limit=f"max_num_tokens={self.limits.max_num_tokens} less 1",
+                remedy="send fewer draft tokens",
+            )
+        ids = (request.input_ids, request.draft_input_ids)
+        if any(len(part) and (part.min() < 0 or part.max() >= self.config.vocab_size) for part in ids):
+            raise InvalidRequestError(
+                "a token id is outside the vocabulary",
+                values=f"ids from {min(part.min() for part in ids if len(part))} "
+                f"to {max(part.max() for part in ids if len(part))}",
+                limit=f"0 to {self.config.vocab_size - 1}",
+                remedy="use the tokenizer the engine was built with",
+            )
+        if any(not word for word in request.stop_words):
+            raise InvalidRequestError(
+                "a stop word is empty",
+                values="''",
+                limit="at least one byte",
+                remedy="leave it out",
+            )
+
+    def _check_limits(self) -> None:
+        limits = self.limits
+        num_blocks_needed = -(-limits.max_seq_len // self.config.kv_block_size)
+        if limits.max_num_tokens < MIN_STEP_TOKENS or self.num_blocks < num_blocks_needed:
+            raise InvalidRequestError(
+                "the serving limits contradict each other",
+                values=f"max_num_tokens={limits.max_num_tokens}, num_kv_blocks={limits.num_kv_blocks}, "
+                f"max_seq_len={limits.max_seq_len}",
+                limit=f"max_num_tokens >= {MIN_STEP_TOKENS} and num_kv_blocks > {num_blocks_needed}, "
+                "so that one request of full length fits",
+                remedy="raise num_blocks or lower max_seq_len in the recipe",
+            )
+
+    def _take(self, item: Work, logits: npt.NDArray[np.float32]) -> None:
+        sequence, chunk = item.sequence, item.chunk
+        num_fed = chunk.start + len(chunk.token_ids)
+        if not chunk.num_logits:
+            sequence.num_computed = num_fed
+            return
+        output = sequence.take_logits(logits, num_fed)
+        if output.is_final:
+            self._end(sequence)
+        else:
+            assert sequence.table is not None
+            self._cache.commit(sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt)
+        sequence.outputs.put_nowait(output)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            deadline_s = sequence.request.deadline_s
+            if deadline_s is not None and deadline_s < now:
+                self._end(sequence)
+                sequence.outputs.put_nowait(
+                    RequestTimeoutError(
+                        "the request's deadline passed",
+                        values=f"request {sequence.request.request_id}, {sequence.num_output} tokens done, "
+                        f"{now - deadline_s:.3f} s late",
+                        limit="the deadline sent with the request",
+                        remedy="allow more time, lower max_tokens, or add capacity",
+                    )
+                )
+
+    def _fail(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            self._cache.discard(sequence.table)
+            sequence.table = None
+        self._scheduler.remove(sequence)
+        sequence.outputs.put_nowait(
+            EngineFailedError(
+                "an engine step failed",
+                values=f"request {sequence.request.request_id}, engine '{self.config.role}'",
+                limit="the request cannot be continued",
+                remedy="send it again; the server's log has the cause",
+            )
+        )
+
+    def _end(self, sequence: Sequence) -> None:
+        """Give back what a request holds; does nothing the second time."""
+        if sequence.table is not None:
+            self._cache.release(
+                sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt
+            )
+            sequence.table = None
+        self._scheduler.remove(sequence)

@@ -1,0 +1,120 @@
+"""What one engine call computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.executor.kv_cache import SCRATCH_BLOCK
+from pipelines.speculation.request import TokenIds
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive tokens of one request in one step.
+
+    Attributes:
+        token_ids: int32 [n].
+        start: Absolute position of the first.
+        blocks: Blocks of the request, enough for ``start + n`` positions.
+        as_rows: Each token goes in as a sequence of its own of one token, all with the same blocks: the
+            form in which a generated position has the same bits whatever else is computed. Otherwise
+            the tokens are one sequence of at least two: prompt.
+        num_logits: Logits are wanted of that many tokens, the last ones.
+    """
+
+    token_ids: TokenIds
+    start: int
+    blocks: SequenceOf[int]
+    as_rows: bool
+    num_logits: int
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Arguments of the PagedAttention network, named as its inputs.
+
+    Attributes:
+        input_ids: int64 [t], tokens of all sequences one after another.
+        position_ids: int64 [t].
+        past_lens: int32 [s], cached positions before the first token of each sequence.
+        subsequence_begins: int32 [s + 1], where each sequence begins in ``input_ids``.
+        block_indices: int32 [b], blocks of all sequences one after another.
+        block_indices_begins: int32 [s + 1].
+        max_context_len: int32 [], longest sequence, new tokens included.
+        logits_rows: int32 [n], tokens whose logits are wanted.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    position_ids: npt.NDArray[np.int64]
+    past_lens: npt.NDArray[np.int32]
+    subsequence_begins: npt.NDArray[np.int32]
+    block_indices: npt.NDArray[np.int32]
+    block_indices_begins: npt.NDArray[np.int32]
+    max_context_len: npt.NDArray[np.int32]
+    logits_rows: npt.NDArray[np.int32]
+
+
+_DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
+
+
+def pack(chunks: SequenceOf[Chunk], block_size: int) -> StepInputs:
+    """Lay the chunks of one step out for the engine.
+
+    A step of one token gets a dummy row: with a single token the matrix products run in another kernel
+    with other last bits (docs/decisions/0002-rows.md).
+
+    Args:
+        chunks: At least one.
+        block_size: Positions in a KV block.
+
+    Returns:
+        The arguments; logits come back in the order of the chunks.
+    """
+    if sum(len(chunk.token_ids) for chunk in chunks) == 1:
+        chunks = (*chunks, _DUMMY_ROW)
+    past_lens: list[int] = []
+    lengths: list[int] = []
+    blocks: list[int] = []
+    num_blocks: list[int] = []
+    logits_rows: list[int] = []
+    positions: list[npt.NDArray[np.int64]] = []
+    end = 0
+    max_context_len = 0
+    for chunk in chunks:
+        count = len(chunk.token_ids)
+        stop = chunk.start + count
+        used = list(chunk.blocks[: -(-stop // block_size)])
+        if chunk.as_rows:
+            past_lens.extend(range(chunk.start, stop))
+            lengths.extend([1] * count)
+            blocks.extend(used * count)
+            num_blocks.extend([len(used)] * count)
+        else:
+            past_lens.append(chunk.start)
+            lengths.append(count)
+            blocks.extend(used)
+            num_blocks.append(len(used))
+        positions.append(np.arange(chunk.start, stop))
+        end += count
+        logits_rows.extend(range(end - chunk.num_logits, end))
+        max_context_len = max(max_context_len, stop)
+    return StepInputs(
+        input_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
+        position_ids=np.concatenate(positions),
+        past_lens=np.array(past_lens, np.int32),
+        subsequence_begins=_begins(lengths),
+        block_indices=np.array(blocks, np.int32),
+        block_indices_begins=_begins(num_blocks),
+        max_context_len=np.array(max_context_len, np.int32),
+        logits_rows=np.array(logits_rows, np.int32),
+    )
+
+
+def _begins(lengths: list[int]) -> npt.NDArray[np.int32]:
+    begins = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=begins[1:])
+    return begins

@@ -1,0 +1,76 @@
+"""The thread on which requests are answered and engines stepped.
+
+One event loop runs everything: the coroutines that answer requests, and a pump that steps one executor
+at a time whenever it has work. Between two steps every coroutine that got tokens runs until it waits
+again, so the requests that a step answered together also ask for their next step together. Executors
+earlier in the list go first: with the draft before the target, all requests finish drafting before one
+target step verifies them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from pipelines.executor.executor import Executor
+
+_Result = TypeVar("_Result")
+
+STOP_TIMEOUT_S = 10.0  # a step of the largest supported engine takes well under a second
+
+
+class StepLoop:
+    """Owns the thread.
+
+    Args:
+        executors: In order of priority; may be empty, to run coroutines only.
+    """
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self._executors = tuple(executors)
+        self._loop = asyncio.new_event_loop()
+        self._work = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        for executor in self._executors:
+            executor.on_work = self._work.set
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Run a coroutine on the thread; may be called from any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """Cancel what still runs, then end the thread."""
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        pump = self._loop.create_task(self._pump())
+        try:
+            self._loop.run_until_complete(pump)
+        except asyncio.CancelledError:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    async def _pump(self) -> None:
+        while True:
+            executor = next((executor for executor in self._executors if executor.has_work), None)
+            if executor is None:
+                self._work.clear()
+                await self._work.wait()
+            else:
+                executor.step()
+            # Every coroutine that the step answered runs now, and asks for its next step.
+            await asyncio.sleep(0)
+
+    def _cancel_all(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()

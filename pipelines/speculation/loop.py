@@ -1,0 +1,94 @@
+"""The draft-then-verify loop.
+
+The loop knows neither Triton nor an engine: it is given two callables, and the same code runs against
+engines in this process and against models behind Triton's BLS. It does not accept tokens, the target
+does; the loop only counts what the target kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.request import NO_TOKENS, GenerationRequest, Output, TokenIds
+
+EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
+"""One proposal of the draft, or one verification by the target: a request in, its whole output back."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one target pass added to the output.
+
+    Attributes:
+        token_ids: int32 [n], new output tokens; empty only when the target ended the output at once.
+        num_draft_tokens: Draft tokens that this round verified.
+        num_accepted_tokens: Leading tokens of ``token_ids`` that were draft tokens.
+        finish_reason: "" while the output goes on, else "stop" or "length".
+    """
+
+    token_ids: TokenIds
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    finish_reason: str
+
+    @property
+    def accepted_mask(self) -> npt.NDArray[np.bool_]:
+        """bool [n], True where the output token was a draft token."""
+        return np.arange(len(self.token_ids)) < self.num_accepted_tokens
+
+
+async def speculate(
+    request: GenerationRequest, draft: EngineCall, target: EngineCall, num_draft_tokens: int
+) -> AsyncIterator[Round]:
+    """Answer one request by rounds of drafting and verifying.
+
+    The joined ``token_ids`` are the target's own output, whatever the draft proposes and whatever
+    ``num_draft_tokens`` is. The first round drafts nothing: it reads the prompt and gives the first
+    token as early as the target alone would.
+
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1, with the acceptance of
+    ``acceptance.count_accepted`` (arXiv:2408.07978) done by the target.
+
+    Args:
+        request: The whole request; ``draft_input_ids`` empty, all of ``input_ids`` prompt.
+        draft: Proposes ``max_tokens`` tokens after ``input_ids``; fewer if it would end the output.
+        target: Verifies ``draft_input_ids`` and answers with the accepted ones and one of its own, or
+            fewer if the output ends among them.
+        num_draft_tokens: Draft tokens per round, at least 0; less near the end of the budget, since a
+            round of k draft tokens may emit k + 1.
+
+    Yields:
+        One ``Round`` per target pass; the last has a ``finish_reason``.
+
+    Raises:
+        DraftproofError: Whatever a callable raises passes through.
+    """
+    known = request.input_ids
+    num_emitted = 0
+    finish_reason = ""
+    while not finish_reason:
+        num_remaining = request.max_tokens - num_emitted
+        num_wanted = min(num_draft_tokens, num_remaining - 1) if num_emitted else 0
+        step = replace(request, input_ids=known, prompt_length=request.num_prompt_tokens)
+        draft_ids = NO_TOKENS
+        if num_wanted:
+            draft_ids = (await draft(replace(step, max_tokens=num_wanted))).token_ids
+        verified = await target(replace(step, draft_input_ids=draft_ids, max_tokens=len(draft_ids) + 1))
+
+        known = np.concatenate((known, verified.token_ids))
+        num_emitted += len(verified.token_ids)
+        if verified.finish_reason == "stop":
+            finish_reason = "stop"
+        elif num_emitted == request.max_tokens:
+            finish_reason = "length"
+        yield Round(
+            token_ids=verified.token_ids,
+            num_draft_tokens=len(draft_ids),
+            num_accepted_tokens=count_accepted(draft_ids, verified.token_ids),
+            finish_reason=finish_reason,
+        )
