@@ -181,7 +181,7 @@ def build_tiny_pair(
     seed: int = 0,
     *,
     draft: str = "noisy",
-    noise: float = 0.15,
+    noise: float = 0.04,
     quantization: str = "int8",
     vocab_size: int = 2048,
     num_threads: int = 2,
