@@ -114,13 +114,14 @@ class KvCache:
             blocks.append(child.block)
             node = child
         num_cached = len(blocks) * size
+        table = BlockTable(blocks, len(blocks), node)
+        num_cached += self._reuse_part(table, token_ids[num_cached:limit], num_prompt - num_cached)
         if num_prompt - num_cached == 1:
             self._drop_user(blocks.pop())
             num_cached -= size
             assert node.parent is not None
-            node = node.parent
-        table = BlockTable(blocks, len(blocks), node)
-        return table, num_cached + self._reuse_part(table, token_ids[num_cached:limit], num_prompt - num_cached)
+            table.num_committed, table.last_node = len(blocks), node.parent
+        return table, num_cached
 
     def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
         """Continue in a leaf, or in a copy of a block that begins like ``wanted``; returns the positions gained."""
