@@ -1,0 +1,157 @@
+# `make` alone prints every target and setting. Nothing here has a side effect while being parsed.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
+
+##= recipe: a name in build/recipes/ or a path to a YAML file
+RECIPE ?= demo
+##= HTTP port of the server, on loopback
+HTTP_PORT ?= 8000
+##= gRPC port of the server, on loopback
+GRPC_PORT ?= 8001
+##= Prometheus port of the server, on loopback
+METRICS_PORT ?= 8002
+##= seconds that `serve` and `ready` wait for the server
+TIMEOUT_S ?= 120
+##= gRPC address (host:port) of a running server for verify, bench and ask; empty: they start their own
+URL ?=
+##= text that `ask` continues
+TEXT ?= def main():
+export TEXT
+##= more arguments for the program behind a target, such as ARGS="-k loop -x" for test
+ARGS ?=
+##= must be 1 for clean-engines
+CONFIRM ?=
+
+# Checked when a recipe needs it, not when this file is read.
+python_is_usable = import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+candidates = python3.11 python3.12 python3.10 python3
+##= interpreter for .venv; empty: the first of python3.11, python3.12, python3.10, python3 that fits
+PYTHON ?=
+python = $(firstword $(PYTHON) $(foreach p,$(candidates),$(shell $(p) -c '$(python_is_usable)' 2>/dev/null && echo $(p))))
+
+venv := .venv/bin/python
+pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
+locked = --no-deps --require-hashes
+ports = --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+##@ General
+.PHONY: help
+help: ## this list
+	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z][a-z0-9-]*:.*## / { name = $$1; sub(/:.*/, "", name); text = $$0; sub(/.*## /, "", text); printf "  %-16s %s\n", name, text }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nSettings (make TARGET NAME=value)\n'
+	@awk '/^##= / { text = substr($$0, 5) } \
+	  /^[A-Z_]+ \?=/ { value = $$0; sub(/^[A-Z_]+ \?= */, "", value); printf "  %-16s %-10s %s\n", $$1, value, text }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: doctor
+doctor: .venv/run.stamp ## what this machine has, what is missing, and what still works
+	@$(venv) -m pipelines.deploy doctor $(ports)
+
+##@ Build
+.PHONY: engines
+engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there
+	@$(venv) -m build.engines --recipe "$(RECIPE)"
+
+.PHONY: repository
+repository: engines ## render RECIPE's Triton model repository under .run/
+	@$(venv) -m build.repository --recipe "$(RECIPE)"
+
+##@ Serve
+.PHONY: serve
+serve: repository ## start Triton in the background and wait until it is ready
+	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" $(ports) --timeout-s $(TIMEOUT_S)
+
+.PHONY: ready
+ready: .venv/run.stamp ## wait until the server of `serve` is ready
+	@$(venv) -m pipelines.deploy ready --recipe "$(RECIPE)" --timeout-s $(TIMEOUT_S)
+
+.PHONY: stop
+stop: .venv/run.stamp ## stop the server of `serve`
+	@$(venv) -m pipelines.deploy stop --recipe "$(RECIPE)"
+
+##@ See and prove
+.PHONY: demo
+demo: repository ## all of it: engines, server, prompts through both models, table, verdict
+	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
+
+.PHONY: verify
+verify: repository ## prove that generate gives the tokens of generate_target
+	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+
+.PHONY: bench
+bench: repository ## time generate against generate_target in one run
+	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+
+##@ Test
+.PHONY: test
+test: .venv/test.stamp .venv/torch.stamp ## unit and integration tests
+	@$(venv) -m pytest tests $(ARGS)
+
+.PHONY: test-unit
+test-unit: .venv/test.stamp .venv/torch.stamp ## the tests that start no server
+	@$(venv) -m pytest tests/unit $(ARGS)
+
+.PHONY: check
+check: .venv/test.stamp ## lint, format, types, architecture
+	@$(venv) -m ruff check
+	@$(venv) -m ruff format --check
+	@$(venv) -m mypy
+	@$(venv) -m pytest -q tests/unit/test_architecture.py tests/unit/test_readme.py
+
+##@ Train the demonstration pair (by hand; up to 90 minutes on 2 cores)
+.PHONY: train-demo
+train-demo: .venv/train.stamp .venv/torch.stamp ## train draft, target and tokenizer anew into engines/demo_pair
+	@$(venv) -m build.demo_pair.train --output engines/demo_pair $(ARGS)
+
+.PHONY: evaluate-demo
+evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair
+	@$(venv) -m build.demo_pair.evaluate $(ARGS)
+
+##@ Clean
+.PHONY: clean
+clean: ## delete caches and .run/ (never build/, which holds sources)
+	rm -rf .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find build pipelines model_repository tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: clean-engines
+clean-engines: ## delete compiled engines, with CONFIRM=1 (the demo pair stays)
+	@test "$(CONFIRM)" = 1 || { echo "clean-engines deletes every engine under engines/ but the demo pair; run it with CONFIRM=1"; exit 2; }
+	find engines -mindepth 1 -maxdepth 1 -type d ! -name demo_pair -exec rm -rf {} +
+
+##@ Dependencies
+.PHONY: lock
+lock: ## resolve requirements/*.txt anew (needs uv)
+	@command -v uv >/dev/null || { echo "uv not found; install it with: pip install uv"; exit 2; }
+	$(uv_compile) --extra run --extra test --extra train -o requirements/test.txt
+	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
+	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra train -o requirements/train.txt
+
+uv_compile = uv pip compile -q --universal --python-version 3.10 --generate-hashes \
+  --custom-compile-command 'make lock' --excludes requirements/unneeded.txt pyproject.toml
+
+.venv/created.stamp:
+	@test -n "$(python)" || { echo "no usable Python: looked for $(candidates); need 3.10 to 3.12 with venv and ensurepip (Debian: apt install python3-venv), or name one: make PYTHON=/path/to/python"; exit 2; }
+	@$(python) -c '$(python_is_usable)' || { echo "$(python) does not fit: need Python 3.10 to 3.12 with venv and ensurepip"; exit 2; }
+	$(python) -m venv --clear .venv
+	@touch $@
+
+.venv/run.stamp: requirements/run.txt .venv/created.stamp
+	$(pip_install) $(locked) -r $<
+	@touch $@
+
+.venv/test.stamp: requirements/test.txt .venv/run.stamp
+	$(pip_install) $(locked) -r $<
+	@touch $@
+
+.venv/train.stamp: requirements/train.txt .venv/created.stamp
+	$(pip_install) $(locked) -r $<
+	@touch $@
+
+# After the stamp of a lock that holds torch's own dependencies, so that pip adds torch alone.
+.venv/torch.stamp: requirements/torch.txt .venv/created.stamp
+	$(pip_install) -r $<
+	@touch $@
