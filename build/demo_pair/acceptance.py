@@ -1,0 +1,88 @@
+"""What a draft is worth: rounds of speculation simulated over the target's own text, and the share of loops in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MIN_PERIODS = 3
+_MIN_TOKENS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+    """Counts of simulated rounds with one number of draft tokens.
+
+    Attributes:
+        drafted: Tokens the draft proposed.
+        accepted: Those the target agreed with.
+        rounds: Passes of the target.
+        produced: Tokens of text these passes gave.
+    """
+
+    drafted: int
+    accepted: int
+    rounds: int
+    produced: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the counts with the two rates that matter."""
+        return {
+            "acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
+            "mean_acceptance_length": round(self.produced / max(1, self.rounds), 4),
+            **dataclasses.asdict(self),
+        }
+
+
+def simulate(matches: npt.NDArray[np.bool_], num_draft_tokens: int) -> Acceptance:
+    """Simulates speculation over texts whose every position's agreement is known.
+
+    Every accepted prefix equals the target's text, so the draft's choice at a position does not depend on how the rounds
+    fall, and agreement on the finished text is enough. A round gives the accepted tokens and one of the target's own; at
+    the end of a text the draft proposes no more tokens than are left.
+
+    Args:
+        matches: Whether the draft chooses the target's token, ``[texts, tokens]``.
+        num_draft_tokens: Proposals in a round, at least 1.
+
+    Returns:
+        The counts, summed over all texts.
+    """
+    drafted = accepted = rounds = produced = 0
+    for row in matches:
+        position, length = 0, len(row)
+        while position < length:
+            proposals = row[position : position + num_draft_tokens]
+            agreed = len(proposals) if proposals.all() else int(np.argmin(proposals))
+            gained = min(agreed + 1, length - position)
+            drafted += len(proposals)
+            accepted += agreed
+            rounds += 1
+            produced += gained
+            position += gained
+    return Acceptance(drafted, accepted, rounds, produced)
+
+
+def loop_tokens(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Marks the tokens of a text that only repeat what stands before them.
+
+    A loop is an exact repetition of at least three periods and at least twelve tokens; its first period is not marked.
+
+    Args:
+        tokens: One text, ``[tokens]``.
+
+    Returns:
+        A mask of the same shape.
+    """
+    marked = np.zeros(len(tokens), dtype=np.bool_)
+    for period in range(1, len(tokens) // _MIN_PERIODS + 1):
+        same = np.concatenate([[False], tokens[period:] == tokens[:-period], [False]])
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            span = end - begin + period
+            if span >= max(_MIN_PERIODS * period, _MIN_TOKENS):
+                marked[begin + period : end + period] = True
+    return marked

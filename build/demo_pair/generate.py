@@ -1,0 +1,115 @@
+"""Generates text with many sequences side by side and a KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from build.demo_pair.model import (
+    EMBEDDING,
+    FINAL_NORM,
+    ModelConfig,
+    Weights,
+    finish_block,
+    logits_of,
+    project_qkv,
+    rotary_tables,
+    rotate,
+)
+
+GREEDY = 0.0
+"""Temperature that stands for the most likely token."""
+
+
+Noise = Callable[[int], torch.Tensor]
+"""Gumbel noise ``[batch, vocabulary]`` for the n-th generated position; the same for the same position."""
+
+
+def gumbel_noise(batch: int, vocabulary: int, seed: int) -> Noise:
+    """Returns standard Gumbel noise, float32, that depends on nothing but the seed and the position."""
+
+    def at(index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        uniform = torch.rand((batch, vocabulary), generator=generator).clamp_(1e-20, 1 - 1e-7)
+        return -torch.log(-torch.log(uniform))
+
+    return at
+
+
+class CachedModel:
+    """One model with a KV cache for ``batch`` sequences of at most ``capacity`` positions."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, batch: int, capacity: int) -> None:
+        """Allocates the cache, two float32 tensors ``[batch, kv_heads, capacity, head_size]`` a layer."""
+        self._weights = weights
+        self._config = config
+        shape = (batch, config.kv_heads, capacity, config.head_size)
+        self._keys = [torch.zeros(shape) for _ in range(config.layers)]
+        self._values = [torch.zeros(shape) for _ in range(config.layers)]
+        self._cosines, self._sines = rotary_tables(config, capacity)
+        self._length = 0
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Appends ``tokens`` ``[batch, count]`` and returns the last position's logits ``[batch, vocabulary]``."""
+        config, weights = self._config, self._weights
+        count, begin = tokens.shape[1], self._length
+        end = begin + count
+        tables = self._cosines[begin:end], self._sines[begin:end]
+        group = config.heads // config.kv_heads
+        x = functional.embedding(tokens, weights[EMBEDDING])
+        for layer in range(config.layers):
+            prefix = f"transformer.layers.{layer}."
+            query, key, value = project_qkv(x, weights, prefix, config)
+            self._keys[layer][:, :, begin:end] = rotate(key, *tables)
+            self._values[layer][:, :, begin:end] = value
+            keys = self._keys[layer][:, :, :end].repeat_interleave(group, dim=1)
+            values = self._values[layer][:, :, :end].repeat_interleave(group, dim=1)
+            # Causal masking aligns at the first position, so it is asked for only where the cache was empty.
+            attended = functional.scaled_dot_product_attention(
+                rotate(query, *tables), keys, values, is_causal=count > 1 and begin == 0
+            )
+            x = finish_block(x, attended, weights, prefix, config)
+        self._length = end
+        return logits_of(x[:, -1:], weights, FINAL_NORM, config)[:, 0]
+
+
+def generate(
+    weights: Weights,
+    config: ModelConfig,
+    prompts: torch.Tensor,
+    count: int,
+    temperature: float,
+    noise: Noise | None = None,
+) -> torch.Tensor:
+    """Continues prompts of equal length.
+
+    Args:
+        weights: The model's weights, float32.
+        config: Its shape.
+        prompts: Token ids, int64 ``[batch, positions]``.
+        count: Number of tokens to generate; the end token does not stop a sequence.
+        temperature: Divides the logits; :data:`GREEDY` takes the most likely token and ignores ``noise``.
+        noise: Added to the divided logits of each generated position.
+
+    Returns:
+        The generated ids, int64 ``[batch, count]``.
+
+    Raises:
+        ValueError: The temperature asks for sampling but there is no noise.
+    """
+    if temperature != GREEDY and noise is None:
+        raise ValueError(f"No noise was given for temperature {temperature}; sampling needs it; pass gumbel_noise().")
+    produced: list[torch.Tensor] = []
+    with torch.inference_mode():
+        model = CachedModel(weights, config, prompts.shape[0], prompts.shape[1] + count)
+        logits = model.feed(prompts)
+        for index in range(count):
+            if temperature != GREEDY and noise is not None:
+                logits = logits / temperature + noise(index)
+            token = logits.argmax(dim=-1, keepdim=True)
+            produced.append(token)
+            if index + 1 < count:
+                logits = model.feed(token)
+    return torch.cat(produced, dim=1).clone()

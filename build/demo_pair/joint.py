@@ -1,0 +1,128 @@
+"""Stages 1 and 2: target and draft train together, first each on the text, then also towards each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from build.demo_pair.batches import cosine_rate
+from build.demo_pair.model import DRAFT, EXIT_NORM, TARGET, Weights, forward_both, initial_weights, rotary_tables
+from build.demo_pair.optimizer import Optimizer
+
+MATRIX_RATE = 4e-3
+OTHER_RATE = 3e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class JointSettings:
+    """What stages 1 and 2 weigh against each other.
+
+    Attributes:
+        agreement_from: Share of the steps after which the models are pulled towards each other (stage 2).
+        agreement_full: Share of the steps after which the pull has its full weight; it grows linearly until then.
+        agreement: Full weight of KL(target || draft).
+        exit_first: Weight of the draft's own cross-entropy in stage 1.
+        exit_second: The same in stage 2.
+    """
+
+    agreement_from: float = 0.45
+    agreement_full: float = 0.6
+    agreement: float = 1.5
+    exit_first: float = 0.3
+    exit_second: float = 0.3
+
+    def weights_at(self, step: int, steps: int) -> tuple[float, float]:
+        """Returns the weights of the draft's cross-entropy and of the divergence at a step."""
+        start, full = self.agreement_from * steps, self.agreement_full * steps
+        if step < start:
+            return self.exit_first, 0.0
+        return self.exit_second, self.agreement * min(1.0, (step - start + 1) / max(1.0, full - start))
+
+
+def joint_losses(
+    weights: Weights, tokens: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the target's and the draft's cross-entropy and KL(target || draft), in nats per token.
+
+    Gradients of the divergence reach both models: the target learns to be predictable, the draft to predict it.
+    """
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        target, draft = forward_both(weights, TARGET, DRAFT.layers, tokens[:, :-1], tables)
+    goal = tokens[:, 1:].flatten()
+    target_logs = functional.log_softmax(target.float(), dim=-1).flatten(0, 1)
+    draft_logs = functional.log_softmax(draft.float(), dim=-1).flatten(0, 1)
+    divergence = (target_logs.exp() * (target_logs - draft_logs)).sum(dim=-1).mean()
+    return functional.nll_loss(target_logs, goal), functional.nll_loss(draft_logs, goal), divergence
+
+
+def train_jointly(
+    plan: torch.Tensor,
+    settings: JointSettings,
+    seed: int,
+    state_file: Path,
+    report: Callable[[str], None],
+    save_every: int = 100,
+) -> Weights:
+    """Runs stages 1 and 2, or what is left of them.
+
+    Args:
+        plan: Token ids ``[steps, batch, context + 1]``.
+        settings: Weights of the parts of the loss.
+        seed: Seed of the initial weights.
+        state_file: Written every ``save_every`` steps and at the end; a run resumes from it where it exists.
+        report: Receives lines of progress.
+        save_every: Steps between two states.
+
+    Returns:
+        The weights of both models, :data:`~build.demo_pair.model.EXIT_NORM` among them, float32.
+    """
+    weights = initial_weights(TARGET, torch.Generator().manual_seed(seed))
+    weights[EXIT_NORM] = torch.ones(TARGET.hidden)
+    for tensor in weights.values():
+        tensor.requires_grad_(True)
+    optimizer = Optimizer(weights, TARGET)
+    first = 0
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=True)
+        first = int(state["step"])
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                tensor.copy_(state["weights"][name])
+        optimizer.load(state["optimizer"])
+        report(f"joint: resumed at step {first} from {state_file}")
+    steps, batch, width = plan.shape
+    tables = rotary_tables(TARGET, width - 1)
+    losses = torch.compile(joint_losses, dynamic=False)
+    started = time.monotonic()
+    for step in range(first, steps):
+        exit_weight, agreement = settings.weights_at(step, steps)
+        target, draft, divergence = losses(weights, plan[step], tables)
+        (target + exit_weight * draft + agreement * divergence).backward()
+        rate = cosine_rate(step, steps)
+        optimizer.step(MATRIX_RATE * rate, OTHER_RATE * rate)
+        done = step + 1
+        if done % 10 == 0 or done == steps:
+            seconds = time.monotonic() - started
+            speed = (done - first) * batch * (width - 1) / seconds
+            left = (steps - done) * seconds / (done - first)
+            report(
+                f"joint {done}/{steps}: target {float(target.detach()):.3f}, draft {float(draft.detach()):.3f}, "
+                f"divergence {float(divergence.detach()):.3f} (weight {agreement:.2f}), {speed:.0f} tokens/s, "
+                f"{left / 60:.1f} min left"
+            )
+        if done % save_every == 0 or done == steps:
+            save_state(state_file, done, weights, optimizer)
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def save_state(path: Path, step: int, weights: Weights, optimizer: Optimizer) -> None:
+    """Writes a run's state so that an interruption leaves the last whole one."""
+    temporary = path.with_suffix(".partial")
+    detached = {name: tensor.detach() for name, tensor in weights.items()}
+    torch.save({"step": step, "weights": detached, "optimizer": optimizer.state()}, temporary)
+    temporary.replace(path)
