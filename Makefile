@@ -31,7 +31,9 @@ python_is_usable = import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.vers
 candidates = python3.11 python3.12 python3.10 python3
 ##= interpreter for .venv; empty: the first of python3.11, python3.12, python3.10, python3 that fits
 PYTHON ?=
-python = $(firstword $(PYTHON) $(foreach p,$(candidates),$(shell $(p) -c '$(python_is_usable)' 2>/dev/null && echo $(p))))
+find_python = $(or $(PYTHON),$(shell for p in $(candidates); do \
+  if $$p -c '$(python_is_usable)' 2>/dev/null; then echo $$p; break; fi; done))
+python = $(eval python := $(find_python))$(python)
 
 venv := .venv/bin/python
 pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
@@ -115,7 +117,7 @@ evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the 
 .PHONY: clean
 clean: ## delete caches and .run/ (never build/, which holds sources)
 	rm -rf .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find build pipelines model_repository tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: clean-engines
 clean-engines: ## delete compiled engines, with CONFIRM=1 (the demo pair stays)

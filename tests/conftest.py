@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
-@pytest.fixture(scope="session")
-def repository_root() -> Path:
-    """The root of the checkout."""
-    return REPOSITORY_ROOT
+def tracked_files() -> list[str]:
+    """Paths, relative to the root, of all files that are or will be committed and exist."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(
+        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return sorted(
+        path for path in set(listed.stdout.split("\0")) if path and (REPOSITORY_ROOT / path).is_file()
+    )

@@ -1,0 +1,240 @@
+"""Who may import whom, what tools must see and leave alone; run: pytest tests/unit/test_architecture.py."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY_ROOT, tracked_files
+
+# Each part of pipelines and the parts it may import. A new part is added here on purpose, or not at all.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "text": {"errors"},
+    "speculation": {"errors"},
+    "executor": {"errors", "speculation", "text"},
+    "serving": {"errors", "executor", "speculation", "text"},
+    "client": {"errors"},
+    "deploy": {"errors"},
+    "validation": {"errors", "client", "deploy"},
+    "bench": {"errors", "client", "deploy"},
+    "demo": {"errors", "client", "deploy", "validation", "bench"},
+}
+
+# Third-party packages that only some modules may import, at any depth.
+RESERVED: dict[str, tuple[str, ...]] = {
+    "torch": ("build/demo_pair/", "tests/"),
+    "transformers": ("tests/",),
+    "openvino": ("build/", "pipelines/executor/", "pipelines/bench/", "pipelines/deploy/", "tests/"),
+    "tritonclient": ("pipelines/client/", "tests/"),
+    "triton_python_backend_utils": ("model_repository/",),
+}
+
+# Names that Python 3.10 does not have. mypy sees them in build and pipelines; this sees them everywhere.
+NEWER_THAN_3_10 = re.compile(
+    r"\b(tomllib|StrEnum|TaskGroup|asyncio\.timeout|datetime\.UTC|ExceptionGroup|typing\.Self)\b"
+)
+
+LONGEST_FILE_LINES = 400
+
+
+def _sources(*folders: str) -> list[str]:
+    return [path for path in tracked_files() if path.endswith(".py") and path.startswith(folders)]
+
+
+def _imports(path: str) -> Iterator[str]:
+    """Absolute dotted names that a file imports, wherever the statement stands."""
+    for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; spell it out"
+            module = node.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _part(module: str) -> str:
+    """``pipelines.executor.step`` -> ``executor``."""
+    return module.split(".")[1]
+
+
+def test_build_meets_pipelines_only_in_its_errors() -> None:
+    wrong = [
+        (path, name)
+        for path in _sources("build/")
+        for name in _imports(path)
+        if name.startswith("pipelines") and not name.startswith("pipelines.errors")
+    ]
+    assert [pair for pair in wrong if pair[1] != "pipelines"] == []
+
+
+def test_pipelines_and_the_models_never_import_build() -> None:
+    wrong = [
+        (path, name)
+        for path in _sources("pipelines/", "model_repository/")
+        for name in _imports(path)
+        if name == "build" or name.startswith("build.")
+    ]
+    assert wrong == []
+
+
+def test_nothing_but_tests_imports_tests() -> None:
+    sources = _sources("build/", "pipelines/", "model_repository/")
+    assert [path for path in sources for name in _imports(path) if name.split(".")[0] == "tests"] == []
+
+
+def test_parts_of_pipelines_import_in_one_direction() -> None:
+    wrong = []
+    for path in _sources("pipelines/"):
+        if path == "pipelines/__init__.py":
+            continue
+        part = Path(path).parts[1].removesuffix(".py")
+        assert part in MAY_IMPORT, f"{path}: new part {part!r}; decide its place in MAY_IMPORT"
+        for name in _imports(path):
+            if name.startswith("pipelines.") and _part(name) not in {part, *MAY_IMPORT[part]}:
+                wrong.append(f"{path} imports {name}")
+    assert wrong == []
+
+
+def test_the_allowed_imports_have_no_cycle() -> None:
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        ready = [part for part, below in MAY_IMPORT.items() if part not in order and below <= set(order)]
+        assert ready, f"cycle among {set(MAY_IMPORT) - set(order)}"
+        order += ready
+
+
+def test_heavy_packages_stay_where_they_belong() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in _sources("build/", "pipelines/", "model_repository/", "tests/")
+        for name in set(_imports(path))
+        if name in RESERVED and not path.startswith(RESERVED[name])
+    ]
+    assert wrong == []
+
+
+def _import_with_blocked(modules: list[str], blocked: list[str]) -> None:
+    """Import modules in a new interpreter in which the blocked packages cannot be imported."""
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def _module_names(*folders: str, leaving_out: tuple[str, ...] = ()) -> list[str]:
+    paths = [path for path in _sources(*folders) if not path.startswith(leaving_out or ("//",))]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    return [name for name in names if not name.endswith("__main__")]
+
+
+def test_the_loop_needs_neither_triton_nor_an_engine_nor_torch() -> None:
+    modules = _module_names("pipelines/speculation/")
+    assert "pipelines.speculation.loop" in modules
+    others = [f"pipelines.{part}" for part in MAY_IMPORT if part not in ("speculation", "errors")]
+    packages = [
+        "tritonclient",
+        "triton_python_backend_utils",
+        "openvino",
+        "torch",
+        "tokenizers",
+        "yaml",
+        "httpx",
+    ]
+    _import_with_blocked(modules, ["build", *others, *packages])
+
+
+def test_everything_that_the_demo_runs_imports_without_torch() -> None:
+    modules = _module_names("build/", "pipelines/", leaving_out=("build/demo_pair/",))
+    assert len(modules) > 20
+    _import_with_blocked(modules, ["torch", "transformers", "safetensors", "tests"])
+
+
+def test_sources_parse_as_python_3_10() -> None:
+    for path in _sources("build/", "pipelines/", "model_repository/", "tests/"):
+        text = (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+        ast.parse(text, filename=path, feature_version=(3, 10))
+        if path != "tests/unit/test_architecture.py":
+            assert not NEWER_THAN_3_10.search(text), f"{path} uses a name that Python 3.10 lacks"
+
+
+def test_ruff_checks_every_source_also_in_build() -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    listed = {Path(line).relative_to(REPOSITORY_ROOT).as_posix() for line in done.stdout.splitlines()}
+    assert "build/recipe.py" in listed
+    assert set(_sources("build/", "pipelines/", "model_repository/", "tests/")) - listed == set()
+
+
+def test_git_does_not_ignore_build_even_where_a_global_list_does(tmp_path: Path) -> None:
+    everywhere = tmp_path / "ignore"
+    everywhere.write_text("build/\n")
+    ignored = [
+        "git",
+        "-c",
+        f"core.excludesFile={everywhere}",
+        "check-ignore",
+        "--no-index",
+        "build/recipe.py",
+    ]
+    done = subprocess.run(ignored, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+def test_no_file_is_long() -> None:
+    suffixes = (".py", ".pbtxt", ".sh", "Makefile", ".yaml", ".toml")
+    sizes = {
+        path: len((REPOSITORY_ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in tracked_files()
+        if path.endswith(suffixes)
+    }
+    assert {path: lines for path, lines in sizes.items() if lines > LONGEST_FILE_LINES} == {}
+
+
+def test_adapters_stay_thin() -> None:
+    sizes = {
+        path: len((REPOSITORY_ROOT / path).read_text().splitlines()) for path in _sources("model_repository/")
+    }
+    assert {path: lines for path, lines in sizes.items() if lines > 150} == {}
+
+
+def test_no_path_of_a_machine_and_no_package_host_is_committed() -> None:
+    machine = "|".join(
+        [
+            "/ro" + "ot/",
+            "/ho" + "me/[a-z]",
+            "/Us" + "ers/[a-z]",
+            "/wo" + "rk/",
+            "/tm" + "p/x",
+            r"\.pye" + "nv",
+        ]
+    )
+    hosts = "|".join(["pypi" + r"\.org", "pythonhos" + "ted", "pytorch" + r"\.org", "index" + "-url"])
+    pattern = re.compile(f"{machine}|{hosts}")
+    wrong = []
+    for path in tracked_files():
+        try:
+            text = (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if "/prompts/" not in path:  # quoted from the standard library's own source
+            wrong += [f"{path}: {found.group()}" for found in pattern.finditer(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["utils", "helpers", "manager", "common", "misc"])
+def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
+    assert [path for path in tracked_files() if name in Path(path).stem.split("_")] == []

@@ -1,0 +1,55 @@
+"""The lock files agree and name no host; run: pytest tests/unit/test_dependencies.py."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import REPOSITORY_ROOT
+
+LOCKS = ("run", "test", "train")
+
+
+def _lines(name: str) -> list[str]:
+    return (REPOSITORY_ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def _pins(name: str) -> set[tuple[str, str, str]]:
+    """(package, version, marker) of each pinned line."""
+    found = (re.match(r"([a-z0-9-]+)==([^ ;\\]+)(?: ; (.*?))?(?: \\)?$", line) for line in _lines(name))
+    return {(match[1], match[2], match[3] or "") for match in found if match}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_numpy_is_the_last_one_that_the_embedded_triton_can_use(name: str) -> None:
+    assert {pin for pin in _pins(name) if pin[0] == "numpy"} == {("numpy", "1.26.4", "")}
+
+
+@pytest.mark.parametrize("name", ["run", "train"])
+def test_one_environment_can_hold_all_locks(name: str) -> None:
+    versions = {(package, version) for package, version, _ in _pins(name)}
+    assert versions - {(package, version) for package, version, _ in _pins("test")} == set()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_pin_has_hashes_and_torch_stands_apart(name: str) -> None:
+    text = "\n".join(_lines(name))
+    for package, version, _ in _pins(name):
+        assert re.search(rf"^{package}=={re.escape(version)}.*\\\n    --hash=sha256:", text, re.MULTILINE)
+        assert package != "torch"
+    assert [line for line in _lines("torch") if not line.startswith("#")] == ["torch==2.13.0"]
+
+
+def test_the_run_time_lock_is_small() -> None:
+    assert len({package for package, _, _ in _pins("run")}) <= 24
+    assert {"torch", "transformers", "huggingface-hub"} & {package for package, _, _ in _pins("run")} == set()
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "torch"])
+def test_no_lock_names_an_index_or_a_host(name: str) -> None:
+    assert [
+        line
+        for line in _lines(name)
+        if "://" in line or line.lstrip().startswith(("-i", "--index", "--extra", "--find"))
+    ] == []

@@ -1,0 +1,113 @@
+"""Parsing the Makefile changes nothing and clean keeps sources; run: pytest tests/unit/test_makefile.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY_ROOT, tracked_files
+
+
+def _make(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    # A make that runs these tests must not hand its own flags down.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _targets() -> list[str]:
+    text = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
+    return re.findall(r"^([a-z][a-z0-9-]*):.*## ", text, re.MULTILINE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the tracked files, without the large ones."""
+    for path in tracked_files():
+        if not path.endswith(".safetensors"):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY_ROOT / path, tmp_path / path)
+    return tmp_path
+
+
+def _state(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_help_is_the_default_and_names_every_target_and_setting() -> None:
+    shown = _make(folder=REPOSITORY_ROOT)
+    assert shown.returncode == 0
+    assert shown.stdout == _make("help", folder=REPOSITORY_ROOT).stdout
+    settings = re.findall(r"^([A-Z_]+) \?=", (REPOSITORY_ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"RECIPE", "URL", "PYTHON"} <= set(settings)
+    for name in [*_targets(), *settings]:
+        assert re.search(rf"^  {name}\s", shown.stdout, re.MULTILINE), f"{name} is not in make help"
+
+
+def test_the_targets_that_the_documents_promise_exist() -> None:
+    promised = "help doctor engines repository serve ready stop demo verify bench test check clean train-demo"
+    assert set(promised.split()) - set(_targets()) == set()
+
+
+@pytest.mark.parametrize("target", _targets())
+def test_every_target_can_be_planned_without_warning_or_effect(target: str, checkout: Path) -> None:
+    before = _state(checkout)
+    planned = _make("-n", target, folder=checkout)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert _state(checkout) == before
+
+
+def test_every_phony_target_is_declared_and_none_is_a_file() -> None:
+    text = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\.PHONY: (\S+)$", text, re.MULTILINE)) == set(_targets())
+
+
+def test_clean_keeps_every_source(checkout: Path) -> None:
+    (checkout / ".run" / "demo").mkdir(parents=True)
+    (checkout / "build" / "__pycache__").mkdir()
+    before = set(_state(checkout))
+    done = _make("clean", folder=checkout)
+    assert done.returncode == 0, done.stderr
+    assert set(_state(checkout)) == before
+    assert not (checkout / ".run").exists()
+    assert not (checkout / "build" / "__pycache__").exists()
+
+
+def test_clean_engines_asks_first_and_spares_the_demo_pair(checkout: Path) -> None:
+    compiled = checkout / "engines" / "demo" / "target-0123456789abcdef" / "engine.bin"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"weights")
+    kept = checkout / "engines" / "demo_pair" / "target" / "config.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("{}")
+    refused = _make("clean-engines", folder=checkout)
+    assert refused.returncode == 2
+    assert "CONFIRM=1" in refused.stdout
+    assert compiled.exists()
+    assert _make("clean-engines", "CONFIRM=1", folder=checkout).returncode == 0
+    assert not compiled.exists()
+    assert kept.exists()
+
+
+def test_without_a_usable_python_the_message_says_what_to_do(checkout: Path) -> None:
+    done = _make(".venv/created.stamp", "candidates=no-such-python", folder=checkout)
+    assert done.returncode != 0
+    assert "need 3.10 to 3.12" in done.stdout
+    assert "PYTHON=" in done.stdout
