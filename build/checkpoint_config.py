@@ -95,7 +95,9 @@ def _rotary_scaling(reader: _Reader) -> RotaryScaling | None:
     if kind == "linear":
         return RotaryScaling("linear", inner.number("factor"))
     if kind != "llama3":
-        raise reader.fail(f"rotary_scaling of type {kind!r}", "supported here: llama3, linear", "use another checkpoint")
+        raise reader.fail(
+            f"rotary_scaling of type {kind!r}", "supported here: llama3, linear", "use another checkpoint"
+        )
     return RotaryScaling(
         "llama3",
         inner.number("factor"),
@@ -112,7 +114,7 @@ def _quant_algo(reader: _Reader) -> str | None:
         raise reader.fail(
             f"quantization.quant_algo={algo!r}",
             "the embedded runtime computes null, FP8 and W8A16",
-            "export with one of these, or quantize an unquantized checkpoint with the recipe's quantization: int8",
+            "export one of these, or an unquantized checkpoint and say quantization: int8 in the recipe",
         )
     excluded = quantization.get("exclude_modules") or []
     if algo is not None and any(not str(name).endswith("lm_head") for name in excluded):
@@ -164,7 +166,7 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
     if heads % kv_heads or ("head_size" not in raw and hidden % heads):
         raise reader.fail(
             f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
-            "query heads must be a multiple of the key heads, and head_size given where it is not hidden/heads",
+            "query heads must be a multiple of key heads, and head_size be given unless heads divide hidden",
         )
     end_id = raw.get("end_id")
     return CheckpointConfig(

@@ -86,7 +86,7 @@ def _heads(x: Any, num_heads: int, head_size: int) -> Any:
 
 
 def _rotate(x: Any, cos: Any, sin: Any, head_size: int) -> Any:
-    """Rotary embedding of [T, heads, 1, size]; with Split instead of the Slices the plugin does not fuse it."""
+    """Rotary embedding of [T, heads, 1, size]; the plugin would not fuse Split in place of the Slices."""
     half = head_size // 2
     one, axis = _integers([1]), _integers([3])
     low = ops.slice(x, _integers([0]), _integers([half]), one, axis)
@@ -128,8 +128,11 @@ class LlamaGraph:
     def _rotary_tables(self) -> tuple[Any, Any]:
         config = self.config
         frequencies = rotary_frequencies(config.head_size, config.rotary_base, config.rotary_scaling)
-        positions = ops.unsqueeze(ops.unsqueeze(ops.convert(self.inputs["position_ids"], "f32"), _integers(1)), _integers(1))
-        angles = ops.matmul(_floats(frequencies.reshape(1, -1, 1)), positions, False, False)  # [T, size / 2, 1]
+        positions = ops.convert(self.inputs["position_ids"], "f32")
+        positions = ops.unsqueeze(positions, _integers([1, 2]))  # [T, 1, 1]
+        angles = ops.matmul(
+            _floats(frequencies.reshape(1, -1, 1)), positions, False, False
+        )  # [T, size / 2, 1]
         angles = ops.transpose(angles, _integers([0, 2, 1]))
         angles = ops.concat([angles, angles], -1)
         return ops.unsqueeze(ops.cos(angles), _integers(1)), ops.unsqueeze(ops.sin(angles), _integers(1))
@@ -141,16 +144,15 @@ class LlamaGraph:
         query, key, value = ops.variadic_split(_linear(x, layer.qkv), _integers(2), widths).outputs()
         query = _rotate(_heads(query, heads, size), self.cos, self.sin, size)
         key = _rotate(_heads(key, kv_heads, size), self.cos, self.sin, size)
-        caches = [
-            _parameter(f"{kind}_cache.{index}", [-1, -1, -1, -1], ov.Type.dynamic) for kind in ("key", "value")
-        ]
-        self.inputs.update({f"{kind}_cache.{index}": cache for kind, cache in zip(("key", "value"), caches, strict=True)})
+        names = (f"key_cache.{index}", f"value_cache.{index}")
+        caches = {name: _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic) for name in names}
+        self.inputs.update(caches)
         attention = _paged_attention(
             [
                 _flat(query, heads * size),
                 _flat(key, kv_heads * size),
                 ops.reshape(value, _integers([-1, kv_heads * size]), False),
-                *caches,
+                *caches.values(),
             ],
             self.inputs,
             config,
@@ -167,6 +169,7 @@ class LlamaGraph:
         return ops.add(x, _linear(inner, layer.proj))
 
     def build(self) -> Any:
+        """The ``openvino.Model``; see ``build_graph``."""
         network = self.network
         tokens = ops.unsqueeze(ops.convert(self.inputs["input_ids"], "i32"), _integers(1))
         x = ops.gather(_constant(network.embedding), tokens, _integers(0))

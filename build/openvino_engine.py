@@ -7,7 +7,6 @@ not load again in this OpenVINO); compiling takes well under a second when a ser
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -23,8 +22,6 @@ from build.network import Layer, Network
 from pipelines.errors import EngineBuildError
 
 FORMAT_VERSION = 1
-# Raised whenever the same recipe and checkpoint would compile to different numbers.
-COMPILER_VERSION = 1
 KV_BLOCK_SIZE = 32  # tokens; what the CPU plugin's paged attention works in
 KV_PRECISION = {"float32": "f32", "float16": "f16"}
 # Activations are rounded to int8 in groups of this many features where weights are int8. Without it
@@ -155,7 +152,6 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
             {
                 "fingerprint": settings.fingerprint,
                 "openvino_version": openvino_version(),
-                "compiler_version": COMPILER_VERSION,
                 "tokenizer_sha256": sha256_file(tokenizer),
                 **settings.origin,
             },
@@ -163,7 +159,7 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
         work.chmod(0o755)
         if directory.exists():
             shutil.rmtree(directory)
-        os.replace(work, directory)
+        work.replace(directory)
     except (OSError, RuntimeError) as error:
         raise EngineBuildError(
             f"the {settings.role} engine of recipe {settings.recipe} could not be built",

@@ -83,7 +83,7 @@ class Tensor:
 
 @lru_cache(maxsize=1)
 def e4m3_values() -> Float32Array:
-    """The 256 values of FP8 E4M3 (the finite-only kind: no infinities, 0x7f and 0xff are NaN), float32 [256]."""
+    """The 256 values of FP8 E4M3 (finite-only: no infinities, 0x7f and 0xff are NaN), float32 [256]."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
@@ -156,17 +156,18 @@ def _tensors(path: Path, header: dict[str, Any], body: AnyArray) -> Iterator[tup
         storage = STORAGE[dtype]
         wanted = storage.itemsize * int(np.prod(shape, dtype=np.int64))
         if min((*shape, 0)) < 0 or begin < 0 or end - begin != wanted:
-            raise _damaged(path, f"{name!r}: {dtype} {list(shape)} is {wanted} bytes, the header says {end - begin}")
+            raise _damaged(path, f"{name!r}: {dtype} {list(shape)} is {wanted} bytes, not {end - begin}")
         if end > body.size:
             raise _damaged(path, f"{name!r} ends at byte {end}, the file holds {body.size}")
         # frombuffer takes any alignment; the writer of the file need not have aligned anything.
-        data = np.frombuffer(body.data, storage, count=wanted // storage.itemsize, offset=begin) if wanted else (
-            np.zeros(0, storage)
-        )
+        count = wanted // storage.itemsize
+        data = np.frombuffer(body.data, storage, count, begin) if count else np.zeros(0, storage)
         yield name, Tensor(dtype, shape, data.reshape(shape))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file under a temporary name and move it into place.
 
     Args:

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD, linear_shape, read_checkpoint, write_checkpoint
+from build.checkpoint import (
+    EMBEDDING,
+    FINAL_NORM,
+    LINEARS,
+    LM_HEAD,
+    linear_shape,
+    read_checkpoint,
+    write_checkpoint,
+)
 from build.checkpoint_config import parse_config
 from build.network import network_from_checkpoint
 from build.openvino_engine import EngineSettings, write_engine
@@ -47,14 +55,18 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
-def random_weights(config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0) -> dict[str, Tensor]:
+def random_weights(
+    config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0
+) -> dict[str, Tensor]:
     """Random unquantized weights for a config: projections keep the variance of what they are given."""
     rng = np.random.default_rng(seed)
     parsed = parse_config({**config, "quantization": {"quant_algo": None}}, Path("config.json"))
     hidden = parsed.hidden_size
 
     def normal(shape: tuple[int, ...], deviation: float) -> Tensor:
-        return Tensor.from_float32(rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation), dtype)
+        return Tensor.from_float32(
+            rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation), dtype
+        )
 
     def gain() -> Tensor:
         return Tensor.from_float32((1 + 0.1 * rng.standard_normal(hidden)).astype(np.float32), dtype)
@@ -120,7 +132,12 @@ def write_tokenizer(path: Path, vocab_size: int = 2048) -> None:
             }
         ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {

@@ -1,0 +1,206 @@
+"""Builds the engines of a recipe: ``python -m build.engines --recipe demo``.
+
+Engines are addressed by content: a directory's name ends in the hash of everything that decides what
+is inside, so an engine that is there need not be built again, and two versions live side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from build.growth import grow
+from build.manifest import is_complete, sha256_file, sha256_json
+from build.network import network_from_checkpoint
+from build.openvino_engine import (
+    FORMAT_VERSION,
+    EngineSettings,
+    openvino_version,
+    write_engine,
+)
+from build.preflight import EngineSource, check_recipe
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.weight_only import apply_quantization
+from pipelines.errors import DraftproofError, EngineBuildError
+
+_CHECKPOINT_FILES = ("config.json", "rank0.safetensors", "tokenizer.json")
+# Sources that decide the numbers in an engine. Hashing them costs a needless build now and then; a
+# version number that somebody forgets to raise costs an engine that is not what its recipe says.
+_HERE = Path(__file__).resolve().parent
+_COMPILER = (
+    "growth.py",
+    "llama_graph.py",
+    "network.py",
+    "openvino_engine.py",
+    "tensor_file.py",
+    "weight_only.py",
+)
+
+
+def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str, Any]:
+    """Everything that decides the content of an engine directory.
+
+    The checkpoint counts by content, not by path, and the number of KV blocks is the server's business.
+    """
+    section = dataclasses.asdict(engine)
+    del section["checkpoint"]
+    section["kv_cache"] = engine.kv_cache.dtype
+    return {
+        "role": role,
+        "section": section,
+        "checkpoint": {name: sha256_file(source.checkpoint.directory / name) for name in _CHECKPOINT_FILES},
+        "format_version": FORMAT_VERSION,
+        "compiler_sha256": {name: sha256_file(_HERE / name) for name in _COMPILER},
+        "openvino_version": openvino_version(),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class EnginePlan:
+    """An engine that shall exist.
+
+    Attributes:
+        role: ``draft`` or ``target``.
+        directory: Where it is or will be.
+        identity: Everything that decides its content.
+        fingerprint: SHA-256 of the identity.
+    """
+
+    role: str
+    directory: Path
+    identity: dict[str, Any]
+    fingerprint: str
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the directory holds this engine already."""
+        return is_complete(self.directory, self.fingerprint)
+
+
+def _plan(recipe: Recipe, role: str, engine: EngineRecipe, source: EngineSource, engines: Path) -> EnginePlan:
+    identity = _identity(role, engine, source)
+    fingerprint = sha256_json(identity)
+    return EnginePlan(role, engines / recipe.name / f"{role}-{fingerprint[:16]}", identity, fingerprint)
+
+
+def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: EngineSource) -> None:
+    network = network_from_checkpoint(source.checkpoint)
+    if engine.growth is not None:
+        network = grow(network, engine.growth)
+    write_engine(
+        plan.directory,
+        apply_quantization(network, engine.quantization, engine.lm_head),
+        source.tokenizer_path,
+        EngineSettings(
+            role=plan.role,
+            recipe=recipe.name,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache.dtype,
+            num_threads=engine.num_threads,
+            end_id=source.end_id,
+            fingerprint=plan.fingerprint,
+            origin={
+                "recipe": recipe.name,
+                "recipe_sha256": sha256_file(recipe.path),
+                "tokenizer_identity_sha256": source.tokenizer.sha256,
+                "identity": plan.identity,
+            },
+        ),
+    )
+
+
+@contextmanager
+def _exclusive(directory: Path) -> Iterator[None]:
+    """One builder per recipe at a time; what a killed one left behind is removed."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    except OSError as error:
+        raise EngineBuildError(
+            f"{directory} cannot be written",
+            values=str(error),
+            limit="engines are written below the repository",
+            remedy="give this user write access, or use another checkout",
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in directory.glob(".*-*"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+        yield
+
+
+def build_engines(
+    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Build those engines of a recipe that are not there yet.
+
+    Args:
+        recipe: The pair.
+        engines: Folder that gets ``<recipe>/<role>-<fingerprint>/``.
+        report: Gets one line per stage.
+
+    Returns:
+        ``draft`` and ``target`` (directories), ``built`` (roles that were built now) and ``seconds``.
+
+    Raises:
+        CheckpointError, RecipeError, IncompatiblePairError: Nothing has been built.
+        EngineBuildError: Compiling or writing failed.
+    """
+    started = time.monotonic()
+    sources = dict(zip(("draft", "target"), check_recipe(recipe), strict=True))
+    result: dict[str, Any] = {}
+    built = []
+    with _exclusive(engines / recipe.name):
+        for role, source in sources.items():
+            engine: EngineRecipe = getattr(recipe, role)
+            plan = _plan(recipe, role, engine, source, engines)
+            result[role] = str(plan.directory)
+            if plan.is_built:
+                report(f"{role}: {plan.directory.name} is up to date")
+                continue
+            report(f"{role}: building {plan.directory.name} from {engine.checkpoint}")
+            before = time.monotonic()
+            _build(recipe, plan, engine, source)
+            description = json.loads((plan.directory / "engine.json").read_text(encoding="utf-8"))
+            report(
+                f"{role}: {description['num_parameters'] / 1e6:.1f} M parameters, "
+                f"{description['weight_bytes_per_step'] / 1e6:.1f} MB of weights per step, "
+                f"{time.monotonic() - before:.1f} s"
+            )
+            built.append(role)
+    return {**result, "built": built, "seconds": round(time.monotonic() - started, 2)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; the last line of standard output is JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m build.engines", description="Build the engines of a recipe."
+    )
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument(
+        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        result = build_engines(
+            load_recipe(options.recipe), options.engines.resolve(), lambda line: print(line, flush=True)
+        )
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

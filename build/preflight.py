@@ -1,0 +1,101 @@
+"""What a draft and a target must have in common, checked before anything is compiled or loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.checkpoint import Checkpoint, read_checkpoint
+from build.growth import check_growth
+from build.recipe import EngineRecipe, Recipe
+from build.tokenizer_file import TokenizerInfo, find_end_id, read_tokenizer
+from pipelines.errors import CheckpointError, IncompatiblePairError
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """A checkpoint that was found fit to become an engine.
+
+    Attributes:
+        checkpoint: Its weights and configuration.
+        tokenizer_path: Its ``tokenizer.json``.
+        tokenizer: What that file says.
+        end_id: Token that ends a text.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer_path: Path
+    tokenizer: TokenizerInfo
+    end_id: int
+
+
+def read_source(engine: EngineRecipe) -> EngineSource:
+    """Read one engine's checkpoint and tokenizer.
+
+    Raises:
+        CheckpointError: One of them cannot be used, or the tokenizer has more tokens than the network.
+        RecipeError: The recipe grows the network to sizes that it cannot have.
+    """
+    directory = engine.checkpoint_directory
+    checkpoint = read_checkpoint(directory)
+    path = directory / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
+    vocab_size = checkpoint.config.vocab_size
+    if tokenizer.num_tokens > vocab_size:
+        raise CheckpointError(
+            f"{path} does not belong to its checkpoint",
+            values=f"{tokenizer.num_tokens} tokens",
+            limit=f"vocab_size={vocab_size} in config.json",
+            remedy="copy the tokenizer of this very model into the checkpoint directory",
+        )
+    if engine.growth is not None:
+        check_growth(checkpoint.config, engine.growth)
+    return EngineSource(
+        checkpoint, path, tokenizer, find_end_id(checkpoint.config.end_id, tokenizer, directory)
+    )
+
+
+def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+    """Check that the draft's tokens mean the same to the target, and that both reach far enough.
+
+    Raises:
+        IncompatiblePairError: Tokenizer, vocabulary size, end token or context length do not allow it.
+    """
+    same = {
+        "tokenizers": (draft.tokenizer.sha256[:16], target.tokenizer.sha256[:16]),
+        "vocabulary sizes": (draft.checkpoint.config.vocab_size, target.checkpoint.config.vocab_size),
+        "end-of-text tokens": (draft.end_id, target.end_id),
+    }
+    for what, (of_draft, of_target) in same.items():
+        if of_draft != of_target:
+            raise IncompatiblePairError(
+                f"recipe {recipe.name}: draft and target have different {what}",
+                values=f"draft {of_draft}, target {of_target}",
+                limit="a draft token is a target token only if both ids mean the same text",
+                remedy="choose a draft of the target's family",
+            )
+    for role, source in (("draft", draft), ("target", target)):
+        positions = source.checkpoint.config.max_position_embeddings
+        if positions < recipe.serving.max_seq_len:
+            raise IncompatiblePairError(
+                f"recipe {recipe.name}: the {role} does not reach as far as the server promises",
+                values=f"serving.max_seq_len={recipe.serving.max_seq_len}",
+                limit=f"max_position_embeddings={positions} of the {role}",
+                remedy="lower serving.max_seq_len, or choose another checkpoint",
+            )
+
+
+def check_recipe(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
+    """Everything that can be known before compiling.
+
+    Returns:
+        Sources of draft and target.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be used.
+        RecipeError: A growth is not possible.
+        IncompatiblePairError: The two do not form a pair.
+    """
+    draft, target = read_source(recipe.draft), read_source(recipe.target)
+    check_pair(recipe, draft, target)
+    return draft, target
