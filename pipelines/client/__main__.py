@@ -1,0 +1,123 @@
+"""Ask a Draftproof server on the command line.
+
+``python -m pipelines.client --url grpc://127.0.0.1:8001 --max-tokens 64 --stream "def area(radius):"``
+
+Exit codes: 0 answered, 1 the server refused, failed or is not there, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.client.client import Client, split_url
+from pipelines.client.generation import Generation
+from pipelines.client.request import CompletionRequest
+from pipelines.client.timeouts import Timeouts
+from pipelines.errors import DraftproofError, InvalidRequestError
+
+DEFAULT_URL = "grpc://127.0.0.1:8001"  # Triton's own gRPC port on this machine
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    defaults = CompletionRequest("")
+    try:
+        split_url(options.url)
+        timeouts = Timeouts(connect_s=options.connect_timeout, total_s=options.timeout)
+    except InvalidRequestError as error:
+        parser.error(str(error))
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    request = dataclasses.replace(
+        defaults,
+        prompt=prompt,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop_words=tuple(options.stop_word),
+        end_id=options.end_id,
+        num_draft_tokens=options.num_draft_tokens,
+    )
+    try:
+        with Client.connect(options.url, timeouts) as client:
+            generation = _ask(client, request, options)
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # leaving the client's block has cancelled the request
+        return _INTERRUPTED
+    if options.json:
+        print(json.dumps(as_document(generation)))
+    elif not options.stream:
+        print(generation.text)
+    return 0
+
+
+def as_document(generation: Generation) -> dict[str, Any]:
+    """An answer with its derived figures, ready for JSON."""
+    return {
+        **dataclasses.asdict(generation),
+        "itl_s": generation.itl_s,
+        "acceptance_rate": generation.acceptance_rate,
+        "mean_acceptance_length": generation.mean_acceptance_length,
+    }
+
+
+def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace) -> Generation:
+    if not options.stream:
+        return client.generate(request, options.model)
+    with client.stream(request, options.model) as stream:
+        for chunk in stream:
+            if not options.json:
+                print(chunk.text, end="", flush=True)
+        if not options.json:
+            print()
+        return stream.result()
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = CompletionRequest("")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.client", description="Ask a Draftproof server to continue a text."
+    )
+    parser.add_argument("prompt", help="text to continue; - reads standard input")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help="grpc://host:port or http://host:port (%(default)s)"
+    )
+    parser.add_argument("--model", default="generate", help="generate or generate_target (%(default)s)")
+    parser.add_argument("--stream", action="store_true", help="print text as it arrives")
+    parser.add_argument(
+        "--json", action="store_true", help="print the answer with its figures as one JSON line"
+    )
+    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=defaults.temperature, help="0 is greedy (%(default)s)"
+    )
+    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 means all tokens (%(default)s)")
+    parser.add_argument("--top-p", type=float, default=defaults.top_p, help="in (0, 1] (%(default)s)")
+    parser.add_argument("--seed", type=int, help="same seed, same answer (default: the server's)")
+    parser.add_argument(
+        "--stop-word", action="append", default=[], help="the answer ends before it; repeatable"
+    )
+    parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
+    parser.add_argument("--num-draft-tokens", type=int, help="per round; 0 is off (default: the server's)")
+    parser.add_argument(
+        "--timeout", type=float, default=Timeouts().total_s, help="seconds in all (%(default)s)"
+    )
+    parser.add_argument(
+        "--connect-timeout", type=float, default=Timeouts().connect_s, help="seconds to connect (%(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Triton's HTTP ``generate`` endpoint, and ``generate_stream`` with server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.refusals import refusal, timed_out, unreachable
+from pipelines.client.request import CompletionRequest, InputTensor
+from pipelines.client.timeouts import Timeouts
+from pipelines.errors import DraftproofError
+
+_EVENT_PREFIX = "data:"
+_MANY_VALUES = frozenset({"stop_words"})
+
+
+class HttpTransport:
+    """Connections to one server; any number of calls may be open at once.
+
+    Args:
+        address: ``host:port``.
+        timeouts: Limits of every call.
+    """
+
+    def __init__(self, address: str, timeouts: Timeouts) -> None:
+        self._url = f"http://{address}"
+        self._timeouts = timeouts
+        # Proxies of the environment are not asked: the server is near, often on this machine.
+        self._http = httpx.Client(base_url=self._url, trust_env=False, timeout=self._limits(timeouts.read_s))
+
+    def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> HttpCall:
+        """Send a request. Triton sends no headers before its first response, so this waits for it.
+
+        Raises:
+            DraftproofError: The request cannot be sent, or was refused.
+        """
+        body = {tensor.name: _json_value(tensor) for tensor in request.tensors(streaming=streaming)}
+        sent_at_s = time.monotonic()
+        silence_s = (
+            min(self._timeouts.read_s, self._timeouts.total_s) if streaming else self._timeouts.total_s
+        )
+        endpoint = "generate_stream" if streaming else "generate"
+        message = self._http.build_request(
+            "POST", f"/v2/models/{model}/{endpoint}", json=body, timeout=self._limits(silence_s)
+        )
+        try:
+            response = self._http.send(message, stream=True)
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                response.close()
+        except httpx.HTTPError as error:
+            raise _typed(error, self._url, self._timeouts, silence_s) from error
+        if response.status_code != httpx.codes.OK:
+            raise _refusal_of(response)
+        return HttpCall(response, self._timeouts, sent_at_s, streaming=streaming)
+
+    def is_ready(self) -> bool:
+        """Whether the server and all its models are ready; False if nothing answers."""
+        try:
+            reply = self._http.get("/v2/health/ready", timeout=self._limits(self._timeouts.connect_s))
+        except httpx.HTTPError:
+            return False
+        return reply.status_code == httpx.codes.OK
+
+    def server_version(self) -> str:
+        """Triton's version."""
+        return str(self._ask("/v2")["version"])
+
+    def model_parameters(self, model: str) -> Mapping[str, str]:
+        """The ``parameters`` of a model's config.pbtxt."""
+        parameters = self._ask(f"/v2/models/{model}/config").get("parameters", {})
+        return {name: str(value["string_value"]) for name, value in parameters.items()}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def _ask(self, path: str) -> Any:
+        try:
+            reply = self._http.get(path)
+        except httpx.HTTPError as error:
+            raise _typed(error, self._url, self._timeouts, self._timeouts.read_s) from error
+        if reply.status_code != httpx.codes.OK:
+            raise _refusal_of(reply)
+        return reply.json()
+
+    def _limits(self, silence_s: float) -> httpx.Timeout:
+        limits = self._timeouts
+        return httpx.Timeout(
+            connect=limits.connect_s, read=silence_s, write=limits.write_s, pool=limits.connect_s
+        )
+
+
+class HttpCall:
+    """One call and its response, whole or in events.
+
+    Args:
+        response: With headers received, body not.
+        timeouts: Limits of the call.
+        sent_at_s: On ``time.monotonic``'s clock.
+        streaming: Whether the body comes in events.
+    """
+
+    def __init__(
+        self, response: httpx.Response, timeouts: Timeouts, sent_at_s: float, *, streaming: bool
+    ) -> None:
+        self._response = response
+        self._timeouts = timeouts
+        self._sent_at_s = sent_at_s
+        self._streaming = streaming
+        self._lines = response.iter_lines()
+        self._is_finished = False
+
+    def receive(self) -> Chunk | None:
+        """Wait for the next chunk; None after the last.
+
+        Raises:
+            DraftproofError: As the server raised it, or the connection broke.
+        """
+        try:
+            body = self._next_event() if self._streaming else self._whole_body()
+        except httpx.HTTPError as error:
+            raise _typed(error, str(self._response.url), self._timeouts, self._timeouts.read_s) from error
+        received_at_s = time.monotonic()
+        if body is None:
+            if self._is_finished:
+                return None
+            raise unreachable(str(self._response.url), "the stream ended before the last response")
+        if received_at_s - self._sent_at_s > self._timeouts.total_s:
+            raise timed_out("its deadline passed", self._timeouts.total_s)
+        document = _json_object(body)
+        if "error" in document:
+            raise refusal(str(document["error"]))
+        chunk = chunk_from_outputs(
+            {name: value if isinstance(value, list) else [value] for name, value in document.items()},
+            received_at_s,
+        )
+        self._is_finished = bool(chunk.finish_reason)
+        return chunk
+
+    def close(self) -> None:
+        """Close the connection unless the whole answer was read; that cancels the request."""
+        self._response.close()
+
+    def _whole_body(self) -> str | None:
+        return None if self._response.is_stream_consumed else self._response.read().decode("utf-8")
+
+    def _next_event(self) -> str | None:
+        for line in self._lines:
+            if line.startswith(_EVENT_PREFIX):
+                return line[len(_EVENT_PREFIX) :]
+        return None
+
+
+def _json_value(tensor: InputTensor) -> Any:
+    return list(tensor.values) if tensor.name in _MANY_VALUES else tensor.values[0]
+
+
+def _json_object(body: str) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise refusal(f"a response that is no JSON: {body[:200]!r}") from error
+    if not isinstance(document, dict):
+        raise refusal(f"a response that is no JSON object: {body[:200]!r}")
+    return document
+
+
+def _refusal_of(response: httpx.Response) -> DraftproofError:
+    try:
+        message = str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code}: {response.text[:200]}"
+    return refusal(message, is_client_fault=400 <= response.status_code < 500)
+
+
+def _typed(error: httpx.HTTPError, url: str, timeouts: Timeouts, silence_s: float) -> DraftproofError:
+    if isinstance(error, httpx.ReadTimeout):
+        return timed_out("no response", silence_s)
+    if isinstance(error, httpx.WriteTimeout):
+        return timed_out("the request could not be sent", timeouts.write_s)
+    return unreachable(url, f"{type(error).__name__}: {error}")

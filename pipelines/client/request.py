@@ -1,0 +1,115 @@
+"""What a client asks for, and the tensors that carry it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines.errors import InvalidRequestError
+
+_INT32_LIMIT = 2**31
+_UINT64_LIMIT = 2**64
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """One named input of ``generate`` or ``generate_target``.
+
+    Attributes:
+        name: NVIDIA's name.
+        datatype: Triton's word: BYTES, INT32, UINT64, FP32 or BOOL.
+        values: Row-major; sent with shape [1, len(values)].
+    """
+
+    name: str
+    datatype: str
+    values: tuple[str | int | float | bool, ...]
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Text to continue, and how.
+
+    The server judges the values; the client refuses only what the wire cannot carry.
+
+    Attributes:
+        prompt: Text to continue; it is not repeated in the answer.
+        max_tokens: Output tokens at most.
+        temperature: 0 takes the most likely token every time; above 0 it samples.
+        top_k: Sample among this many most likely tokens; 0 means all.
+        top_p: Sample among the fewest tokens whose probabilities reach this sum, in (0, 1].
+        seed: Key of the sampling noise, 0 to 2**64 - 1: same seed, same answer. None: the server's own.
+        stop_words: The answer ends before the first of them.
+        end_id: Token that ends the answer; None: the engine's own.
+        num_draft_tokens: Draft tokens per round; 0 switches speculation off; None: the server's choice.
+            Only the model ``generate`` has this input.
+    """
+
+    prompt: str
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_words: tuple[str, ...] = ()
+    end_id: int | None = None
+    num_draft_tokens: int | None = None
+
+    def tensors(self, *, streaming: bool) -> Iterator[InputTensor]:
+        """The inputs to send; parameters that are None are left out, so the server's defaults hold.
+
+        Raises:
+            InvalidRequestError: A value has no form on the wire.
+        """
+        yield InputTensor("text_input", "BYTES", (_utf8("prompt", self.prompt),))
+        yield InputTensor("max_tokens", "INT32", (_integer("max_tokens", self.max_tokens),))
+        yield InputTensor("stream", "BOOL", (streaming,))
+        yield InputTensor("temperature", "FP32", (_finite("temperature", self.temperature),))
+        yield InputTensor("top_k", "INT32", (_integer("top_k", self.top_k),))
+        yield InputTensor("top_p", "FP32", (_finite("top_p", self.top_p),))
+        if self.seed is not None:
+            yield InputTensor("seed", "UINT64", (_integer("seed", self.seed, 0, _UINT64_LIMIT),))
+        if self.stop_words:
+            words = tuple(_utf8("stop_words", word) for word in self.stop_words)
+            yield InputTensor("stop_words", "BYTES", words)
+        if self.end_id is not None:
+            yield InputTensor("end_id", "INT32", (_integer("end_id", self.end_id),))
+        if self.num_draft_tokens is not None:
+            count = _integer("num_draft_tokens", self.num_draft_tokens)
+            yield InputTensor("num_draft_tokens", "INT32", (count,))
+
+
+def _integer(name: str, value: int, minimum: int = -_INT32_LIMIT, limit: int = _INT32_LIMIT) -> int:
+    if not minimum <= value < limit:
+        raise InvalidRequestError(
+            f"{name} cannot be sent",
+            values=f"{name}={value}",
+            limit=f"it must lie in {minimum}..{limit - 1}",
+            remedy=f"send a smaller {name}" if value >= limit else f"send a larger {name}",
+        )
+    return value
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequestError(
+            f"{name} cannot be sent",
+            values=f"{name}={value}",
+            limit="it must be finite; JSON has no NaN and no infinity",
+            remedy="send an ordinary number",
+        )
+    return float(value)
+
+
+def _utf8(name: str, text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{name} cannot be sent",
+            values=f"code point {text[error.start]!r} at {error.start}",
+            limit="text travels as UTF-8, which has no lone surrogates",
+            remedy="decode the source text with errors='replace'",
+        ) from error
+    return text

@@ -1,0 +1,231 @@
+"""Speaks the few endpoints of Triton that the client uses, on real sockets, and answers from a script.
+
+It refuses what Triton refuses, in Triton's words: unknown models, unexpected, missing and mistyped inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+INPUT_TYPES = {
+    "text_input": "BYTES",
+    "max_tokens": "INT32",
+    "stream": "BOOL",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "seed": "UINT64",
+    "stop_words": "BYTES",
+    "end_id": "INT32",
+    "num_draft_tokens": "INT32",
+}
+OUTPUT_TYPES = {
+    "text_output": "BYTES",
+    "output_ids": "INT32",
+    "sequence_length": "INT32",
+    "finish_reason": "BYTES",
+    "accepted_mask": "BOOL",
+    "num_rounds": "INT32",
+    "total_draft_tokens": "INT32",
+    "total_accepted_draft_tokens": "INT32",
+    "accepted_per_position": "INT32",
+    "acceptance_rate": "FP32",
+}
+_NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+_WAIT_FOR_CANCEL_S = 10.0
+
+Script = Callable[[dict[str, Any], str], Iterator[dict[str, Any]]]
+"""(inputs, model) -> responses; raises Refused for an error response."""
+
+
+class Refused(Exception):
+    """Its text is the error response."""
+
+
+def response(text: str, ids: list[int], so_far: int, finish: str = "", **counts: Any) -> dict[str, Any]:
+    """Outputs of ``generate_target``, or of ``generate`` if counts are given."""
+    outputs = {"text_output": text, "output_ids": ids, "sequence_length": so_far, "finish_reason": finish}
+    return {**outputs, **counts}
+
+
+@dataclass
+class StandInServer:
+    """A context manager; ``grpc_url`` and ``http_url`` are valid inside."""
+
+    script: Script
+    models: tuple[str, ...] = ("generate", "generate_target")
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    was_cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> StandInServer:
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), self._grpc)
+        port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        self.grpc_url = f"grpc://127.0.0.1:{port}"
+        handler = type("Handler", (_Handler,), {"stand_in": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self.http_url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._grpc.stop(grace=None).wait()
+
+    def answer(self, inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
+        if model not in self.models:
+            raise Refused(f"Request for unknown model: '{model}' is not found")
+        if "text_input" not in inputs:
+            raise Refused(f"expected 10 inputs but got {len(inputs)} inputs for model '{model}'")
+        self.requests.append((model, inputs))
+        yield from self.script(inputs, model)
+
+
+class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, stand_in: StandInServer) -> None:
+        self._stand_in = stand_in
+
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0")
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        if request.name not in self._stand_in.models:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}'")
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.parameters["engine_dir"].string_value = "/engines/target"
+        return reply
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(self._stand_in.was_cancelled.set)
+        for request in requests:
+            try:
+                model = request.model_name
+                for outputs in self._stand_in.answer(_grpc_inputs(request), model):
+                    if outputs.get("wait"):
+                        self._stand_in.was_cancelled.wait(_WAIT_FOR_CANCEL_S)
+                        return
+                    yield _grpc_response(outputs, is_final=False)
+                yield _grpc_response({}, is_final=True)
+            except Refused as refused:
+                yield service_pb2.ModelStreamInferResponse(error_message=str(refused))
+
+
+def _grpc_inputs(request: Any) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.name not in INPUT_TYPES:
+            raise Refused(f"unexpected inference input '{tensor.name}' for model '{request.model_name}'")
+        if tensor.datatype != INPUT_TYPES[tensor.name]:
+            raise Refused(f"inference input '{tensor.name}' data-type is '{tensor.datatype}'")
+        if tensor.datatype == "BYTES":
+            values: list[Any] = []
+            while raw:
+                size = int.from_bytes(raw[:4], "little")
+                values.append(raw[4 : 4 + size].decode("utf-8"))
+                raw = raw[4 + size :]
+        else:
+            values = np.frombuffer(raw, _NUMPY[tensor.datatype]).tolist()
+        if list(tensor.shape) != [1, len(values)]:
+            raise Refused(f"unexpected shape for input '{tensor.name}'")
+        inputs[tensor.name] = values if tensor.name == "stop_words" else values[0]
+    return inputs
+
+
+def _grpc_response(outputs: dict[str, Any], *, is_final: bool) -> Any:
+    message = service_pb2.ModelStreamInferResponse()
+    message.infer_response.parameters["triton_final_response"].bool_param = is_final
+    for name, value in outputs.items():
+        values = value if isinstance(value, list) else [value]
+        datatype = OUTPUT_TYPES[name]
+        shape = [1, 1, len(values)] if name == "output_ids" else [1, len(values)]
+        message.infer_response.outputs.add(name=name, datatype=datatype, shape=shape)
+        if datatype == "BYTES":
+            encoded = [str(item).encode("utf-8") for item in values]
+            raw = b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
+        else:
+            raw = np.array(values, _NUMPY[datatype]).tobytes()
+        message.infer_response.raw_output_contents.append(raw)
+    return message
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stand_in: StandInServer
+
+    def do_GET(self) -> None:
+        if self.path == "/v2":
+            self._send(200, {"name": "triton", "version": "2.51.0"})
+        elif self.path.endswith("/config") and self.path.split("/")[3] in self.stand_in.models:
+            self._send(200, {"parameters": {"engine_dir": {"string_value": "/engines/target"}}})
+        else:
+            self._send(200 if self.path == "/v2/health/ready" else 400, {"error": "unknown model"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        _, _, _, model, endpoint = self.path.split("/")
+        answers = self.stand_in.answer(body, model)
+        if endpoint == "generate":
+            try:
+                (outputs,) = answers
+                self._send(200, _as_json(outputs))
+            except Refused as refused:
+                self._send(400, {"error": str(refused)})
+            return
+        self.close_connection = True
+        try:
+            first = next(answers)
+        except Refused as refused:
+            self._send(400, {"error": str(refused)})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            self._event(_as_json(first))
+            for outputs in answers:
+                while outputs.get("wait"):  # until the client is gone, which a write notices
+                    self.wfile.write(b"\n")
+                    time.sleep(0.01)
+                self._event(_as_json(outputs))
+        except Refused as refused:
+            self._event({"error": str(refused)})
+        except OSError:
+            self.stand_in.was_cancelled.set()
+
+    def _event(self, document: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
+        self.wfile.flush()
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: test output stays readable."""
+
+
+def _as_json(outputs: dict[str, Any]) -> dict[str, Any]:
+    """As Triton does it: a tensor of one value is that value, not a list."""
+    return {
+        name: value[0] if isinstance(value, list) and len(value) == 1 else value
+        for name, value in outputs.items()
+    }
