@@ -1,0 +1,131 @@
+"""The row rule on a real engine, bit for bit: docs/decisions/0002-rows.md.
+
+A generated position computed as a one-token row has the same logits, to the last bit, as in plain
+decoding, whatever else the step computes. Controls show that the two forms the rule avoids do differ,
+so the comparison can fail.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk, StepInputs, pack
+from tests.tiny_engines import build_tiny_pair
+
+NUM_BLOCKS = 200
+BLOCKS_EACH = 8
+PROMPT_LEN = 70
+OUTPUT_LEN = 90
+
+Logits = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = tmp_path_factory.mktemp("row_rule")
+    _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=request.param)
+    return Engine(target, NUM_BLOCKS)
+
+
+class Steps:
+    """Computes steps for numbered sequences, each with blocks of its own."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.engine = engine
+        self.rng = np.random.default_rng(seed)
+
+    def tokens(self, count: int) -> npt.NDArray[np.int32]:
+        return self.rng.integers(1, self.engine.config.vocab_size, count).astype(np.int32)
+
+    def piece(self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int) -> Chunk:
+        blocks = tuple(range(1 + sequence * BLOCKS_EACH, 1 + (sequence + 1) * BLOCKS_EACH))
+        return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
+
+    def run(self, *pieces: Chunk) -> Logits:
+        return self.engine.step(pack(pieces, self.engine.config.kv_block_size)).copy()
+
+
+def plain_decoding(steps: Steps, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> list[Logits]:
+    logits = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
+    for index in range(len(output)):
+        logits.append(steps.run(steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1))[0])
+    return logits
+
+
+@pytest.mark.parametrize("with_rows", [False, True])
+@pytest.mark.parametrize("with_chunks", [False, True])
+def test_verification_rows_equal_plain_decoding_to_the_bit(engine: Engine, with_rows: bool, with_chunks: bool) -> None:
+    steps = Steps(engine, seed=17)
+    rng = np.random.default_rng(3)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)
+    for mate in range(1, 6):
+        steps.run(steps.piece(mate, steps.tokens(40 + mate), 0, False, 0))
+    done = 0
+    while done < OUTPUT_LEN:
+        accepted = output[done : done + int(rng.integers(1, 8))]
+        rejected = steps.tokens(int(rng.integers(0, 4)))
+        tokens = np.concatenate((accepted, rejected))
+        mates = []
+        if with_rows:
+            mates += [
+                steps.piece(mate, steps.tokens(int(rng.integers(1, 6))), 40 + mate, True, 0)
+                for mate in range(1, int(rng.integers(2, 7)))
+            ]
+        if with_chunks:
+            mates.append(steps.piece(7, steps.tokens(int(rng.integers(2, 150))), 0, False, 0))
+        split = int(rng.integers(0, len(mates) + 1))
+        piece = steps.piece(0, tokens, PROMPT_LEN + done, True, len(tokens))
+        logits = steps.run(*mates[:split], piece, *mates[split:])
+        for offset in range(len(accepted)):
+            assert np.array_equal(logits[offset], expected[done + offset + 1]), f"position {done + offset}"
+        done += len(accepted)
+
+
+def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
+    steps = Steps(engine, seed=5)
+    prompt = steps.tokens(PROMPT_LEN)
+    expected = steps.run(steps.piece(0, prompt, 0, False, 1))
+    for cut in (2, 31, 32, 33, 68):
+        mates = [steps.piece(mate, steps.tokens(3), 0, True, 0) for mate in range(1, 4)]
+        steps.run(*mates, steps.piece(0, prompt[:cut], 0, False, 0))
+        logits = steps.run(steps.piece(0, prompt[cut:], cut, False, 1), *mates)
+        assert np.array_equal(logits, expected), f"cut at {cut}"
+
+
+def test_control_output_computed_as_a_chunk_has_other_bits(engine: Engine) -> None:
+    steps = Steps(engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)[1:]
+    logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
+    assert not np.array_equal(logits, np.stack(expected))
+
+
+def test_control_steps_of_one_token_have_other_bits(engine: Engine) -> None:
+    steps = Steps(engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)[1:]
+    bare = []
+    for index in range(OUTPUT_LEN):
+        piece = steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1)
+        bare.append(engine.step(_without_dummy_row(pack([piece], engine.config.kv_block_size)))[0].copy())
+    assert not np.array_equal(np.stack(bare), np.stack(expected))
+
+
+def _without_dummy_row(inputs: StepInputs) -> StepInputs:
+    num_blocks = int(inputs.block_indices_begins[1])
+    return StepInputs(
+        input_ids=inputs.input_ids[:1],
+        position_ids=inputs.position_ids[:1],
+        past_lens=inputs.past_lens[:1],
+        subsequence_begins=inputs.subsequence_begins[:2],
+        block_indices=inputs.block_indices[:num_blocks],
+        block_indices_begins=inputs.block_indices_begins[:2],
+        max_context_len=inputs.max_context_len,
+        logits_rows=inputs.logits_rows,
+    )
