@@ -158,7 +158,7 @@ class _Grower:
     def reader(
         self, rng: np.random.Generator, weight: Float32Array, rows: _Slots, num_rows: int, silent: _Slots
     ) -> Linear:
-        """A projection that reads the stream: the original block at ``rows``, zero at ``silent``, else random."""
+        """A projection that reads the stream: original at ``rows``, zero at ``silent``, else random."""
         grown = self._random(rng, (num_rows, self.growth.hidden_size), weight)
         grown[silent] = 0
         if rows.size:
