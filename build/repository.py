@@ -1,0 +1,201 @@
+"""Renders ``model_repository/`` for a recipe: ``python -m build.repository --recipe demo``.
+
+The templates hold ``${name}`` where a recipe decides. Rendering is strict both ways: a name without a
+value and a value without a use are errors, so a setting cannot be lost on its way to the server. The
+result is ``.run/<recipe>/model_repository/``, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from build.engines import build_engines
+from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from pipelines.errors import DraftproofError, RepositoryError
+
+TEMPLATES = REPOSITORY_ROOT / "model_repository"
+RUN = REPOSITORY_ROOT / ".run"
+
+_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+_STRAY = re.compile(r"\$(?!\{)")
+
+
+def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path) -> dict[str, str]:
+    """What the templates may name, and must: every value has to be used.
+
+    Args:
+        recipe: Limits of the server.
+        draft_engine: Engine directory of the draft.
+        target_engine: Engine directory of the target; preprocessing uses its tokenizer.
+    """
+    serving = recipe.serving
+    return {
+        "draft_engine_dir": str(draft_engine),
+        "target_engine_dir": str(target_engine),
+        "tokenizer_file": str(target_engine / "tokenizer.json"),
+        "draft_num_kv_blocks": str(recipe.draft.kv_cache.num_blocks),
+        "target_num_kv_blocks": str(recipe.target.kv_cache.num_blocks),
+        "max_batch_size": str(serving.max_batch_size),
+        "max_num_tokens": str(serving.max_num_tokens),
+        "max_seq_len": str(serving.max_seq_len),
+        "max_queue_size": str(serving.max_queue_size),
+        "max_draft_len": str(serving.max_draft_len),
+        "num_draft_tokens": str(serving.num_draft_tokens),
+        "engine_access": serving.engine_access,
+    }
+
+
+def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str, set[str]]:
+    """Put the values into one template.
+
+    Args:
+        text: The template.
+        values: Value of each name.
+        origin: Names the template in errors.
+
+    Returns:
+        The rendered text and the names that it used.
+
+    Raises:
+        RepositoryError: A name has no value, a dollar sign stands alone, or a value cannot stand in
+            a quoted text.
+    """
+    stray = _STRAY.search(text)
+    if stray:
+        line = text.count("\n", 0, stray.start()) + 1
+        raise RepositoryError(
+            f"{origin}:{line} has a dollar sign that begins no ${{name}}",
+            values=text.splitlines()[line - 1].strip(),
+            limit="placeholders are written ${name}",
+            remedy="mend the template",
+        )
+    used: set[str] = set()
+
+    def put(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            near = difflib.get_close_matches(name, list(values), n=1)
+            raise RepositoryError(
+                f"{origin} names a value that there is not",
+                values=f"${{{name}}}",
+                limit=f"known: {', '.join(sorted(values))}",
+                remedy=f"did you mean ${{{near[0]}}}?" if near else "mend the template",
+            )
+        value = values[name]
+        if any(character in value for character in '"\\\n$'):
+            raise RepositoryError(
+                f"a value cannot be written into {origin}",
+                values=f"{name}={value!r}",
+                limit="no quotes, backslashes, dollar signs or line breaks",
+                remedy="rename the folder or change the recipe",
+            )
+        used.add(name)
+        return value
+
+    return _PLACEHOLDER.sub(put, text), used
+
+
+def render_repository(templates: Path, values: Mapping[str, str], destination: Path) -> list[str]:
+    """Render every model and put the result in place as a whole.
+
+    Args:
+        templates: Folder with one folder per model.
+        values: See ``template_values``.
+        destination: The repository that Triton reads; replaced if it is there.
+
+    Returns:
+        Names of the models.
+
+    Raises:
+        RepositoryError: A template cannot be rendered, or a value is used by none.
+    """
+    configs = sorted(templates.glob("*/config.pbtxt"))
+    if not configs:
+        raise RepositoryError(
+            "there is no model to render",
+            values=str(templates),
+            limit="<model>/config.pbtxt",
+            remedy="run in a complete checkout",
+        )
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    try:
+        unused = set(values)
+        for config in configs:
+            model = config.parent
+            rendered, used = render_text(
+                config.read_text(encoding="utf-8"), values, f"{model.name}/config.pbtxt"
+            )
+            unused -= used
+            for version in sorted(path for path in model.iterdir() if path.name.isdigit()):
+                copied = staging / model.name / version.name
+                copied.mkdir(parents=True)
+                for source in sorted(version.glob("*.py")):
+                    shutil.copyfile(source, copied / source.name)
+            (staging / model.name / "config.pbtxt").write_text(rendered, encoding="utf-8")
+        if unused:
+            raise RepositoryError(
+                "no template uses some of the values",
+                values=", ".join(sorted(unused)),
+                limit="each value must reach a model",
+                remedy="add it to a config.pbtxt or remove it from build/repository.py",
+            )
+        _replace(staging, destination)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return [config.parent.name for config in configs]
+
+
+def _replace(staging: Path, destination: Path) -> None:
+    """Two renames: for a moment there is no repository, but never half of one."""
+    staging.chmod(0o755)
+    old = staging.with_name(f"{staging.name}-old")
+    if destination.exists():
+        destination.rename(old)
+    staging.rename(destination)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path = RUN) -> Path:
+    """Render the repository of a recipe.
+
+    Returns:
+        ``<run>/<recipe>/model_repository``.
+
+    Raises:
+        RepositoryError: See ``render_repository``.
+    """
+    destination = run / recipe.name / "model_repository"
+    values = template_values(recipe, draft_engine.resolve(), target_engine.resolve())
+    render_repository(TEMPLATES, values, destination)
+    return destination
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; the last line of standard output is JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m build.repository", description="Render the model repository of a recipe."
+    )
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    options = parser.parse_args(arguments)
+    try:
+        recipe = load_recipe(options.recipe)
+        engines = build_engines(recipe, report=lambda line: print(line, flush=True))
+        destination = render_recipe(recipe, Path(engines["draft"]), Path(engines["target"]))
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"model_repository": str(destination), "recipe": recipe.name}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

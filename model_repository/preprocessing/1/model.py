@@ -1,0 +1,16 @@
+"""Text to token ids; see pipelines/serving/preprocessing_model.py."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.preprocessing_model import PreprocessingModel
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = PreprocessingModel(ModelParameters.from_triton(args), pb_utils)
+
+    def execute(self, requests: list[object]) -> list[object]:
+        return self._model.execute(requests)

@@ -1,0 +1,137 @@
+"""Draft and target as models of the same server: the loop's callables as BLS requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from pipelines.errors import EngineFailedError, RequestTimeoutError
+from pipelines.executor.step_loop import StepLoop
+from pipelines.serving.contract import GenerationCall
+from pipelines.serving.generation_model import Outputs
+from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.request_limits import RequestLimits
+from pipelines.serving.stop_words_list import pack_stop_words
+from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.text.vocabulary import Vocabulary
+
+
+class BlsEngines:
+    """Calls the models ``draft`` and ``target``."""
+
+    def __init__(self, parameters: ModelParameters, wire: TritonWire) -> None:
+        self._limits = RequestLimits(max_seq_len=parameters.integer("max_seq_len"))
+        self.vocabulary = Vocabulary.from_file(parameters.path("target_engine_dir") / "tokenizer.json")
+        self.end_id: int | None = None  # not sent unless the request has one: the engines know their own
+        self.draft = BlsEngine("draft", wire, self.vocabulary)
+        self.target = BlsEngine("target", wire, self.vocabulary)
+        self.loop = StepLoop(())
+        self._max_calls = parameters.integer("max_batch_size")
+
+    def start(self) -> None:
+        """Start the loop, with a thread for each call that may be open at once."""
+        self.loop.start()
+        use_threads_for_calls(self.loop, self._max_calls)
+
+    def check(self, call: GenerationCall) -> None:
+        """Refuse what the engines would refuse, before the first call."""
+        self._limits.check(call.request)
+
+
+class BlsEngine:
+    """One model as a callable of the loop."""
+
+    def __init__(self, model_name: str, wire: TritonWire, vocabulary: Vocabulary) -> None:
+        self._model_name = model_name
+        self._wire = wire
+        self._spell = _ByteSpelling(vocabulary)
+
+    async def __call__(self, request: GenerationRequest) -> Output:
+        """Send one request to the model and return its whole output.
+
+        Raises:
+            DraftproofError: What the model answered.
+            RequestTimeoutError: The deadline passed before the call.
+        """
+        responses = await self._wire.call(
+            self._model_name,
+            self._tensors(request),
+            ("output_ids", "finish_reason"),
+            request_id=request.request_id,
+            timeout_us=_remaining_us(request),
+        )
+        if not responses:
+            raise EngineFailedError(
+                f"model '{self._model_name}' gave no answer",
+                values=f"request {request.request_id}",
+                limit="one response",
+                remedy="the server's log has the cause",
+            )
+        token_ids = np.concatenate([response["output_ids"].reshape(-1) for response in responses])
+        reason: bytes = responses[-1]["finish_reason"].reshape(-1)[0]
+        return Output(token_ids.astype(np.int32), reason.decode(), is_final=True)
+
+    def _tensors(self, request: GenerationRequest) -> Outputs:
+        sampling = request.sampling
+        tensors: Outputs = {
+            "input_ids": request.input_ids.reshape(1, -1),
+            "input_lengths": scalar_tensor(len(request.input_ids), np.int32),
+            "request_output_len": scalar_tensor(request.max_tokens, np.int32),
+            "prompt_length": scalar_tensor(request.num_prompt_tokens, np.int32),
+            "temperature": scalar_tensor(sampling.temperature, np.float32),
+            "runtime_top_k": scalar_tensor(sampling.top_k, np.int32),
+            "runtime_top_p": scalar_tensor(sampling.top_p, np.float32),
+            "seed": scalar_tensor(sampling.seed, np.uint64),
+        }
+        if request.end_id is not None:
+            tensors["end_id"] = scalar_tensor(request.end_id, np.int32)
+        if len(request.draft_input_ids):
+            tensors["draft_input_ids"] = request.draft_input_ids.reshape(1, -1)
+        if request.stop_words:
+            tensors["stop_words_list"] = pack_stop_words([self._spell(word) for word in request.stop_words])[
+                np.newaxis
+            ]
+        return tensors
+
+
+class _ByteSpelling:
+    """Spells text with single-byte tokens: any spelling will do, stop words are matched by their bytes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._token_of = {
+            token_bytes[0]: token_id
+            for token_id, token_bytes in enumerate(vocabulary.bytes_of)
+            if len(token_bytes) == 1
+        }
+
+    def __call__(self, text: Iterable[int]) -> list[int]:
+        return [self._token_of[byte] for byte in text]
+
+
+def use_threads_for_calls(loop: StepLoop, max_calls: int) -> None:
+    """Give a loop one thread per call: Triton's ``async_exec`` waits in the loop's default executor."""
+
+    async def install() -> None:
+        pool = ThreadPoolExecutor(max_calls, thread_name_prefix="bls")
+        asyncio.get_running_loop().set_default_executor(pool)
+
+    loop.spawn(install()).result()
+
+
+def _remaining_us(request: GenerationRequest) -> int:
+    if request.deadline_s is None:
+        return 0
+    remaining_s = request.deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise RequestTimeoutError(
+            "the request's deadline passed",
+            values=f"request {request.request_id}, {-remaining_s:.3f} s late",
+            limit="the timeout sent with the request",
+            remedy="allow more time, lower max_tokens, or add capacity",
+        )
+    return max(1, int(remaining_s * 1e6))

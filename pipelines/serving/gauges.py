@@ -1,0 +1,112 @@
+"""Figures on the metrics port: KV blocks, requests, and the counters of speculation.
+
+Names of the counters are vLLM's, so that dashboards made for it read them. Setting a value costs a
+round trip to Triton, so a thread of its own reads the figures a few times a second and passes on what
+changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.executor.executor import Executor
+from pipelines.speculation.statistics import SpeculationStatistics
+
+_LOG = logging.getLogger(__name__)
+
+INTERVAL_S = 0.2
+
+_DESCRIPTIONS = {
+    "draftproof_kv_blocks_free": "KV cache blocks that no request uses now",
+    "draftproof_kv_blocks": "KV cache blocks that requests can use",
+    "draftproof_requests_running": "Requests in work",
+    "draftproof_requests_waiting": "Requests in the queue",
+    "spec_decode_num_drafts_total": "Rounds that verified draft tokens",
+    "spec_decode_num_draft_tokens_total": "Draft tokens verified",
+    "spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
+    "spec_decode_num_accepted_tokens_per_pos_total": "Draft tokens accepted, by position in the draft",
+}
+
+
+@dataclass
+class _Figure:
+    metric: Any
+    read: Callable[[], float]
+    is_counter: bool
+    last: float | None = None
+
+
+class Gauges:
+    """The figures of one model.
+
+    Args:
+        backend: The module ``triton_python_backend_utils``.
+        model_name: Goes into the label ``model`` of each.
+    """
+
+    def __init__(self, backend: Any, model_name: str) -> None:
+        self._pb = backend
+        self._model_name = model_name
+        self._families: dict[str, Any] = {}  # must outlive their metrics, or Triton deletes these
+        self._figures: list[_Figure] = []
+        self._thread = threading.Thread(target=self._run, name="gauges", daemon=True)
+
+    def add(self, name: str, read: Callable[[], float], **labels: str) -> None:
+        """Publish a figure; names that end in ``_total`` are counters. Before ``start`` only."""
+        is_counter = name.endswith("_total")
+        if name not in self._families:
+            family = self._pb.MetricFamily
+            kind = family.COUNTER if is_counter else family.GAUGE
+            self._families[name] = family(name=name, description=_DESCRIPTIONS[name], kind=kind)
+        metric = self._families[name].Metric(labels={"model": self._model_name, **labels})
+        self._figures.append(_Figure(metric, read, is_counter))
+
+    def start(self) -> None:
+        """Publish from now on until the process ends."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            for figure in self._figures:
+                try:
+                    self._publish(figure)
+                except Exception:
+                    _LOG.exception("a figure could not be published; publishing ends")
+                    return
+            pause.wait(INTERVAL_S)
+
+    def _publish(self, figure: _Figure) -> None:
+        value = float(figure.read())
+        if value == figure.last:
+            return
+        if figure.is_counter:
+            figure.metric.increment(value - (figure.last or 0.0))
+        else:
+            figure.metric.set(value)
+        figure.last = value
+
+
+def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
+    """Publish what one engine holds."""
+    gauges.add("draftproof_kv_blocks", lambda: executor.num_blocks, engine=role)
+    gauges.add("draftproof_kv_blocks_free", lambda: executor.num_free_blocks, engine=role)
+    gauges.add("draftproof_requests_running", lambda: executor.num_running, engine=role)
+    gauges.add("draftproof_requests_waiting", lambda: executor.num_waiting, engine=role)
+
+
+def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:
+    """Publish counts of all requests together."""
+    gauges.add("spec_decode_num_drafts_total", lambda: totals.num_drafting_rounds)
+    gauges.add("spec_decode_num_draft_tokens_total", lambda: totals.total_draft_tokens)
+    gauges.add("spec_decode_num_accepted_tokens_total", lambda: totals.total_accepted_draft_tokens)
+    for position in range(totals.max_draft_len):
+        gauges.add(
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            lambda position=position: totals.accepted_per_position[position],  # type: ignore[misc]
+            position=str(position),
+        )

@@ -1,0 +1,111 @@
+"""The life of a request inside ``draft``, ``target`` and ``speculative``: all but the decoding.
+
+Triton's thread hands the requests over and gets back at once. Each is answered by a coroutine on the
+step loop; responses go out through the outbox. Client gone, ``stop`` received or server ending: the
+coroutine is cancelled, which gives its KV blocks back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pipelines.executor.step_loop import StepLoop
+from pipelines.serving.contract import GenerationCall, is_stop, parse_call, refuse_unknown_parameters
+from pipelines.serving.outbox import Outbox
+from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.responder import Responder
+from pipelines.serving.triton_wire import TritonWire, text_tensor
+from pipelines.text.vocabulary import Vocabulary
+
+CLOSE_TIMEOUT_S = 5.0  # for the last responses to go out when the server ends
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+
+class Answerer(Protocol):
+    """The part that differs between the models."""
+
+    vocabulary: Vocabulary
+    end_id: int | None
+
+    def check(self, call: GenerationCall) -> None:
+        """Refuse what cannot be answered, before it takes a place; raises InvalidRequestError."""
+
+    def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Mapping[str, npt.NDArray[Any]], bool]]:
+        """Tensors of each response, and whether it is the last."""
+
+
+class GenerationModel:
+    """Runs requests on an answerer.
+
+    Args:
+        parameters: The model's settings.
+        wire: Triton.
+        loop: Started; stopped by ``close``.
+        answerer: Decodes.
+    """
+
+    def __init__(
+        self, parameters: ModelParameters, wire: TritonWire, loop: StepLoop, answerer: Answerer
+    ) -> None:
+        self._parameters = parameters
+        self._wire = wire
+        self._loop = loop
+        self._answerer = answerer
+        self._outbox = Outbox()
+        self._numbers = itertools.count(1)
+        self._running: dict[str, Future[None]] = {}
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests from Triton; returns at once, the answers follow."""
+        for request in requests:
+            # A client's id need not be unique, so a number is added.
+            request_id = f"{request.request_id() or 'request'}#{next(self._numbers)}"
+            responder = Responder(self._wire, request.get_response_sender(), self._outbox, request_id)
+            try:
+                self._begin(request, request_id, responder)
+            except Exception as error:
+                responder.fail(error)
+
+    def close(self) -> None:
+        """Cancel what runs and send the last responses."""
+        self._loop.stop()
+        self._outbox.close(CLOSE_TIMEOUT_S)
+
+    def _begin(self, request: Any, request_id: str, responder: Responder) -> None:
+        inputs = self._wire.inputs(request)
+        if is_stop(inputs):
+            self._stop(request.request_id())
+            responder.finish()
+            return
+        timeout_us = refuse_unknown_parameters(request.parameters(), self._parameters.input_names)
+        call = parse_call(
+            inputs,
+            request_id,
+            self._answerer.vocabulary,
+            self._answerer.end_id,
+            request.timeout() or timeout_us,
+        )
+        self._answerer.check(call)
+        running = self._loop.spawn(self._answer(call, responder))
+        self._running[request_id] = running
+        running.add_done_callback(lambda _: self._running.pop(request_id, None))
+        responder.follow(running)
+
+    async def _answer(self, call: GenerationCall, responder: Responder) -> None:
+        handle = text_tensor(f"{self._parameters.model_name}/{call.request.request_id}")
+        async with aclosing(self._answerer.answer(call)) as responses:  # type: ignore[type-var]
+            async for outputs, is_final in responses:
+                responder.send({**outputs, "request_handle": handle}, is_final=is_final)
+
+    def _stop(self, request_id: str) -> None:
+        """Cancel the request of this id, ours with the number or the client's without."""
+        for running_id, future in tuple(self._running.items()):
+            if request_id in (running_id, running_id.rpartition("#")[0]):
+                future.cancel()

@@ -1,0 +1,74 @@
+"""The ``parameters`` section of a model's rendered ``config.pbtxt``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.errors import RepositoryError
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """Settings of one model, as text, with checked access.
+
+    Attributes:
+        model_name: Name of the model in the repository.
+        values: Parameter name to its text.
+        input_names: Inputs that ``config.pbtxt`` declares.
+        output_names: Outputs that ``config.pbtxt`` declares.
+    """
+
+    model_name: str
+    values: dict[str, str]
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_triton(cls, args: dict[str, str]) -> ModelParameters:
+        """Read what Triton hands to ``TritonPythonModel.initialize``."""
+        config = json.loads(args["model_config"])
+        return cls(
+            model_name=args["model_name"],
+            values={name: entry["string_value"] for name, entry in config.get("parameters", {}).items()},
+            input_names=tuple(entry["name"] for entry in config.get("input", [])),
+            output_names=tuple(entry["name"] for entry in config.get("output", [])),
+        )
+
+    def text(self, name: str) -> str:
+        """One parameter.
+
+        Raises:
+            RepositoryError: The configuration does not have it.
+        """
+        try:
+            return self.values[name]
+        except KeyError:
+            raise RepositoryError(
+                f"model '{self.model_name}' lacks a parameter",
+                values=f"parameters: {', '.join(sorted(self.values)) or 'none'}",
+                limit=f"'{name}' is needed in its config.pbtxt",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
+    def integer(self, name: str) -> int:
+        """One parameter that must be a whole number.
+
+        Raises:
+            RepositoryError: It is missing or something else.
+        """
+        text = self.text(name)
+        try:
+            return int(text)
+        except ValueError:
+            raise RepositoryError(
+                f"model '{self.model_name}' has a parameter of the wrong kind",
+                values=f"{name}={text!r}",
+                limit="a whole number",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
+    def path(self, name: str) -> Path:
+        """One parameter that names a file or folder."""
+        return Path(self.text(name))

@@ -1,0 +1,132 @@
+"""``preprocessing``: text to token ids."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import DraftproofError, InvalidRequestError, PromptTooLongError
+from pipelines.serving.contract import Inputs, refuse_unknown_parameters
+from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.responder import internal_error
+from pipelines.serving.stop_words_list import check_stop_words, pack_stop_words
+from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.text.vocabulary import Vocabulary
+
+_LOG = logging.getLogger(__name__)
+
+# What the ensembles take on behalf of the later steps; for the check of misspelt names.
+_ENSEMBLE_INPUTS = (
+    *("text_input", "max_tokens", "stream", "temperature", "top_k", "top_p", "seed", "stop_words", "end_id"),
+    "num_draft_tokens",
+)
+
+
+class Preprocessing:
+    """Turns prompts into the engines' input tensors.
+
+    Args:
+        parameters: The model's settings.
+
+    Raises:
+        EngineLoadError: The tokenizer cannot be read.
+    """
+
+    def __init__(self, parameters: ModelParameters) -> None:
+        from tokenizers import Tokenizer
+
+        path = parameters.path("tokenizer_file")
+        self._vocabulary = Vocabulary.from_file(path)
+        self._tokenizer: Any = Tokenizer.from_file(str(path))
+        self._max_seq_len = parameters.integer("max_seq_len")
+        # A token spells at most so many bytes, so a longer text is too long before it is tokenized.
+        longest = max(len(token_bytes) for token_bytes in self._vocabulary.bytes_of)
+        self._max_prompt_bytes = self._max_seq_len * longest
+
+    def __call__(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
+        """Tensors ``text_input``, ``max_tokens`` and maybe ``stop_words`` to those of an engine.
+
+        Raises:
+            InvalidRequestError: The prompt is empty or no UTF-8, or a stop word cannot be used.
+            PromptTooLongError: The prompt alone exceeds the engine.
+        """
+        text = _decode(inputs["text_input"].reshape(-1)[0], "text_input")
+        if len(text) > self._max_prompt_bytes:
+            raise self._too_long(f"{len(text)} characters")
+        input_ids = np.array([self._tokenizer.encode(text).ids], dtype=np.int32)
+        if not input_ids.size:
+            raise InvalidRequestError(
+                "the prompt is empty",
+                values=f"text_input={text!r} gives 0 tokens",
+                limit="at least 1 token",
+                remedy="send a prompt",
+            )
+        if input_ids.size >= self._max_seq_len:
+            raise self._too_long(f"{input_ids.size} tokens")
+        words = [] if "stop_words" not in inputs else inputs["stop_words"].reshape(-1).tolist()
+        check_stop_words(words)
+        return {
+            "input_ids": input_ids,
+            "input_lengths": scalar_tensor(input_ids.size, np.int32),
+            "request_output_len": inputs["max_tokens"].astype(np.int32),
+            "stop_words_list": pack_stop_words([self._stop_word_ids(word) for word in words])[np.newaxis],
+        }
+
+    def _stop_word_ids(self, word: bytes) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(_decode(word, "stop_words"), add_special_tokens=False).ids
+        if self._vocabulary.join(ids) != word:
+            raise InvalidRequestError(
+                "a stop word cannot be written in the model's tokens",
+                values=f"stop word {word!r}",
+                limit="its tokens must spell its bytes; special tokens spell none",
+                remedy="leave it out of stop_words; to end at a special token send its id as end_id",
+            )
+        return ids
+
+    def _too_long(self, values: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            "the prompt is too long",
+            values=f"text_input has {values}",
+            limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
+            remedy="shorten the prompt, or serve with a larger max_seq_len",
+        )
+
+
+class PreprocessingModel:
+    """Answers Triton's requests with ``Preprocessing``."""
+
+    def __init__(self, parameters: ModelParameters, backend: Any) -> None:
+        self._wire = TritonWire(backend)
+        self._preprocess = Preprocessing(parameters)
+        self._known_inputs = sorted({*_ENSEMBLE_INPUTS, *parameters.input_names})
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response per request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            refuse_unknown_parameters(request.parameters(), self._known_inputs)
+            return self._wire.response(self._preprocess(self._wire.inputs(request)))
+        except DraftproofError as error:
+            return self._wire.error_response(error)
+        except Exception:
+            _LOG.exception("request %s could not be tokenized", request.request_id())
+            return self._wire.error_response(internal_error(request.request_id()))
+
+
+def _decode(data: Any, tensor: str) -> str:
+    if isinstance(data, str):
+        return data
+    try:
+        return bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"{tensor} is not valid UTF-8",
+            values=f"byte 0x{data[error.start]:02x} at position {error.start}",
+            limit="text must be UTF-8",
+            remedy="encode it as UTF-8",
+        ) from None

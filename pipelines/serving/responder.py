@@ -1,0 +1,137 @@
+"""Answers to one request: in order, and exactly one of them the last, whatever happens.
+
+Triton keeps a client waiting for ever if its model forgets the last response. So whoever takes a
+request makes a ``Responder`` first, and every way out ends in ``send(is_final=True)``, ``fail`` or
+``finish``; what is sent after that is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy.typing as npt
+
+from pipelines.errors import DraftproofError, InternalError, RequestCancelledError
+from pipelines.serving.outbox import Outbox
+from pipelines.serving.triton_wire import TritonWire
+
+_LOG = logging.getLogger(__name__)
+
+
+class Responder:
+    """Answers one request; its methods may be called from any thread.
+
+    Args:
+        wire: Makes responses.
+        sender: Triton's response sender of the request.
+        outbox: Delivers them.
+        request_id: Names the request in errors.
+    """
+
+    def __init__(self, wire: TritonWire, sender: Any, outbox: Outbox, request_id: str) -> None:
+        self._wire = wire
+        self._sender = sender
+        self._outbox = outbox
+        self._request_id = request_id
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_final_sent = False  # touched by the outbox thread only
+        self._on_cancelled: Callable[[], object] = lambda: None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last response was given."""
+        return self._is_closed
+
+    def follow(self, work: Future[None]) -> None:
+        """Cancel the work when the client has gone, and end the answer when the work has ended.
+
+        Args:
+            work: Sends the responses. However it ends, even cancelled before it began, the client gets
+                a last response.
+        """
+        self._on_cancelled = work.cancel
+        work.add_done_callback(self._end)
+        self._outbox.watch(self)
+
+    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+        """Give one response."""
+        if self._open(close=is_final):
+            self._outbox.put(lambda: self._deliver(outputs, is_final))
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error; one that is not ours is logged and hidden from the client."""
+        if not self._open(close=True):
+            return
+        if not isinstance(error, DraftproofError):
+            _LOG.error("request %s failed", self._request_id, exc_info=error)
+            error = internal_error(self._request_id)
+        ours = error
+        self._outbox.put(lambda: self._deliver_error(ours))
+
+    def finish(self) -> None:
+        """End without a response."""
+        if self._open(close=True):
+            self._outbox.put(self._deliver_end)
+
+    def poll(self) -> bool:
+        """Look whether the client has gone (``outbox.Watched``)."""
+        if self._is_final_sent:
+            return False
+        if not self._sender.is_cancelled():
+            return True
+        self._on_cancelled()
+        return False
+
+    def _end(self, work: Future[None]) -> None:
+        try:
+            error = work.exception()
+        except CancelledError:
+            error = RequestCancelledError(
+                "the request was cancelled",
+                values=f"request {self._request_id}",
+                limit="the client went away, asked to stop, or the server is ending",
+                remedy="send it again if the answer is still wanted",
+            )
+        if not self._is_closed:
+            self.fail(error or RuntimeError("the answer ended without a last response"))
+
+    def _open(self, *, close: bool) -> bool:
+        with self._lock:
+            was_open = not self._is_closed
+            self._is_closed |= close
+            return was_open
+
+    def _deliver(self, outputs: Mapping[str, npt.NDArray[Any]], is_final: bool) -> None:
+        if self._is_final_sent:
+            return
+        try:
+            self._is_final_sent = is_final
+            self._sender.send(self._wire.response(outputs), flags=self._wire.final_flag if is_final else 0)
+        except Exception:
+            _LOG.exception("request %s could not be answered", self._request_id)
+            self._open(close=True)
+            self._on_cancelled()
+            self._deliver_error(internal_error(self._request_id))
+
+    def _deliver_error(self, error: DraftproofError) -> None:
+        self._is_final_sent = True
+        self._sender.send(self._wire.error_response(error), flags=self._wire.final_flag)
+
+    def _deliver_end(self) -> None:
+        self._is_final_sent = True
+        self._sender.send(flags=self._wire.final_flag)
+
+
+def internal_error(request_id: str) -> InternalError:
+    """What a client is told of a defect of ours."""
+    return InternalError(
+        "the server failed on this request",
+        values=f"request {request_id}",
+        limit="this is a defect",
+        remedy="the server's log has the traceback under this request id",
+    )
