@@ -1,1 +1,1 @@
-"""Trains the demonstration pair: a small target and a smaller draft, on the source text of the standard library."""
+"""Trains the demonstration pair: target and draft, on the standard library's source text."""

@@ -1,4 +1,4 @@
-"""What a draft is worth: rounds of speculation simulated over the target's own text, and the share of loops in it."""
+"""Rounds of speculation simulated over the target's own text, and the loops in that text."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Acceptance:
 def simulate(matches: npt.NDArray[np.bool_], num_draft_tokens: int) -> Acceptance:
     """Simulates speculation over texts whose every position's agreement is known.
 
-    Every accepted prefix equals the target's text, so the draft's choice at a position does not depend on how the rounds
-    fall, and agreement on the finished text is enough. A round gives the accepted tokens and one of the target's own; at
-    the end of a text the draft proposes no more tokens than are left.
+    Every accepted prefix equals the target's text, so the draft's choice at a position does not depend on
+    how the rounds fall, and agreement on the finished text is enough. A round gives the accepted tokens and
+    one of the target's own; at the end of a text the draft proposes no more tokens than are left.
 
     Args:
         matches: Whether the draft chooses the target's token, ``[texts, tokens]``.
@@ -69,7 +69,8 @@ def simulate(matches: npt.NDArray[np.bool_], num_draft_tokens: int) -> Acceptanc
 def loop_tokens(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Marks the tokens of a text that only repeat what stands before them.
 
-    A loop is an exact repetition of at least three periods and at least twelve tokens; its first period is not marked.
+    A loop is an exact repetition of at least three periods and at least twelve tokens; its first period is
+    not marked.
 
     Args:
         tokens: One text, ``[tokens]``.

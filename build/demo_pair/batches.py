@@ -11,7 +11,7 @@ from build.demo_pair.tokenizer import TokenArray
 
 
 def _windows(stream: TokenArray, count: int, width: int, random: np.random.Generator) -> TokenArray:
-    """Cuts ``count`` windows ``[count, width]``; each pass tiles the stream from another offset, in random order."""
+    """Cuts windows ``[count, width]``; each pass tiles the stream from another offset, shuffled."""
     starts: list[TokenArray] = []
     found = 0
     while found < count:
@@ -43,13 +43,17 @@ def plan(
     counts = [math.floor(total * share) for _, share in sources]
     counts[0] += total - sum(counts)
     rows = np.concatenate(
-        [_windows(stream, count, context + 1, random) for (stream, _), count in zip(sources, counts, strict=True) if count]
+        [
+            _windows(stream, count, context + 1, random)
+            for (stream, _), count in zip(sources, counts, strict=True)
+            if count
+        ]
     )
     return torch.from_numpy(random.permutation(rows).reshape(steps, batch, context + 1))
 
 
 def cosine_rate(step: int, steps: int, warm_up: float = 0.03, floor: float = 0.02) -> float:
-    """Returns the factor of the learning rate at ``step``: linear warm-up, then a cosine down to ``floor``."""
+    """Returns the learning rate's factor at ``step``: linear warm-up, then a cosine down to ``floor``."""
     ramp = max(1, round(steps * warm_up))
     if step < ramp:
         return (step + 1) / ramp

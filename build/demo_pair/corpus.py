@@ -1,6 +1,7 @@
 """The training text: source files of the running interpreter's standard library, split by module.
 
-Held-out modules, and the tests of those modules, are never seen in training: not by the tokenizer, not by the models.
+Held-out modules, and the tests of those modules, are never seen in training: not by the tokenizer, not by
+the models.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
+from pipelines.errors import DraftproofError
+
 HELD_OUT_MODULES = (
-    "asyncio/queues", "calendar", "cmd", "configparser", "csv", "email/message", "fnmatch", "getopt", "gettext",
-    "heapq", "http/cookies", "imaplib", "json/encoder", "logging/config", "mailbox", "pprint", "queue", "sched",
-    "shelve", "shlex", "statistics", "tabnanny", "textwrap", "unittest/suite",
+    "asyncio/queues", "calendar", "cmd", "configparser", "csv", "email/message", "fnmatch", "getopt",
+    "gettext", "heapq", "http/cookies", "imaplib", "json/encoder", "logging/config", "mailbox", "pprint",
+    "queue", "sched", "shelve", "shlex", "statistics", "tabnanny", "textwrap", "unittest/suite",
 )  # fmt: skip
 """Modules kept for validation and for the prompts of the demonstration, as paths without ``.py``."""
 
@@ -24,6 +27,12 @@ _EXCLUDED_FOLDERS = frozenset(
 _TEST_SIZES = range(1_000, 150_001)
 _MAX_NON_ASCII = 0.005
 _MAX_DIGITS = 0.08
+
+
+class DemoPairError(DraftproofError):
+    """The demonstration pair cannot be trained or measured as asked."""
+
+    code = "demo_pair"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +70,8 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py")
 
 
-def tests_held_out_module(stem: str) -> bool:
-    """Says whether a test file named ``test_<stem>.py`` may belong to a held-out module, or to its package."""
+def is_held_out_test(stem: str) -> bool:
+    """Says whether ``test_<stem>.py`` may test a held-out module or its package."""
     for module in HELD_OUT_MODULES:
         names = {module.replace("/", "_"), *module.split("/")}
         if any(stem == name or stem.startswith(f"{name}_") for name in names):
@@ -108,7 +117,8 @@ def load_corpus(root: Path | None = None) -> Corpus:
         The corpus, its parts in order of path.
 
     Raises:
-        FileNotFoundError: A held-out module is missing, so this is not a CPython standard library with its sources.
+        DemoPairError: A held-out module is missing, so this is not a CPython standard library with its
+            sources.
     """
     root = root or standard_library()
     library: list[Document] = []
@@ -120,15 +130,17 @@ def load_corpus(root: Path | None = None) -> Corpus:
     tests = [
         document
         for path in sorted((root / "test").glob("test_*.py"))
-        if not tests_held_out_module(path.stem.removeprefix("test_"))
+        if not is_held_out_test(path.stem.removeprefix("test_"))
         and (document := _read(root, path)) is not None
         and _is_ordinary(document.text)
     ]
     missing = set(HELD_OUT_MODULES) - {module_name(document.path) for document in held_out}
     if missing:
-        raise FileNotFoundError(
-            f"Held-out modules are missing from the standard library: {sorted(missing)} not found under {root}; "
-            f"all {len(HELD_OUT_MODULES)} must exist; run with a CPython that ships its .py files."
+        raise DemoPairError(
+            "held-out modules are missing from the standard library",
+            values=f"{', '.join(sorted(missing))} not found under {root}",
+            limit=f"all {len(HELD_OUT_MODULES)} must exist",
+            remedy="run with a CPython that ships its .py files",
         )
     digest = hashlib.sha256()
     for document in (*library, *tests, *held_out):

@@ -44,7 +44,12 @@ class DistillSettings:
 
 
 def write_texts(
-    target: Weights, prompts: torch.Tensor, width: int, settings: DistillSettings, seed: int, side_by_side: int = 256
+    target: Weights,
+    prompts: torch.Tensor,
+    width: int,
+    settings: DistillSettings,
+    seed: int,
+    side_by_side: int = 256,
 ) -> torch.Tensor:
     """Lets the target continue prompts ``[count, PROMPT]``; returns token ids ``[count, width]``."""
     greedy = round(len(prompts) * settings.greedy)
@@ -63,7 +68,9 @@ def teacher_logits(target: Weights, windows: torch.Tensor, tables: Tables, batch
     kept = torch.empty((len(windows), windows.shape[1] - 1, TARGET.vocabulary), dtype=torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for begin in range(0, len(windows), batch):
-            kept[begin : begin + batch] = compiled(target, TARGET, windows[begin : begin + batch, :-1], tables)
+            kept[begin : begin + batch] = compiled(
+                target, TARGET, windows[begin : begin + batch, :-1], tables
+            )
     return kept
 
 
@@ -95,8 +102,8 @@ def distill(
     Args:
         target: The finished target as it will be stored (rounded to bfloat16), which does not change.
         draft: The draft's weights to begin with.
-        corpus: Windows of the corpus, token ids ``[count, width]``; the first tokens of ``settings.generated`` of them
-            are also the prompts of the target's own text.
+        corpus: Windows of the corpus, token ids ``[count, width]``; the first tokens of
+            ``settings.generated`` of them are also the prompts of the target's own text.
         settings: Sizes of the stage.
         seed: Seed of the sampled text and of the order.
         report: Receives lines of progress.
@@ -126,7 +133,9 @@ def distill(
         if step % per_epoch == 0:
             shuffled = torch.randperm(len(windows), generator=order).view(per_epoch, settings.batch)
         chosen = shuffled[step % per_epoch]
-        loss, divergence, equal = loss_of(weights, windows[chosen], teacher[chosen], tables, settings.distance)
+        loss, divergence, equal = loss_of(
+            weights, windows[chosen], teacher[chosen], tables, settings.distance
+        )
         loss.backward()
         rate = cosine_rate(step, steps)
         optimizer.step(MATRIX_RATE * rate, OTHER_RATE * rate)
@@ -134,7 +143,8 @@ def distill(
         if done % 20 == 0 or done == steps:
             seconds = time.monotonic() - began
             report(
-                f"distil {done}/{steps}: divergence {float(divergence.detach()):.3f}, equal {float(equal):.3f}, "
+                f"distil {done}/{steps}: divergence {float(divergence.detach()):.3f}, "
+                f"equal {float(equal):.3f}, "
                 f"{done * settings.batch * (width - 1) / seconds:.0f} tokens/s, "
                 f"{(steps - done) * seconds / done / 60:.1f} min left"
             )

@@ -1,4 +1,4 @@
-"""Measures the pair on held-out prompts: acceptance, loops, losses and sample texts, into ``evaluation.json``."""
+"""Measures the pair on held-out prompts: acceptance, loops, losses and samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from build.demo_pair.model import DRAFT, TARGET, ModelConfig, Weights, forward, 
 from build.demo_pair.prompts import PROMPT_TOKENS
 from build.demo_pair.readme import write_readme
 from build.demo_pair.tokenizer import encode_documents
+from pipelines.errors import DraftproofError
 
 DRAFT_TOKENS = (2, 4, 6, 8)
 TEMPERATURE = 0.8
@@ -45,7 +46,9 @@ def validation_loss(weights: Weights, config: ModelConfig, stream: torch.Tensor,
     return total / usable
 
 
-def draft_choices(draft: Weights, prompts: torch.Tensor, text: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+def draft_choices(
+    draft: Weights, prompts: torch.Tensor, text: torch.Tensor, temperature: float, seed: int
+) -> torch.Tensor:
     """Returns the draft's token at each position of the target's text, int64 ``[batch, tokens]``.
 
     Sampling shares the target's Gumbel noise, the coupling that the server uses.
@@ -56,7 +59,9 @@ def draft_choices(draft: Weights, prompts: torch.Tensor, text: torch.Tensor, tem
         logits = forward(draft, DRAFT, whole[:, :-1], rotary_tables(DRAFT, whole.shape[1] - 1))
         logits = logits[:, prompts.shape[1] - 1 :]
         if temperature != GREEDY:
-            logits = logits / temperature + torch.stack([noise(index) for index in range(text.shape[1])], dim=1)
+            logits = logits / temperature + torch.stack(
+                [noise(index) for index in range(text.shape[1])], dim=1
+            )
         return logits.argmax(dim=-1).clone()
 
 
@@ -155,7 +160,7 @@ def evaluate(directory: Path, run: dict[str, Any], seed: int, note: str) -> dict
             "torch": torch.__version__,
             "processor": _processor(),
             "git": _revision(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "evaluation_seconds": round(time.monotonic() - started, 1),
             "corpus_sha256": corpus.sha256,
             "training": run,
@@ -165,10 +170,12 @@ def evaluate(directory: Path, run: dict[str, Any], seed: int, note: str) -> dict
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Evaluates, writes ``evaluation.json`` and the README, and prints one line of JSON; returns the exit status."""
+    """Writes ``evaluation.json`` and the README, prints a line of JSON; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", default=Path("engines/demo_pair"))
-    parser.add_argument("--run", type=Path, help="run.json of the training; the former evaluation's by default")
+    parser.add_argument(
+        "--run", type=Path, help="run.json of the training; the former evaluation's by default"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="remark on the circumstances, such as a shared machine")
@@ -177,7 +184,11 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.directory / "evaluation.json"
     former = json.loads(path.read_text(encoding="utf-8"))["conditions"] if path.exists() else {}
     run = json.loads(options.run.read_text(encoding="utf-8")) if options.run else former.get("training", {})
-    result = evaluate(options.directory, run, options.seed, options.note or former.get("note", ""))
+    try:
+        result = evaluate(options.directory, run, options.seed, options.note or former.get("note", ""))
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_readme(options.directory)
     summary = {mode: result[mode]["all_outputs"]["4"] for mode in ("greedy", "sampled")}

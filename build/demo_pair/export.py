@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from build.checkpoint import Tensor, read_checkpoint, write_checkpoint
 from build.demo_pair.model import ModelConfig, Weights
 
 
@@ -40,32 +40,20 @@ def checkpoint_config(config: ModelConfig) -> dict[str, Any]:
 
 def export_model(directory: Path, config: ModelConfig, weights: Weights, tokenizer_json: str) -> None:
     """Writes ``config.json``, ``rank0.safetensors`` (bfloat16) and ``tokenizer.json`` into ``directory``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(checkpoint_config(config), indent=2) + "\n", encoding="utf-8")
+    write_checkpoint(
+        directory,
+        checkpoint_config(config),
+        {name: _bfloat16(tensor) for name, tensor in sorted(weights.items())},
+    )
     (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    parts: list[bytes] = []
-    offset = 0
-    for name in sorted(weights):
-        tensor = weights[name].detach().bfloat16().contiguous()
-        data = tensor.view(torch.int16).numpy().tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-        parts.append(data)
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    (directory / "rank0.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + b"".join(parts))
+
+
+def _bfloat16(tensor: torch.Tensor) -> Tensor:
+    bits = tensor.detach().bfloat16().contiguous().view(torch.int16).numpy().view(np.uint16)
+    return Tensor("BF16", tuple(bits.shape), bits)
 
 
 def load_model(directory: Path) -> Weights:
     """Reads the weights that :func:`export_model` wrote, as float32."""
-    data = (directory / "rank0.safetensors").read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + length])
-    weights: Weights = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            raw = torch.frombuffer(bytearray(data[8 + length + begin : 8 + length + end]), dtype=torch.bfloat16)
-            weights[name] = raw.view(entry["shape"]).float()
-    return weights
+    tensors = read_checkpoint(directory).tensors
+    return {name: torch.from_numpy(tensor.to_float32().copy()) for name, tensor in tensors.items()}

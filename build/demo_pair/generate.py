@@ -52,7 +52,7 @@ class CachedModel:
         self._length = 0
 
     def feed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Appends ``tokens`` ``[batch, count]`` and returns the last position's logits ``[batch, vocabulary]``."""
+        """Appends ``[batch, count]`` tokens; returns the last position's logits ``[batch, vocabulary]``."""
         config, weights = self._config, self._weights
         count, begin = tokens.shape[1], self._length
         end = begin + count
@@ -100,7 +100,9 @@ def generate(
         ValueError: The temperature asks for sampling but there is no noise.
     """
     if temperature != GREEDY and noise is None:
-        raise ValueError(f"No noise was given for temperature {temperature}; sampling needs it; pass gumbel_noise().")
+        raise ValueError(
+            f"No noise was given for temperature {temperature}; sampling needs it; pass gumbel_noise()."
+        )
     produced: list[torch.Tensor] = []
     with torch.inference_mode():
         model = CachedModel(weights, config, prompts.shape[0], prompts.shape[1] + count)

@@ -11,7 +11,15 @@ import torch
 from torch.nn import functional
 
 from build.demo_pair.batches import cosine_rate
-from build.demo_pair.model import DRAFT, EXIT_NORM, TARGET, Weights, forward_both, initial_weights, rotary_tables
+from build.demo_pair.model import (
+    DRAFT,
+    EXIT_NORM,
+    TARGET,
+    Weights,
+    forward_both,
+    initial_weights,
+    rotary_tables,
+)
 from build.demo_pair.optimizer import Optimizer
 
 MATRIX_RATE = 4e-3
@@ -24,7 +32,8 @@ class JointSettings:
 
     Attributes:
         agreement_from: Share of the steps after which the models are pulled towards each other (stage 2).
-        agreement_full: Share of the steps after which the pull has its full weight; it grows linearly until then.
+        agreement_full: Share of the steps after which the pull has its full weight; it grows linearly until
+            then.
         agreement: Full weight of KL(target || draft).
         exit_first: Weight of the draft's own cross-entropy in stage 1.
         exit_second: The same in stage 2.
@@ -49,7 +58,8 @@ def joint_losses(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the target's and the draft's cross-entropy and KL(target || draft), in nats per token.
 
-    Gradients of the divergence reach both models: the target learns to be predictable, the draft to predict it.
+    Gradients of the divergence reach both models: the target learns to be predictable, the draft to predict
+    it.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         target, draft = forward_both(weights, TARGET, DRAFT.layers, tokens[:, :-1], tables)
@@ -67,7 +77,7 @@ def train_jointly(
     state_file: Path,
     report: Callable[[str], None],
     save_every: int = 100,
-) -> Weights:
+) -> tuple[Weights, float]:
     """Runs stages 1 and 2, or what is left of them.
 
     Args:
@@ -79,17 +89,18 @@ def train_jointly(
         save_every: Steps between two states.
 
     Returns:
-        The weights of both models, :data:`~build.demo_pair.model.EXIT_NORM` among them, float32.
+        The weights of both models, :data:`~build.demo_pair.model.EXIT_NORM` among them, float32; and the
+        seconds the steps took, those before an interruption among them.
     """
     weights = initial_weights(TARGET, torch.Generator().manual_seed(seed))
     weights[EXIT_NORM] = torch.ones(TARGET.hidden)
     for tensor in weights.values():
         tensor.requires_grad_(True)
     optimizer = Optimizer(weights, TARGET)
-    first = 0
+    first, seconds_before = 0, 0.0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
-        first = int(state["step"])
+        first, seconds_before = int(state["step"]), float(state["seconds"])
         with torch.no_grad():
             for name, tensor in weights.items():
                 tensor.copy_(state["weights"][name])
@@ -111,18 +122,21 @@ def train_jointly(
             speed = (done - first) * batch * (width - 1) / seconds
             left = (steps - done) * seconds / (done - first)
             report(
-                f"joint {done}/{steps}: target {float(target.detach()):.3f}, draft {float(draft.detach()):.3f}, "
-                f"divergence {float(divergence.detach()):.3f} (weight {agreement:.2f}), {speed:.0f} tokens/s, "
-                f"{left / 60:.1f} min left"
+                f"joint {done}/{steps}: target {float(target.detach()):.3f}, "
+                f"draft {float(draft.detach()):.3f}, "
+                f"divergence {float(divergence.detach()):.3f} (weight {agreement:.2f}), "
+                f"{speed:.0f} tokens/s, {left / 60:.1f} min left"
             )
         if done % save_every == 0 or done == steps:
-            save_state(state_file, done, weights, optimizer)
-    return {name: tensor.detach() for name, tensor in weights.items()}
+            save_state(state_file, done, seconds_before + time.monotonic() - started, weights, optimizer)
+    seconds = seconds_before + time.monotonic() - started
+    return {name: tensor.detach() for name, tensor in weights.items()}, seconds
 
 
-def save_state(path: Path, step: int, weights: Weights, optimizer: Optimizer) -> None:
+def save_state(path: Path, step: int, seconds: float, weights: Weights, optimizer: Optimizer) -> None:
     """Writes a run's state so that an interruption leaves the last whole one."""
     temporary = path.with_suffix(".partial")
     detached = {name: tensor.detach() for name, tensor in weights.items()}
-    torch.save({"step": step, "weights": detached, "optimizer": optimizer.state()}, temporary)
+    state = {"step": step, "seconds": seconds, "weights": detached, "optimizer": optimizer.state()}
+    torch.save(state, temporary)
     temporary.replace(path)

@@ -1,7 +1,8 @@
 """A Llama decoder as plain functions over a dictionary of weights.
 
-The dictionary's names and layouts are those of a TensorRT-LLM checkpoint, so that export is a copy. While the two models
-train together the draft is an early exit of the target: its first layers, with a final norm of its own.
+The dictionary's names and layouts are those of a TensorRT-LLM checkpoint, so that export is a copy. While
+the two models train together the draft is an early exit of the target: its first layers, with a final norm
+of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tenso
 def project_qkv(
     x: torch.Tensor, weights: Weights, prefix: str, config: ModelConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Norms and projects ``x`` ``[batch, positions, hidden]`` into heads ``[batch, heads, positions, head_size]``."""
+    """Norms and projects ``x`` into heads ``[batch, heads, positions, head_size]``."""
     batch, positions, _ = x.shape
     normed = rms_norm(x, weights[prefix + "input_layernorm.weight"], config.epsilon)
     fused = functional.linear(normed, weights[prefix + "attention.qkv.weight"])
@@ -113,7 +114,7 @@ def block(
     config: ModelConfig,
     tables: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """One decoder layer over whole sequences with causal attention; ``x`` is ``[batch, positions, hidden]``."""
+    """One decoder layer with causal attention; ``x`` is ``[batch, positions, hidden]``."""
     prefix = f"transformer.layers.{layer}."
     query, key, value = project_qkv(x, weights, prefix, config)
     query, key = rotate(query, *tables).to(value.dtype), rotate(key, *tables).to(value.dtype)
@@ -159,7 +160,9 @@ def split_pair(weights: Weights, exit_layers: int) -> tuple[Weights, Weights]:
     """Splits jointly trained weights into the target's and a copy for the draft."""
     target = {name: tensor.detach().clone() for name, tensor in weights.items() if name != EXIT_NORM}
     kept = tuple(f"transformer.layers.{layer}." for layer in range(exit_layers))
-    draft = {name: tensor.clone() for name, tensor in target.items() if name == EMBEDDING or name.startswith(kept)}
+    draft = {
+        name: tensor.clone() for name, tensor in target.items() if name == EMBEDDING or name.startswith(kept)
+    }
     draft[FINAL_NORM] = weights[EXIT_NORM].detach().clone()
     return target, draft
 

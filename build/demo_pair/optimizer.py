@@ -22,7 +22,7 @@ _MAX_NORM = 1.0
 
 
 def orthogonalise(stack: torch.Tensor) -> torch.Tensor:
-    """Approximates the nearest semi-orthogonal matrix of each matrix in ``stack`` ``[count, rows, columns]``."""
+    """Approximates the nearest semi-orthogonal matrix to each in ``stack`` ``[count, rows, columns]``."""
     x = stack.bfloat16()
     tall = x.shape[1] > x.shape[2]
     if tall:
@@ -48,7 +48,9 @@ class Optimizer:
         self._weights = weights
         key = config.kv_heads * config.head_size
         self._fused = [config.heads * config.head_size, key, key]
-        self._matrices = [name for name in weights if name.startswith("transformer.layers.") and "norm" not in name]
+        self._matrices = [
+            name for name in weights if name.startswith("transformer.layers.") and "norm" not in name
+        ]
         self._others = [name for name in weights if name not in self._matrices]
         self._state: dict[str, Any] = {"step": 0}
         for name in self._matrices:

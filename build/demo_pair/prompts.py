@@ -19,12 +19,13 @@ HELD_OUT_COUNT = 480
 SMALL_COUNT = 72
 
 _LICENCE = (
-    "Permission to use, copy, modify, and distribute this software and its documentation for any purpose and without "
-    "fee is hereby granted, provided that the above copyright notice appear in all copies and that both that copyright "
-    "notice and this permission notice appear in supporting documentation. This software is provided as is, without "
-    "warranty of any kind, express or implied, including but not limited to the warranties of merchantability, fitness "
-    "for a particular purpose and noninfringement. In no event shall the authors be liable for any claim, damages or "
-    "other liability, whether in an action of contract, tort or otherwise."
+    "Permission to use, copy, modify, and distribute this software and its documentation for any purpose "
+    "and without fee is hereby granted, provided that the above copyright notice appear in all copies and"
+    " that both that copyright notice and this permission notice appear in supporting documentation. This"
+    " software is provided as is, without warranty of any kind, express or implied, including but not "
+    "limited to the warranties of merchantability, fitness for a particular purpose and noninfringement. "
+    "In no event shall the authors be liable for any claim, damages or other liability, whether in an "
+    "action of contract, tort or otherwise."
 )
 _SENTENCES = (
     "Съешь же ещё этих мягких французских булок, да выпей чаю. ",
@@ -34,15 +35,29 @@ _SENTENCES = (
     "نص حكيم له سر قاطع وذو شأن عظيم. ",
     "Ξεσκεπάζω τὴν ψυχοφθόρα βδελυγμία. ",
     "天地玄黃,宇宙洪荒。日月盈昃,辰宿列張。",
-    "🙂🚀 emoji ✅❌ and symbols ∀x∈ℝ: ⌈x⌉ ≥ x — “quoted”… ",
+    "🙂🚀 emoji ✅❌ and symbols ∀x∈ℝ: ⌈x⌉ ≥ x — “quoted”… ",  # noqa: RUF001
 )
-_WORDS = ("amber", "bolt", "cinder", "delta", "ember", "fjord", "grove", "harbor", "iris", "jade", "kelp", "lumen")
+_WORDS = (
+    "amber",
+    "bolt",
+    "cinder",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "harbor",
+    "iris",
+    "jade",
+    "kelp",
+    "lumen",
+)
 
 
 def held_out_prompts(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> list[dict[str, Any]]:
-    """Cuts :data:`HELD_OUT_COUNT` prompts at random token offsets, about equally many from every held-out module.
+    """Cuts :data:`HELD_OUT_COUNT` prompts at random token offsets, equally many from each module.
 
-    A cut is kept where it decodes to whole characters and encodes again to the same :data:`PROMPT_TOKENS` ids.
+    A cut is kept where it decodes to whole characters and encodes again to the same :data:`PROMPT_TOKENS`
+    ids.
     """
     random = np.random.default_rng(seed)
     streams = [(document, tokenizer.encode(document.text).ids) for document in corpus.held_out]
@@ -56,7 +71,10 @@ def held_out_prompts(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> list[di
         if "\ufffd" not in text and text not in found and tokenizer.encode(text).ids == cut:
             found[text] = {"module": module_name(document.path), "text": text}
     rows = list(found.values())
-    return [{"id": f"heldout-{index:04d}", **rows[int(row)]} for index, row in enumerate(random.permutation(len(rows)))]
+    return [
+        {"id": f"heldout-{index:04d}", **rows[int(row)]}
+        for index, row in enumerate(random.permutation(len(rows)))
+    ]
 
 
 def _docstrings(documents: Iterable[Document]) -> list[str]:
@@ -94,7 +112,7 @@ def mixed_prompts(corpus: Corpus, held_out: list[dict[str, Any]], seed: int) -> 
 
 
 def adversarial_prompts(seed: int) -> list[dict[str, Any]]:
-    """Makes prompts outside the models' domain: random words, base64, digits, other scripts, control characters."""
+    """Makes prompts outside the models' domain: random words, base64, digits, other scripts."""
     random = np.random.default_rng(seed + 2)
     rows: list[dict[str, Any]] = []
     for index in range(SMALL_COUNT):
@@ -117,7 +135,7 @@ def adversarial_prompts(seed: int) -> list[dict[str, Any]]:
 
 
 def repetitive_prompts(seed: int) -> list[dict[str, Any]]:
-    """Makes prompts whose likely continuation repeats them: tables, lists, assignments, stanzas, assertions."""
+    """Makes prompts whose likely continuation repeats them: tables, lists, stanzas."""
     random = np.random.default_rng(seed + 3)
     rows: list[dict[str, Any]] = []
     for index in range(SMALL_COUNT):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from build.demo_pair.corpus import Document
+from build.demo_pair.corpus import DemoPairError, Document
 
 VOCABULARY_SIZE = 2048
 """Number of token ids, the end-of-text token among them."""
@@ -33,7 +33,7 @@ def train_tokenizer(documents: Iterable[Document]) -> Tokenizer:
         The tokenizer, with :data:`END_OF_TEXT` as its last id.
 
     Raises:
-        ValueError: The text is too small to fill the vocabulary.
+        DemoPairError: The text is too small to fill the vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,9 +46,11 @@ def train_tokenizer(documents: Iterable[Document]) -> Tokenizer:
     tokenizer.train_from_iterator((document.text for document in documents), trainer)
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     if tokenizer.get_vocab_size() != VOCABULARY_SIZE or tokenizer.token_to_id(END_OF_TEXT) != END_ID:
-        raise ValueError(
-            f"The tokenizer has {tokenizer.get_vocab_size()} ids; the models are built for exactly "
-            f"{VOCABULARY_SIZE}; give it more text to learn merges from."
+        raise DemoPairError(
+            "the tokenizer does not fill the vocabulary",
+            values=f"{tokenizer.get_vocab_size()} ids",
+            limit=f"the models have exactly {VOCABULARY_SIZE}",
+            remedy="give it more text to learn merges from",
         )
     return tokenizer
 

@@ -1,46 +1,105 @@
 """Command line: trains the demonstration pair from nothing and writes it as checkpoints.
 
-Stage 1 trains the target, with the draft as its early exit; stage 2 pulls the two towards each other; stage 3 lets the
-draft alone learn from the finished target. The number of steps is fixed, so a seed decides the result up to the
-machine's rounding.
+Stage 1 trains the target, with the draft as its early exit; stage 2 pulls the two towards each other; stage
+3 lets the draft alone learn from the finished target. The number of steps is fixed, so the seed decides the
+result up to the rounding of the machine's kernels. An interrupted run continues from its last state when
+started again with the same arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from build.demo_pair import evaluate
 from build.demo_pair.batches import plan
-from build.demo_pair.corpus import load_corpus
+from build.demo_pair.corpus import HELD_OUT_MODULES, load_corpus
 from build.demo_pair.distill import DistillSettings, distill
 from build.demo_pair.export import export_model
 from build.demo_pair.joint import JointSettings, train_jointly
 from build.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
-from build.demo_pair.tokenizer import encode_documents, train_tokenizer
+from build.demo_pair.prompts import write_prompts
+from build.demo_pair.tokenizer import TokenArray, encode_documents, train_tokenizer
+from pipelines.errors import DraftproofError
 
 STEPS = 1800
 BATCH = 8
 CONTEXT = 512
 SHARE_OF_TESTS = 0.35
 DISTILL_CORPUS = 1536
-DISTILL_WIDTH = 257
+DISTILL_CONTEXT = 256
+
+Source = tuple[TokenArray, float]
+
+
+def train_pair(
+    sources: list[Source], seed: int, scale: float, state_file: Path, report: Callable[[str], None]
+) -> tuple[Weights, Weights, float]:
+    """Runs the three stages.
+
+    Args:
+        sources: Token streams with their shares of the text.
+        seed: Seed of weights, order of the text and sampling.
+        scale: Share of the steps of the published pair.
+        state_file: State of stages 1 and 2.
+        report: Receives lines of progress.
+
+    Returns:
+        The target's and the draft's weights, rounded to bfloat16, in float32; and the minutes all of it took.
+    """
+    windows = plan(sources, joint_steps(scale), BATCH, CONTEXT, seed)
+    joint, joint_seconds = train_jointly(windows, JointSettings(), seed, state_file, report)
+    started = time.monotonic()
+    target, draft = (rounded(part) for part in split_pair(joint, DRAFT.layers))
+    generated = max(64, round(DistillSettings.generated * scale))
+    corpus_windows = plan(
+        sources, max(generated, round(DISTILL_CORPUS * scale)), 1, DISTILL_CONTEXT, seed + 1
+    )[:, 0]
+    settings = DistillSettings(generated=generated)
+    draft = rounded(distill(target, draft, corpus_windows, settings, seed, report))
+    return target, draft, (joint_seconds + time.monotonic() - started) / 60
+
+
+def joint_steps(scale: float) -> int:
+    """Returns the number of steps of stages 1 and 2."""
+    return max(8, round(STEPS * scale))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains the pair; returns the process's exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("engines/demo_pair"), help="folder of the checkpoints")
-    parser.add_argument("--work", type=Path, default=Path(".demo_pair"), help="folder of the run's states")
+    """Trains the pair, writes prompts and evaluation; returns the process's exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("engines/demo_pair"), help="folder of the checkpoints"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path(".run/demo_pair"), help="folder of the run's states"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the steps; 0.02 gives a pair in minutes")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the steps; 0.02 gives a pair in minutes"
+    )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--note", default="", help="remark on the circumstances, kept with the evaluation")
     options = parser.parse_args(arguments)
+    try:
+        return _train(options)
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _train(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
-    options.work.mkdir(parents=True, exist_ok=True)
+    work = options.work / f"seed{options.seed}-scale{options.scale:g}"
+    work.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
 
     def report(line: str) -> None:
@@ -55,35 +114,34 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(corpus.tests)} tests, {len(tests)} tokens"
     )
     sources = [(library, 1 - SHARE_OF_TESTS), (tests, SHARE_OF_TESTS)]
-    steps = max(8, round(STEPS * options.scale))
-    windows = plan(sources, steps, BATCH, CONTEXT, options.seed)
-    joint_state = options.work / "joint.pt"
-    weights = train_jointly(windows, JointSettings(), options.seed, joint_state, report)
-    target, draft = (rounded(part) for part in split_pair(weights, DRAFT.layers))
+    target, draft, minutes = train_pair(sources, options.seed, options.scale, work / "joint.pt", report)
     tokenizer_json = tokenizer.to_str(pretty=False)
-    write_pair(options.output, target, draft, tokenizer_json)
-    report("joint stages done, checkpoints written")
-
-    base = DistillSettings()
-    settings = DistillSettings(generated=max(64, round(base.generated * options.scale)))
-    count = max(settings.generated, round(DISTILL_CORPUS * options.scale))
-    corpus_windows = plan(sources, count, 1, DISTILL_WIDTH - 1, options.seed + 1)[:, 0]
-    draft = rounded(distill(target, draft, corpus_windows, settings, options.seed, report))
-    write_pair(options.output, target, draft, tokenizer_json)
-    minutes = (time.monotonic() - started) / 60
-    run = {"seed": options.seed, "scale": options.scale, "steps": steps, "batch": BATCH, "context": CONTEXT,
-           "target_tokens": steps * BATCH * CONTEXT, "minutes": round(minutes, 1), "threads": options.threads,
-           "corpus_sha256": corpus.sha256}  # fmt: skip
-    (options.work / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
-    report("done")
-    return 0
-
-
-def write_pair(output: Path, target: Weights, draft: Weights, tokenizer_json: str) -> None:
-    """Writes both checkpoints, each with the tokenizer."""
-    export_model(output / "target", TARGET, target, tokenizer_json)
-    export_model(output / "draft", DRAFT, draft, tokenizer_json)
+    export_model(options.output / "target", TARGET, target, tokenizer_json)
+    export_model(options.output / "draft", DRAFT, draft, tokenizer_json)
+    write_prompts(options.output / "prompts", corpus, tokenizer, options.seed)
+    steps = joint_steps(options.scale)
+    run = {
+        "seed": options.seed,
+        "scale": options.scale,
+        "steps": steps,
+        "batch": BATCH,
+        "context": CONTEXT,
+        "target_tokens": steps * BATCH * CONTEXT,
+        "minutes": round(minutes, 1),
+        "threads": options.threads,
+        "library_modules": len(corpus.library),
+        "library_tokens": len(library),
+        "test_files": len(corpus.tests),
+        "test_tokens": len(tests),
+        "held_out_modules": len(HELD_OUT_MODULES),
+    }
+    (work / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+    report("pair written; evaluating")
+    note = ["--note", options.note] if options.note else []
+    return evaluate.main(
+        [str(options.output), "--run", str(work / "run.json"), "--threads", str(options.threads), *note]
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
