@@ -13,6 +13,9 @@ import pytest
 
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 
+# What the programs that measure a server share.
+MEASURING = {"command_line", "conditions", "prompts", "running_server"}
+
 # Each part of pipelines and the parts it may import. A new part is added here on purpose, or not at all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -22,9 +25,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"errors", "executor", "speculation", "text"},
     "client": {"errors"},
     "deploy": {"errors"},
-    "validation": {"errors", "client", "deploy"},
-    "bench": {"errors", "client", "deploy"},
-    "demo": {"errors", "client", "deploy", "validation", "bench"},
+    "prompts": {"errors"},
+    "conditions": {"errors"},
+    "command_line": {"errors", "prompts"},
+    "running_server": {"errors", "client", "deploy"},
+    "validation": {"errors", "client", "text", *MEASURING},
+    "bench": {"errors", "client", *MEASURING},
+    "demo": {"errors", "client", "validation", "bench", "deploy", *MEASURING},
 }
 
 # Third-party packages that only some modules may import, at any depth.

@@ -1,0 +1,90 @@
+"""What a measured figure depends on besides the program: written beside every result."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
+_FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # those that choose kernels
+
+
+def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str, Any]:
+    """Machine, versions, sources and load, ready for JSON; holds no path and no host name.
+
+    Args:
+        program: Module that runs, such as ``pipelines.bench``.
+        arguments: Its command line.
+        more: What only the caller knows, such as ``recipe`` or ``triton_version``.
+    """
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(["python -m", program, *arguments]),
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": _cpu_info("model name"),
+        "cpu_flags": sorted(flag for flag in _cpu_info("flags").split() if _FLAGS.match(flag)),
+        "num_cores": len(os.sched_getaffinity(0)),  # those this process may use
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: _version_of(name) for name in _PACKAGES},
+        **more,
+    }
+
+
+def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
+    """What ``engine.json`` says of each engine that a server on this machine has loaded.
+
+    Args:
+        engine_dirs: Role -> engine directory.
+
+    Returns:
+        Role -> fingerprint and the keys that decide speed; an empty entry for a directory that is not
+        on this machine.
+    """
+    keys = ("quantization", "num_parameters", "weight_bytes_per_step", "kv_cache_dtype", "num_threads")
+    found: dict[str, Any] = {}
+    for role, directory in engine_dirs.items():
+        try:
+            document = json.loads((directory / "engine.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found[role] = {}
+            continue
+        found[role] = {"fingerprint": directory.name, **{key: document.get(key) for key in keys}}
+    return found
+
+
+def _cpu_info(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
