@@ -224,6 +224,7 @@ def transformers_logits(checkpoint: Checkpoint, tokens: npt.NDArray[np.int32]) -
     config = network.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     scaling = json.loads((checkpoint.directory / "config.json").read_text(encoding="utf-8"))["rotary_scaling"]
+    scaling = scaling and {"rope_type": scaling.get("type"), **scaling}  # the older spelling
     rope: dict[str, Any] = {"rope_theta": config.rotary_base}
     if int(transformers.__version__.split(".")[0]) >= 5:
         rope = {"rope_parameters": {"rope_type": "default", **rope, **(scaling or {})}}
