@@ -29,9 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conditions": {"errors"},
     "command_line": {"errors", "prompts"},
     "running_server": {"errors", "client", "deploy"},
-    "validation": {"errors", "client", "text", *MEASURING},
+    "validation": {"errors", "client", "text", "executor", *MEASURING},  # executor: logits, offline
     "bench": {"errors", "client", *MEASURING},
-    "demo": {"errors", "client", "validation", "bench", "deploy", *MEASURING},
+    "demo": {"errors", "client", "validation", "bench", "deploy", "text", *MEASURING},
 }
 
 # Third-party packages that only some modules may import, at any depth.
