@@ -48,7 +48,7 @@ class TritonWire:
                 "this Triton cannot work with the installed numpy",
                 values=f"numpy {np.__version__}",
                 limit="numpy < 2: with a newer one tensors arrive with size 0",
-                remedy="install the pinned requirements with 'make venv'",
+                remedy="remove .venv and run make again",
             )
         self._pb = backend
         self.final_flag: int = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL

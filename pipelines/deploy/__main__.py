@@ -1,0 +1,101 @@
+"""Command line: ``python -m pipelines.deploy serve|ready|stop|doctor --recipe demo``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.server import READY_TIMEOUT_S, Server, find_server, run_directory
+from pipelines.errors import DraftproofError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; 0 if it did what its name says, 1 if not, 2 for wrong usage."""
+    options = _parse(arguments)
+    try:
+        return int(options.command(options))
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pipelines.deploy", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="serve|ready|stop|doctor")
+    for name, command, text in (
+        ("serve", _serve, "start the server of a recipe and wait until it is ready"),
+        ("ready", _ready, "wait until the server is ready"),
+        ("stop", _stop, "stop the server"),
+        ("doctor", _doctor, "say what this machine has and lacks"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        if name != "doctor":
+            sub.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+        if name in ("serve", "doctor"):
+            for port in ("http", "grpc", "metrics"):
+                variable = f"DRAFTPROOF_{port.upper()}_PORT"
+                sub.add_argument(f"--{port}-port", type=int, help=f"default: ${variable}, or the usual one")
+        if name in ("serve", "ready"):
+            sub.add_argument("--timeout-s", type=float, default=READY_TIMEOUT_S, help="seconds to wait")
+    return parser.parse_args(arguments)
+
+
+def _ports(options: argparse.Namespace) -> Ports:
+    default = Ports.from_environment()
+    chosen = {
+        name: getattr(options, f"{name}_port") for name in asdict(default) if getattr(options, f"{name}_port")
+    }
+    return Ports(**{**asdict(default), **chosen})
+
+
+def _serve(options: argparse.Namespace) -> int:
+    server = Server.start(run_directory(options.recipe), _ports(options))
+    print(f"starting process {server.process.pid}; log {server.log}", flush=True)
+    try:
+        seconds = server.wait_ready(options.timeout_s)
+    except BaseException:  # not ready, or interrupted: leave nothing behind
+        server.stop()
+        raise
+    print(f"ready after {seconds:.1f} s; stop it with 'make stop'")
+    _print_addresses(server)
+    return 0
+
+
+def _ready(options: argparse.Namespace) -> int:
+    server = find_server(run_directory(options.recipe))
+    print(f"ready after {server.wait_ready(options.timeout_s):.1f} s")
+    _print_addresses(server)
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    server = Server.running(run_directory(options.recipe))
+    if server is None:
+        print("no server of this recipe runs")
+        return 0
+    print("stopped" if server.stop() else "killed: it did not end in time")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    return print_findings(examine(_ports(options)))
+
+
+def _print_addresses(server: Server) -> None:
+    ports = server.ports
+    addresses = {
+        "http": f"http://{HOST}:{ports.http}",
+        "grpc": f"grpc://{HOST}:{ports.grpc}",
+        "metrics": f"http://{HOST}:{ports.metrics}/metrics",
+        "pid": server.process.pid,
+    }
+    print(json.dumps(addresses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

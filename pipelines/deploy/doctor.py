@@ -1,0 +1,207 @@
+"""What this machine has, what is missing, and which targets of the Makefile still work without it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.triton_install import REPOSITORY_ROOT, TritonInstall, shared_python
+from pipelines.errors import DraftproofError
+
+MIN_MEMORY_BYTES = 4 * 2**30  # `demo` with four engines in memory; demo-large takes about three times that
+MIN_DISK_BYTES = 2 * 2**30  # engines of `demo` and the virtual environment
+MIN_SHARED_MEMORY_BYTES = 64 * 2**20  # nine models of 1 MB, growing with their tensors; Docker's default
+MIN_GLIBC = (2, 35)
+
+NEEDS_SERVER = ("demo", "serve", "verify", "bench", "test")
+NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        name: What.
+        value: What was found.
+        remedy: What to do; empty if all is well.
+        stops: Targets that do not work because of it; empty for mere information.
+    """
+
+    name: str
+    value: str
+    remedy: str = ""
+    stops: tuple[str, ...] = ()
+
+
+def examine(ports: Ports) -> list[Finding]:
+    """Look at the machine; changes nothing and does not raise."""
+    return [
+        _python(),
+        _glibc(),
+        _processor(),
+        _memory(),
+        _shared_memory(),
+        _disk(),
+        _package("numpy", "numpy < 2, or tensors arrive empty in Triton", NEEDS_ENGINES, _is_numpy_1),
+        _package("openvino", "the embedded engines run on it", NEEDS_ENGINES),
+        _package("tokenizers", "preprocessing needs it", NEEDS_ENGINES),
+        _package("tritonclient", "the gRPC client needs it", ("demo", "verify", "bench", "test")),
+        _triton(),
+        _shared_python(),
+        _free_ports(ports),
+        _gpu(),
+        _tensorrt_llm(),
+    ]
+
+
+def print_findings(findings: Sequence[Finding]) -> int:
+    """Print a table and what follows from it; 0 if ``make demo`` works, else 1."""
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = "MISSING" if finding.stops else "note   " if finding.remedy else "ok     "
+        print(f"{mark} {finding.name:<{width}}  {finding.value}")
+        if finding.remedy:
+            print(f"        {'':<{width}}  -> {finding.remedy}")
+    stopped = sorted({target for finding in findings for target in finding.stops})
+    print()
+    if not stopped:
+        print("Every target works here.")
+    else:
+        print(f"Do not work here: {', '.join(stopped)}. All others do.")
+    return int("demo" in stopped)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if (3, 10) <= sys.version_info[:2] <= (3, 12) and sys.maxsize > 2**32:
+        return Finding("Python", f"{version}, {sys.executable}")
+    return Finding("Python", version, "make the virtual environment with Python 3.10 to 3.12", NEEDS_ENGINES)
+
+
+def _glibc() -> Finding:
+    name, version = platform.libc_ver()
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if name == "glibc" and parts >= MIN_GLIBC:
+        return Finding("C library", f"glibc {version}")
+    remedy = "Triton needs glibc 2.35 (Debian 12, Ubuntu 22.04 or newer), or run it in a container"
+    return Finding("C library", f"{name or 'unknown'} {version}", remedy, NEEDS_SERVER)
+
+
+def _processor() -> Finding:
+    lines = _read("/proc/cpuinfo").splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
+    present = [flag for flag in known if flag in flags]
+    cores = len(os.sched_getaffinity(0))
+    value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
+    if platform.machine() != "x86_64" or "avx2" not in flags:
+        return Finding("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
+    if not {"avx512_vnni", "avx_vnni"} & flags:
+        return Finding("Processor", value, "without VNNI the INT8 engines are slower; results are the same")
+    return Finding("Processor", value)
+
+
+def _memory() -> Finding:
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+    value = f"{available / 2**30:.1f} GiB available"
+    if available >= MIN_MEMORY_BYTES:
+        return Finding("Memory", value)
+    return Finding("Memory", value, f"'demo' wants {MIN_MEMORY_BYTES / 2**30:.0f} GiB; close other programs")
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return Finding("/dev/shm", "absent", "Triton's Python models talk through it", NEEDS_SERVER)
+    value = f"{free / 2**20:.0f} MiB free"
+    if free >= MIN_SHARED_MEMORY_BYTES:
+        return Finding("/dev/shm", value)
+    return Finding("/dev/shm", value, "free 64 MiB, or give the container a larger --shm-size", NEEDS_SERVER)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(REPOSITORY_ROOT).free
+    value = f"{free / 2**30:.1f} GiB free"
+    if free >= MIN_DISK_BYTES:
+        return Finding("Disk", value)
+    return Finding("Disk", value, f"engines want {MIN_DISK_BYTES / 2**30:.0f} GiB", ("engines",))
+
+
+def _is_numpy_1(version: str) -> bool:
+    return int(version.split(".")[0]) < 2
+
+
+def _package(
+    name: str, reason: str, stops: tuple[str, ...], is_good: Callable[[str], bool] = lambda version: True
+) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", f"{reason}; remove .venv and run make again", stops)
+    if is_good(version):
+        return Finding(name, version)
+    return Finding(name, version, f"{reason}; remove .venv and run make again", stops)
+
+
+def _triton() -> Finding:
+    try:
+        TritonInstall.find()
+    except DraftproofError as error:
+        return Finding("Triton", f"{error.what}: {error.values}", error.remedy, NEEDS_SERVER)
+    return Finding("Triton", f"2.51.0 in nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}")
+
+
+def _shared_python() -> Finding:
+    library = shared_python()
+    if library is not None:
+        return Finding("libpython", str(library))
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    remedy = f"apt install libpython{version}, or use a Python built with --enable-shared"
+    return Finding("libpython", f"no libpython{version}.so.1.0", remedy, NEEDS_SERVER)
+
+
+def _free_ports(ports: Ports) -> Finding:
+    value = f"HTTP {ports.http}, gRPC {ports.grpc}, metrics {ports.metrics}"
+    try:
+        ports.check_free()
+    except DraftproofError as error:
+        return Finding("Ports", f"{error.what}: {error.values}", error.remedy, ("serve",))
+    return Finding("Ports", f"{value} are free")
+
+
+def _gpu() -> Finding:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Finding("GPU", "none; the embedded runtime needs none")
+    query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return Finding("GPU", "nvidia-smi fails", "look at the driver; the embedded runtime needs no GPU")
+    return Finding("GPU", "; ".join(done.stdout.strip().splitlines()))
+
+
+def _tensorrt_llm() -> Finding:
+    try:
+        return Finding("TensorRT-LLM", importlib.metadata.version("tensorrt_llm"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("TensorRT-LLM", "not installed; only recipes with runtime 'tensorrt_llm' need it")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,140 @@
+"""Triton out of the ``nvidia-pytriton`` wheel: a binary, a Python backend, and what they need around them.
+
+Measured with wheel 0.7.0 (Triton 2.51.0). What is not obvious:
+
+- The backend directory wants the stub of the running Python beside the backend, executable.
+- A copied stub has lost its rpath, so LD_LIBRARY_PATH names the wheel's libraries. It also links
+  ``libpython3.X.so.1.0``, which a statically built Python does not bring.
+- The stub takes its packages from the ``python3`` that it finds on PATH, and runs isolated: it ignores
+  PYTHONPATH but looks for modules in its working directory, which therefore is the repository.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.errors import ServerStartError
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+
+_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@dataclass(frozen=True)
+class TritonInstall:
+    """Where the parts of Triton lie.
+
+    Attributes:
+        binary: ``tritonserver``.
+        backend: The Python backend's library and module.
+        stub: Executable that runs one model.
+        libraries: Shared libraries of the wheel.
+    """
+
+    binary: Path
+    backend: Path
+    stub: Path
+    libraries: Path
+
+    @classmethod
+    def find(cls) -> TritonInstall:
+        """Look in the installed wheel, without importing it.
+
+        Raises:
+            ServerStartError: The wheel is absent or has no stub for this Python.
+        """
+        spec = importlib.util.find_spec("pytriton")
+        if spec is None or not spec.submodule_search_locations:
+            raise ServerStartError(
+                "Triton is not installed",
+                values=f"no nvidia-pytriton in {sys.prefix}",
+                limit="the embedded runtime takes tritonserver from that package",
+                remedy="remove .venv and run make again",
+            )
+        package = Path(spec.submodule_search_locations[0])
+        root = package / "tritonserver"
+        found = cls(
+            binary=root / "bin" / "tritonserver",
+            backend=root / "backends" / "python",
+            stub=root / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub",
+            libraries=package.parent / "nvidia_pytriton.libs",
+        )
+        for part in (found.binary, found.backend, found.stub, found.libraries):
+            if not part.exists():
+                raise ServerStartError(
+                    "the installed Triton is incomplete or not for this Python",
+                    values=f"Python {_PYTHON}, missing {part}",
+                    limit="nvidia-pytriton 0.7.0 on x86-64, Python 3.10 to 3.12",
+                    remedy="make the virtual environment with such a Python",
+                )
+        return found
+
+    def lay_out_backend(self, directory: Path) -> Path:
+        """Make the backend directory that Triton is started with; it may be there already."""
+        python = directory / "python"
+        python.mkdir(parents=True, exist_ok=True)
+        for source in (*self.backend.iterdir(), self.stub):
+            target = python / source.name
+            if source.is_file() and not _is_copy(source, target):
+                staged = python / f".{source.name}.{os.getpid()}"
+                shutil.copy2(source, staged)
+                staged.replace(target)
+        (python / self.stub.name).chmod(0o755)
+        return directory
+
+    def environment(self, directory: Path) -> dict[str, str]:
+        """Variables of the server process.
+
+        Args:
+            directory: Gets a link to the shared library of this Python. The folder where that lies is
+                not searched: a conda environment holds its own libstdc++, OpenSSL and more.
+
+        Raises:
+            ServerStartError: The shared library of this Python cannot be found.
+        """
+        library = shared_python()
+        if library is None:
+            raise ServerStartError(
+                "the shared library of Python is missing",
+                values=f"libpython{_PYTHON}.so.1.0, Python {sys.executable}",
+                limit="Triton's Python backend links it",
+                remedy=f"install it (Debian, Ubuntu: apt install libpython{_PYTHON}) "
+                "or use a Python built with --enable-shared",
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        link = directory / library.name
+        link.unlink(missing_ok=True)
+        if library.is_absolute():
+            link.symlink_to(library)
+        libraries = [str(self.libraries), str(directory)]
+        if os.environ.get("LD_LIBRARY_PATH"):
+            libraries.append(os.environ["LD_LIBRARY_PATH"])
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(libraries),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "PYTHONPATH": str(REPOSITORY_ROOT),
+        }
+
+
+def shared_python() -> Path | None:
+    """``libpython3.X.so.1.0``: with its folder, or bare if the system's loader knows it; None if absent."""
+    name = f"libpython{_PYTHON}.so.1.0"
+    for folder in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):
+        if folder and (Path(folder) / name).exists():
+            return Path(folder) / name
+    return Path(name) if ctypes.util.find_library(f"python{_PYTHON}") == name else None
+
+
+def _is_copy(source: Path, target: Path) -> bool:
+    if not target.exists():
+        return False
+    ours, theirs = target.stat(), source.stat()
+    return ours.st_size == theirs.st_size and int(ours.st_mtime) == int(theirs.st_mtime)
