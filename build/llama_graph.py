@@ -179,7 +179,12 @@ class LlamaGraph:
         x = _rms_norm(x, network.final_norm, self.config.norm_epsilon)
         logits = ops.squeeze(_linear(x, network.lm_head), _integers([1]))
         logits.output(0).get_tensor().set_names({"logits"})
-        return ov.Model([ops.result(logits, name="logits")], list(self.inputs.values()), "llama")
+        model = ov.Model([ops.result(logits, name="logits")], list(self.inputs.values()), "llama")
+        # Default names count the operations of the whole process: the same network would not give the
+        # same file twice.
+        for index, operation in enumerate(model.get_ordered_ops()):
+            operation.set_friendly_name(f"{operation.get_type_name()}_{index}")
+        return model
 
 
 def _paged_attention(qkv_and_caches: list[Any], inputs: dict[str, Any], config: CheckpointConfig) -> Any:

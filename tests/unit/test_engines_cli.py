@@ -1,0 +1,189 @@
+"""``python -m build.engines``: builds what is missing, nothing else, and says so in its last line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build.engines import build_engines, main
+from build.manifest import read_manifest, verify_manifest
+from build.recipe import Recipe, load_recipe
+from pipelines.executor.engine import Engine
+from tests.conftest import REPOSITORY_ROOT
+from tests.fixtures_checkpoints import make_checkpoint
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> dict[str, Any]:
+    make_checkpoint(tmp_path / "target")
+    make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
+    growth = {
+        "hidden_size": 256,
+        "num_layers": 3,
+        "intermediate_size": 512,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+    }
+    return {
+        "name": "tiny",
+        "target": {"checkpoint": str(tmp_path / "target"), "growth": growth},
+        "draft": {"checkpoint": str(tmp_path / "draft")},
+        "serving": {},
+    }
+
+
+def write_recipe(tmp_path: Path, raw: dict[str, Any]) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def recipe_of(tmp_path: Path, raw: dict[str, Any]) -> Recipe:
+    return load_recipe(write_recipe(tmp_path, raw))
+
+
+def build(tmp_path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    return build_engines(recipe_of(tmp_path, raw), tmp_path / "engines", lambda line: None)
+
+
+def test_command_line(tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "engines")]
+    assert main(arguments) == 0
+    *progress, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
+    assert result["built"] == ["draft", "target"]
+    assert result["seconds"] > 0
+    assert any("M parameters" in line for line in progress)
+    for role in ("draft", "target"):
+        directory = Path(result[role])
+        manifest = verify_manifest(directory)
+        assert directory.name == f"{role}-{manifest['fingerprint'][:16]}"
+        assert Engine(directory, num_blocks=4).config.role == role
+        assert sorted(manifest["files"]) == ["engine.bin", "engine.json", "engine.xml", "tokenizer.json"]
+    assert main(arguments) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["built"] == []
+    assert again["target"] == result["target"]
+
+
+def test_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "build.engines", "--recipe", "dmo"]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "did you mean demo?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -> None:
+    first = build(tmp_path, raw)
+    raw["draft"]["quantization"] = "none"
+    raw["draft"]["lm_head"] = "checkpoint"
+    second = build(tmp_path, raw)
+    assert second["built"] == ["draft"]
+    assert second["draft"] != first["draft"]
+    assert Path(first["draft"]).is_dir()  # the old engine stays: another server may be using it
+    del raw["draft"]["quantization"], raw["draft"]["lm_head"]
+    assert build(tmp_path, raw)["built"] == []
+
+
+def test_serving_limits_are_not_part_of_an_engine(tmp_path: Path, raw: dict[str, Any]) -> None:
+    build(tmp_path, raw)
+    raw["serving"]["max_batch_size"] = 3
+    raw["target"]["kv_cache"] = {"num_blocks": 99}
+    assert build(tmp_path, raw)["built"] == []
+
+
+def test_a_copied_checkpoint_is_the_same_checkpoint(tmp_path: Path, raw: dict[str, Any]) -> None:
+    build(tmp_path, raw)
+    (tmp_path / "draft").rename(tmp_path / "moved")
+    raw["draft"]["checkpoint"] = str(tmp_path / "moved")
+    assert build(tmp_path, raw)["built"] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda target: target.update(num_threads=1),
+        lambda target: target.update(kv_cache={"dtype": "float16"}),
+        lambda target: target["growth"].update(seed=5),
+    ],
+)
+def test_what_decides_the_numbers_makes_another_engine(
+    change: Any, tmp_path: Path, raw: dict[str, Any]
+) -> None:
+    first = build(tmp_path, raw)
+    change(raw["target"])
+    second = build(tmp_path, raw)
+    assert second["built"] == ["target"]
+    assert second["target"] != first["target"]
+
+
+def test_changed_weights_make_another_engine(tmp_path: Path, raw: dict[str, Any]) -> None:
+    first = build(tmp_path, raw)
+    make_checkpoint(tmp_path / "draft", num_hidden_layers=1, seed=9)
+    assert build(tmp_path, raw)["built"] == ["draft"]
+    assert first["draft"] != build(tmp_path, raw)["draft"]
+
+
+@pytest.mark.parametrize("name", ["engine.bin", "engine.json", "manifest.json"])
+def test_an_incomplete_engine_is_built_again(name: str, tmp_path: Path, raw: dict[str, Any]) -> None:
+    first = build(tmp_path, raw)
+    (Path(first["draft"]) / name).unlink()
+    assert build(tmp_path, raw)["built"] == ["draft"]
+    verify_manifest(Path(first["draft"]))
+
+
+def test_a_truncated_engine_is_built_again(tmp_path: Path, raw: dict[str, Any]) -> None:
+    first = build(tmp_path, raw)
+    weights = Path(first["draft"]) / "engine.bin"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert build(tmp_path, raw)["built"] == ["draft"]
+
+
+def test_same_inputs_give_the_same_bytes(tmp_path: Path, raw: dict[str, Any]) -> None:
+    manifests = []
+    for name in ("one", "two"):
+        result = build_engines(recipe_of(tmp_path, raw), tmp_path / name, lambda line: None)
+        manifest = read_manifest(Path(result["target"]))
+        assert manifest is not None
+        manifests.append(manifest["files"])
+    assert manifests[0] == manifests[1]
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path, raw: dict[str, Any]) -> None:
+    leftover = tmp_path / "engines" / "tiny" / ".target-0123456789abcdef.x1"
+    leftover.mkdir(parents=True)
+    build(tmp_path, raw)
+    assert not leftover.exists()
+    assert sorted(path.name[:7] for path in (tmp_path / "engines" / "tiny").iterdir()) == [
+        ".lock",
+        "draft-" + Path(build(tmp_path, raw)["draft"]).name[6],
+        "target-",
+    ]
+
+
+def test_a_bad_pair_builds_nothing(
+    tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "draft", num_hidden_layers=1, end_id=7)
+    arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "engines")]
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert "different end-of-text tokens" in captured.err
+    assert captured.out == ""
+    assert not (tmp_path / "engines").exists()
+
+
+def test_a_place_that_cannot_be_written(
+    tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "file")]
+    assert main(arguments) == 1
+    assert "cannot be written" in capsys.readouterr().err
