@@ -22,7 +22,9 @@ class Chunk:
         accepted_mask: bool [n], True where the token was an accepted draft token.
         sequence_length: Output tokens so far, this chunk included.
         text_length: Bytes that the tokens spell, without a stop word and what follows it.
-        finish_reason: "" until the last chunk; then "stop" or "length".
+        finish_reason: "" until the output ends; then "stop" or "length".
+        is_final: Whether it is the last chunk. A verification ends without a reason to finish: its
+            output goes on in the next round.
     """
 
     token_ids: TokenIds
@@ -30,6 +32,7 @@ class Chunk:
     sequence_length: int
     text_length: int
     finish_reason: str
+    is_final: bool
 
 
 class ChunkStream:
@@ -50,7 +53,9 @@ class ChunkStream:
         self._held_mask: list[bool] = []
         self._num_sent = 0
 
-    def push(self, token_ids: TokenIds, num_accepted: int, finish_reason: str) -> Chunk | None:
+    def push(
+        self, token_ids: TokenIds, num_accepted: int, finish_reason: str, *, is_final: bool
+    ) -> Chunk | None:
         """Add new tokens, of which the first ``num_accepted`` were draft tokens.
 
         Returns:
@@ -59,11 +64,11 @@ class ChunkStream:
         ids = token_ids.tolist()
         self._held_mask.extend(position < num_accepted for position in range(len(ids)))
         if self._streaming:
-            released = self._boundary.release(ids, is_final=bool(finish_reason))
+            released = self._boundary.release(ids, is_final=is_final)
         else:
             self._held_ids.extend(ids)
-            released = self._held_ids if finish_reason else []
-        if not released and not finish_reason:
+            released = self._held_ids if is_final else []
+        if not released and not is_final:
             return None
         count = len(released)
         mask, self._held_mask = self._held_mask[:count], self._held_mask[count:]
@@ -75,4 +80,5 @@ class ChunkStream:
             sequence_length=self._num_sent,
             text_length=len(cut_at_stop_word(text, self._stop_words)),
             finish_reason=finish_reason,
+            is_final=is_final,
         )

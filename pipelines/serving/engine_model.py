@@ -39,9 +39,9 @@ class EngineAnswerer:
         chunks = ChunkStream(self.vocabulary, call.request.stop_words, streaming=call.streaming)
         async with aclosing(self._executor.generate(call.request)) as outputs:  # type: ignore[type-var]
             async for output in outputs:
-                chunk = chunks.push(output.token_ids, 0, output.finish_reason)
+                chunk = chunks.push(output.token_ids, 0, output.finish_reason, is_final=output.is_final)
                 if chunk is not None:
-                    yield chunk_tensors(chunk), bool(chunk.finish_reason)
+                    yield chunk_tensors(chunk), chunk.is_final
 
 
 def chunk_tensors(chunk: Chunk) -> Outputs:

@@ -84,11 +84,16 @@ class SpeculativeAnswerer:
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome.num_draft_tokens, outcome.num_accepted_tokens)
-                chunk = chunks.push(outcome.token_ids, outcome.num_accepted_tokens, outcome.finish_reason)
+                chunk = chunks.push(
+                    outcome.token_ids,
+                    outcome.num_accepted_tokens,
+                    outcome.finish_reason,
+                    is_final=bool(outcome.finish_reason),
+                )
                 if chunk is not None:
                     mask = chunk.accepted_mask.reshape(1, -1)
                     outputs = {**chunk_tensors(chunk), "accepted_mask": mask, **count_tensors(statistics)}
-                    yield outputs, bool(chunk.finish_reason)
+                    yield outputs, chunk.is_final
 
 
 def count_tensors(counts: SpeculationStatistics) -> Outputs:
