@@ -38,9 +38,11 @@ class Linear:
         return weight if self.scale is None else weight * self.scale
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of weight and scale."""
-        return self.weight.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+    def bytes_per_step(self) -> int:
+        """Bytes that a step reads: the CPU plugin keeps I8 as it is and expands all else to float32."""
+        if self.weight.dtype == "I8" and self.scale is not None:
+            return self.weight.data.size + self.scale.nbytes
+        return 4 * self.weight.data.size
 
 
 @dataclass(frozen=True)

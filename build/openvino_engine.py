@@ -60,11 +60,10 @@ class _Meter:
     """Counts the weights while the layers pass by on their way into the graph."""
 
     def __init__(self, network: Network) -> None:
-        self.head_bytes = network.lm_head.num_bytes
         tied = network.config.share_embedding_table
         self.parameters = network.embedding.data.size + network.final_norm.size
         self.parameters += 0 if tied else network.lm_head.weight.data.size
-        self.step_bytes = self.head_bytes + network.final_norm.nbytes
+        self.step_bytes = network.lm_head.bytes_per_step + network.final_norm.nbytes
         self.has_int8 = network.lm_head.weight.dtype == "I8"
 
     def count(self, layer: Layer) -> None:
@@ -73,7 +72,7 @@ class _Meter:
         self.step_bytes += sum(norm.nbytes for norm in norms)
         for linear in layer.linears():
             self.parameters += linear.weight.data.size
-            self.step_bytes += linear.num_bytes
+            self.step_bytes += linear.bytes_per_step
             self.has_int8 = self.has_int8 or linear.weight.dtype == "I8"
 
 

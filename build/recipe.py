@@ -59,8 +59,8 @@ class EngineRecipe:
         checkpoint: Checkpoint directory, relative to the repository root unless absolute.
         quantization: ``int8``: weight-only, per channel, made at build time. ``checkpoint``: whatever
             the checkpoint holds. ``none``: floating point.
-        lm_head: ``int8`` or ``checkpoint``: exporters leave the output head unquantized, yet it is read
-            whole at every step.
+        lm_head: ``int8`` or ``checkpoint``. Exporters leave the output head unquantized, yet it is read
+            whole at every step; making it INT8 departs from the checkpoint, so the recipe has to say it.
         num_threads: Threads of one step.
         kv_cache: Cache of keys and values.
         growth: Sizes to grow to, or None.
@@ -68,7 +68,7 @@ class EngineRecipe:
 
     checkpoint: str
     quantization: str = "int8"
-    lm_head: str = "int8"
+    lm_head: str = "checkpoint"
     num_threads: int = 2
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None

@@ -83,12 +83,11 @@ def test_module_runs_as_a_program() -> None:
 def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -> None:
     first = build(tmp_path, raw)
     raw["draft"]["quantization"] = "none"
-    raw["draft"]["lm_head"] = "checkpoint"
     second = build(tmp_path, raw)
     assert second["built"] == ["draft"]
     assert second["draft"] != first["draft"]
     assert Path(first["draft"]).is_dir()  # the old engine stays: another server may be using it
-    del raw["draft"]["quantization"], raw["draft"]["lm_head"]
+    del raw["draft"]["quantization"]
     assert build(tmp_path, raw)["built"] == []
 
 
@@ -144,6 +143,17 @@ def test_a_truncated_engine_is_built_again(tmp_path: Path, raw: dict[str, Any]) 
     weights = Path(first["draft"]) / "engine.bin"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert build(tmp_path, raw)["built"] == ["draft"]
+
+
+def test_two_builders_at_once_do_not_disturb_each_other(tmp_path: Path, raw: dict[str, Any]) -> None:
+    command = [sys.executable, "-m", "build.engines", "--recipe", str(write_recipe(tmp_path, raw))]
+    command += ["--engines", str(tmp_path / "engines")]
+    builders = [
+        subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    results = [json.loads(builder.communicate(timeout=60)[0].splitlines()[-1]) for builder in builders]
+    assert sorted(len(result["built"]) for result in results) == [0, 2]
+    assert results[0]["target"] == results[1]["target"]
 
 
 def test_same_inputs_give_the_same_bytes(tmp_path: Path, raw: dict[str, Any]) -> None:

@@ -176,6 +176,16 @@ def test_engine_description(tmp_path: Path) -> None:
     assert description["compile_properties"]["INFERENCE_PRECISION_HINT"] == "f32"
 
 
+@pytest.mark.parametrize("algo", [None, "FP8"])
+def test_weights_other_than_int8_are_read_as_float32(algo: str | None, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, share_embedding_table=False)
+    engine_of(tmp_path, network_from_checkpoint(checkpoint))
+    description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
+    embedding = 2048 * 128
+    assert description["weight_bytes_per_step"] == 4 * (description["num_parameters"] - embedding)
+    assert description["compile_properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0"
+
+
 def test_weights_are_stored_in_their_quantized_size(tmp_path: Path) -> None:
     """Identical matrices would be stored once and a step would read less than engine.json says."""
     network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint"))
