@@ -16,7 +16,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 ##= seconds that `serve` and `ready` wait for the server
 TIMEOUT_S ?= 120
-##= gRPC address (host:port) of a running server for verify, bench and ask; empty: they start their own
+##= running server for verify and bench, as grpc://host:port; empty: they start their own on free ports
 URL ?=
 ##= text that `ask` continues
 TEXT ?= def main():
@@ -26,13 +26,18 @@ ARGS ?=
 ##= must be 1 for clean-engines
 CONFIRM ?=
 
-# Checked when a recipe needs it, not when this file is read.
+# Looked for when a recipe needs it, not when this file is read. A Python with its shared library is
+# preferred: Triton's Python backend links it.
 python_is_usable = import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+python_is_shared = import ctypes.util as u, os, sys, sysconfig as c; v = "python%d.%d" % sys.version_info[:2]; \
+  n = "lib%s.so.1.0" % v; d = c.get_config_var("LIBDIR") or "."; \
+  sys.exit(not (os.path.exists(os.path.join(d, n)) or u.find_library(v) == n))
 candidates = python3.11 python3.12 python3.10 python3
-##= interpreter for .venv; empty: the first of python3.11, python3.12, python3.10, python3 that fits
+##= interpreter for .venv; empty: the first that fits of python3.11, python3.12, python3.10, python3
 PYTHON ?=
-find_python = $(or $(PYTHON),$(shell for p in $(candidates); do \
-  if $$p -c '$(python_is_usable)' 2>/dev/null; then echo $$p; break; fi; done))
+find_python = $(or $(PYTHON),$(shell second=; for p in $(candidates); do \
+  $$p -c '$(python_is_usable)' 2>/dev/null || continue; \
+  if $$p -c '$(python_is_shared)' 2>/dev/null; then echo $$p; exit; fi; second=$${second:-$$p}; done; echo $$second))
 python = $(eval python := $(find_python))$(python)
 
 venv := .venv/bin/python
@@ -75,6 +80,10 @@ ready: .venv/run.stamp ## wait until the server of `serve` is ready
 stop: .venv/run.stamp ## stop the server of `serve`
 	@$(venv) -m pipelines.deploy stop --recipe "$(RECIPE)"
 
+.PHONY: ask
+ask: .venv/run.stamp ## continue TEXT on the server of `serve` (or URL's)
+	@$(venv) -m pipelines.client --url "$(or $(URL),grpc://127.0.0.1:$(GRPC_PORT))" --stream $(ARGS) -- "$$TEXT"
+
 ##@ See and prove
 .PHONY: demo
 demo: repository ## all of it: engines, server, prompts through both models, table, verdict
@@ -103,6 +112,23 @@ check: .venv/test.stamp ## lint, format, types, architecture
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy
 	@$(venv) -m pytest -q tests/unit/test_architecture.py tests/unit/test_readme.py
+
+.PHONY: figures
+figures: .venv/run.stamp ## fill README's tables from docs/results/*.json
+	@$(venv) -m docs.figures
+
+.PHONY: results
+results: .venv/run.stamp ## measure anew what README quotes (wants an idle machine), then `figures`
+	@mkdir -p .run docs/results
+	$(call record,demo,make -s demo RECIPE=demo)
+	$(call record,verify-demo-large,make -s verify RECIPE=demo-large)
+	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
+	$(call record,bench-demo,make -s bench RECIPE=demo)
+	@$(venv) -m docs.figures
+
+# The last line of standard output is the result; the file appears only if the command succeeded.
+# `make`, not $(MAKE): the latter would run even under `make -n`.
+record = @$(2) | tee /dev/stderr | tail -n 1 | $(venv) -m json.tool >.run/$(1).json && mv .run/$(1).json docs/results/$(1).json
 
 ##@ Train the demonstration pair (by hand; up to 90 minutes on 2 cores)
 .PHONY: train-demo

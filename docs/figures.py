@@ -1,0 +1,220 @@
+"""Fills the tables of README.md from result files, so that no figure there can drift from what was measured.
+
+``python -m docs.figures`` rewrites each block between ``<!-- figures:NAME -->`` and ``<!-- /figures -->``;
+``--check`` only says whether one would change (exit code 1). A block whose result file is absent says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path("docs/results")
+PAIR = Path("engines/demo_pair/evaluation.json")
+
+_BLOCK = re.compile(r"(<!-- figures:([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+Document = dict[str, Any]
+
+
+def render(readme: str, root: Path = ROOT) -> str:
+    """README's text with every block made anew.
+
+    Args:
+        readme: The text; blocks of unknown name raise KeyError.
+        root: Where the result files lie.
+    """
+    return _BLOCK.sub(lambda found: f"{found[1]}{_block(found[2], root)}\n{found[3]}", readme)
+
+
+def _block(name: str, root: Path) -> str:
+    path, command, write = BLOCKS[name]
+    try:
+        document = json.loads((root / path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"*Not measured yet: `{path.as_posix()}` is made by `{command}`.*"
+    return write(document)
+
+
+def _headline(bench: Document) -> str:
+    loads = sorted({arm["num_at_once"] for arm in bench["arms"]})
+    lines = [
+        "| Requests at once | Target alone, tokens/s | Speculative, tokens/s | Times faster "
+        "| TTFT, ms | ITL, ms | `acceptance_rate` | `mean_acceptance_length` |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for load in loads:
+        alone = next(
+            arm for arm in bench["arms"] if arm["num_at_once"] == load and arm["model"] == "generate_target"
+        )
+        length = bench["best"][str(load)]["num_draft_tokens"]
+        best = next(
+            arm
+            for arm in bench["arms"]
+            if arm["num_at_once"] == load and arm["model"] == "generate" and arm["num_draft_tokens"] == length
+        )
+        ratio = best["ratio_to_target"]
+        cells = [
+            str(load),
+            f"{alone['output_tokens_per_s']['median']:.1f}",
+            f"{best['output_tokens_per_s']['median']:.1f} (`num_draft_tokens` {length})",
+            f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})",
+            f"{_ms(alone['ttft_s'], 0)} -> {_ms(best['ttft_s'], 0)}",
+            f"{_ms(alone['itl_s'], 1)} -> {_ms(best['itl_s'], 1)}",
+            _rate(best["acceptance_rate"]),
+            _rate(best["mean_acceptance_length"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    tried = sorted({arm["num_draft_tokens"] for arm in bench["arms"] if arm["num_draft_tokens"] is not None})
+    lines += [
+        "",
+        f"Greedy; the best of the fixed draft lengths {_listed(tried)}; arrows lead from the target alone to "
+        f"speculative; medians of {bench['repetitions']} interleaved repetitions (least to greatest), "
+        f"{bench['max_tokens']} tokens per answer at most. {_slower(bench)}{_answers(bench)}{_step(bench)}",
+        "",
+        _conditions(bench["conditions"]),
+    ]
+    return "\n".join(lines)
+
+
+def _slower(bench: Document) -> str:
+    loads = [load for load, best in bench["best"].items() if best["ratio_to_target"]["median"] < 1]
+    return f"**Slower than the target alone at {_listed(loads)} requests at once.** " if loads else ""
+
+
+def _answers(bench: Document) -> str:
+    different = bench["answers_that_differ"]
+    return "Every answer was the target's own. " if different == 0 else f"**{different} answers differed.** "
+
+
+def _step(bench: Document) -> str:
+    step = bench.get("decode_step")
+    if not step:
+        return ""
+    return (
+        f"One decode step of the target at one request took {step['step_ms']:.1f} ms, "
+        f"{step['ratio']:.2f} times the {step['floor_ms']:.1f} ms that reading its "
+        f"{step['weight_bytes'] / 1e6:.0f} MB of weights takes at the {step['bandwidth_gb_per_s']:.1f} GB/s "
+        "measured in between."
+    )
+
+
+def _demo(demo: Document) -> str:
+    return _conditions(demo["conditions"])
+
+
+def _verify(proof: Document) -> str:
+    passes = [entry for entry in proof["passes"] if entry["model"] == "generate"]
+    lengths = sorted({entry["num_draft_tokens"] for entry in passes if entry["num_draft_tokens"] is not None})
+    loads = sorted({entry["requests_at_once"] for entry in passes})
+    temperatures = sorted({entry["temperature"] for entry in passes})
+    verdict = {"pass": "Passed", "fail": "**Failed**", "inconclusive": "**Inconclusive**"}[proof["verdict"]]
+    return "\n".join(
+        [
+            f"{verdict}: {proof['answers_compared']:,} answers and {proof['tokens_compared']:,} tokens "
+            f"compared with the target alone, {proof['answers_that_differ']} answers differ, "
+            f"{proof['answers_missing']} missing; `num_draft_tokens` {_listed(lengths)}, "
+            f"{_listed(loads)} requests at once, temperature {_listed(temperatures)}.",
+            "",
+            _conditions(proof["conditions"]),
+        ]
+    )
+
+
+def _pair(evaluation: Document) -> str:
+    about = evaluation["conditions"]
+    modes = {"greedy": "greedy", "sampled": f"temperature {about['temperature_of_sampled']}"}
+    lines = ["| `num_draft_tokens` |", "|---|"]
+    columns = []
+    for mode, words in modes.items():
+        figures = evaluation[mode]
+        lines[0] += f" {words} | {words}, the {figures['outputs_without_loop']} outputs without a loop |"
+        lines[1] += "---|---|"
+        columns += [figures["all_outputs"], figures.get("outputs_without_loop_only", {})]
+    for count in evaluation["greedy"]["all_outputs"]:
+        cells = []
+        for column in columns:
+            cell = column.get(count)
+            cells.append(
+                f"{cell['acceptance_rate']:.2f} ({cell['mean_acceptance_length']:.2f})" if cell else "-"
+            )
+        lines.append(f"| {count} | {' | '.join(cells)} |")
+    loops = {mode: f"{evaluation[mode]['loop_share_of_tokens']:.0%}" for mode in modes}
+    lines += [
+        "",
+        f"`acceptance_rate` (`mean_acceptance_length`) on {about['prompts']} held-out prompts of "
+        f"{about['prompt_tokens']} tokens, {about['new_tokens']} new tokens each; {about['coupling']}. "
+        f"{loops['greedy']} of the greedy and {loops['sampled']} of the sampled tokens lie in an exact "
+        f"repetition. Simulated on the trained pair, neither grown nor INT8: weights {about['weights']}; "
+        f"{about['processor']}, torch {about['torch']}, {about['date'][:10]}. More in "
+        "[engines/demo_pair](engines/demo_pair/README.md).",
+    ]
+    return "\n".join(lines)
+
+
+def _ms(spread: Document | None, digits: int) -> str:
+    return "-" if spread is None else f"{spread['median'] * 1e3:.{digits}f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _listed(values: Sequence[object]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _conditions(about: Document) -> str:
+    """One line that says what the figures above depend on."""
+    engines = about.get("engines", {})
+    parts = [f"Conditions: recipe `{about['recipe']}`"]
+    for role in ("target", "draft"):
+        if engines.get(role):
+            size = engines[role]["num_parameters"] / 1e6
+            parts.append(f"{role} {size:.1f} M parameters, {engines[role]['quantization']}")
+    parts += [
+        f"{about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} at the start",
+        f"Triton {about['triton_version']}, OpenVINO {about['packages']['openvino']}",
+        f"Python {about['python']}",
+        f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`",
+    ]
+    return "; ".join(parts) + "."
+
+
+BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
+    "headline": (RESULTS / "bench-demo-large.json", "make results", _headline),
+    "demo": (RESULTS / "demo.json", "make results", _demo),
+    "verify": (RESULTS / "verify-demo-large.json", "make results", _verify),
+    "pair": (PAIR, "make evaluate-demo", _pair),
+}
+"""Block name -> result file, the command that makes it, and what turns it into text."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; 1 with ``--check`` if README is out of date."""
+    parser = argparse.ArgumentParser(prog="python -m docs.figures", description="Fill README's tables.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if something would change")
+    options = parser.parse_args(arguments)
+    path = ROOT / "README.md"
+    before = path.read_text(encoding="utf-8")
+    after = render(before)
+    if before == after:
+        print("README.md is up to date")
+        return 0
+    if options.check:
+        print("README.md differs from the result files; run: make figures", file=sys.stderr)
+        return 1
+    path.write_text(after, encoding="utf-8")
+    print("README.md written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

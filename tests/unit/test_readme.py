@@ -1,0 +1,207 @@
+"""README.md: its commands exist, its figures come from files; run: pytest tests/unit/test_readme.py."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.recipe import EngineRecipe, KvCache, Serving
+from docs.figures import BLOCKS, main, render
+from pipelines.errors import DraftproofError, from_wire
+from tests.conftest import REPOSITORY_ROOT, tracked_files
+
+README = (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", MAKEFILE, re.MULTILINE))
+SETTINGS = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_every_command_in_a_block_is_a_target_with_known_settings_or_a_request() -> None:
+    commands = [line.partition(" #")[0].split() for block in _blocks("bash") for line in block.splitlines()]
+    assert len(commands) >= 6
+    for words in commands:
+        if words[0] == "curl":
+            assert any("/v2/models/generate/generate" in word for word in words)
+            continue
+        assert words[0] == "make", words
+        assert words[1] in TARGETS
+        for name in re.findall(r"\b([A-Z_]+)=", " ".join(words)):
+            assert name in SETTINGS, f"make {words[1]} has no setting {name}"
+
+
+def test_every_make_command_in_the_prose_of_all_documents_exists() -> None:
+    pages = [path for path in tracked_files() if path.endswith(".md")]
+    assert "README.md" in pages
+    for page in pages:
+        text = (REPOSITORY_ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"`make ([a-z][a-z-]*)", text):
+            assert target in TARGETS, f"{page}: make {target}"
+        for name in re.findall(r"`make [^`]*?\b([A-Z_]+)=", text):
+            assert name in SETTINGS, f"{page}: {name}="
+
+
+def test_the_modules_that_documents_run_exist() -> None:
+    for page in (path for path in tracked_files() if path.endswith(".md")):
+        text = (REPOSITORY_ROOT / page).read_text(encoding="utf-8")
+        for module in re.findall(r"python -m ((?:build|pipelines|docs)[\w.]*)", text):
+            path = REPOSITORY_ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page}: {module}"
+
+
+def test_the_python_example_uses_names_that_exist() -> None:
+    (example,) = _blocks("python")
+    tree = ast.parse(example)
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert imported
+    for node in imported:
+        module = importlib.import_module(str(node.module))
+        names = {alias.name: getattr(module, alias.name) for alias in node.names}
+        for attribute in ast.walk(tree):
+            owner = attribute.value if isinstance(attribute, ast.Attribute) else None
+            if isinstance(attribute, ast.Attribute) and isinstance(owner, ast.Name):
+                used = names.get("Client" if owner.id == "client" else owner.id)
+                assert used is None or hasattr(used, attribute.attr), attribute.attr
+
+
+def test_every_link_inside_the_repository_leads_somewhere() -> None:
+    for page in (path for path in tracked_files() if path.endswith(".md")):
+        text = (REPOSITORY_ROOT / page).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            if not link.startswith("http") and "evaluation" not in link:
+                assert ((REPOSITORY_ROOT / page).parent / link).exists(), f"{page}: {link}"
+
+
+def test_every_folder_that_the_tree_shows_exists() -> None:
+    tree = next(block for block in _blocks("") if "build/ " in block)
+    parent = ""
+    for line in tree.splitlines():
+        name = line.split()[0]
+        parent = parent if line.startswith(" ") else name
+        path = name if name == parent else f"{parent}{name}"
+        assert (REPOSITORY_ROOT / path).is_dir(), path
+
+
+def _defaults() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for prefix, part in (("*", EngineRecipe), ("*.kv_cache", KvCache), ("serving", Serving)):
+        for field in dataclasses.fields(part):
+            found[f"{prefix}.{field.name}"] = field.default
+    return found
+
+
+def test_the_configuration_table_has_the_keys_and_defaults_of_the_code() -> None:
+    defaults = _defaults()
+    rows = re.findall(r"^\| `((?:\*|serving)\.[a-z_.]+)` \|[^|]*\| `?([^|`]+)`? \|", README, re.MULTILINE)
+    assert {key for key, _ in rows} >= {f"serving.{field.name}" for field in dataclasses.fields(Serving)}
+    for key, default in rows:
+        assert str(defaults[key]) == default.strip(), key
+
+
+def test_error_codes_in_the_documents_are_those_of_the_code() -> None:
+    codes = set(re.findall(r"draftproof/([a-z_]+)", README)) | set(
+        re.findall(r"beyond it `([a-z_]+)`", README)
+    )
+    assert len(codes) >= 5
+    for code in codes:
+        error = from_wire(f"draftproof/{code}: text")
+        assert type(error) is not DraftproofError, f"no error has the code {code}"
+
+
+def test_figures_are_those_of_the_result_files() -> None:
+    assert render(README) == README, "run: make figures"
+
+
+def test_no_measured_figure_is_typed_by_hand() -> None:
+    prose = re.sub(r"<!-- figures:.*?<!-- /figures -->", "", README, flags=re.DOTALL)
+    assert re.findall(r"\d[\d.,]* ?(?:tokens/s|ms\b|times faster)", prose) == []
+
+
+def test_check_mode_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0
+    assert (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8") == README
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_a_block_without_a_result_file_says_so(tmp_path: Path) -> None:
+    for name in BLOCKS:
+        text = render(f"<!-- figures:{name} -->\nold\n<!-- /figures -->\n", tmp_path)
+        assert "Not measured yet" in text
+        assert "old" not in text
+
+
+def _spread(median: float) -> dict[str, float]:
+    return {"median": median, "low": median - 0.1, "high": median + 0.1}
+
+
+def _arm(model: str, length: int | None, load: int, rate: float, ratio: float) -> dict[str, Any]:
+    return {
+        "arm": f"{model} {length}",
+        "model": model,
+        "num_draft_tokens": length,
+        "num_at_once": load,
+        "output_tokens_per_s": _spread(rate),
+        "ratio_to_target": _spread(ratio),
+        "ttft_s": _spread(0.05),
+        "itl_s": None,
+        "e2e_latency_s": _spread(1.0),
+        "acceptance_rate": 0.5 if length else None,
+        "mean_acceptance_length": 3.0 if length else None,
+    }
+
+
+def _bench(ratio_at_8: float) -> dict[str, Any]:
+    loads = {1: 2.0, 8: ratio_at_8}
+    return {
+        "arms": [
+            arm
+            for load, ratio in loads.items()
+            for arm in (
+                _arm("generate_target", None, load, 10.0, 1.0),
+                _arm("generate", 4, load, 10.0 * ratio, ratio),
+            )
+        ],
+        "best": {
+            str(load): {"num_draft_tokens": 4, "ratio_to_target": _spread(r)} for load, r in loads.items()
+        },
+        "decode_step": None,
+        "answers_that_differ": 0,
+        "max_tokens": 128,
+        "repetitions": 3,
+        "conditions": {
+            "recipe": "demo-large",
+            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
+            "cpu": "a processor",
+            "num_cores": 2,
+            "load_average_1min": 0.1,
+            "triton_version": "2.51.0",
+            "packages": {"openvino": "2026.4.1"},
+            "python": "3.11.7",
+            "date": "2026-11-20T12:00:00Z",
+            "git_sha": "0123456789abcdef",
+            "command": "python -m pipelines.bench",
+        },
+    }
+
+
+@pytest.mark.parametrize(("ratio", "says_slower"), [(0.9, True), (1.1, False)])
+def test_the_headline_says_where_speculation_is_slower(
+    ratio: float, says_slower: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / BLOCKS["headline"][0]
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(_bench(ratio)), encoding="utf-8")
+    text = render("<!-- figures:headline -->\n<!-- /figures -->", tmp_path)
+    assert "| 1 | 10.0 | 20.0 (`num_draft_tokens` 4) | **2.00** (1.90 to 2.10) | 50 -> 50 | - -> - |" in text
+    assert ("Slower than the target alone at 8 requests at once" in text) is says_slower
+    assert "commit 0123456789" in text
