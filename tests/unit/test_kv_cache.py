@@ -51,9 +51,6 @@ class KvCacheMachine(RuleBasedStateMachine):
         holder = Holder(tokens, len(prompt), table, num_cached)
         assert num_cached < len(tokens) and len(prompt) - num_cached != 1
         assert len(table.blocks) == -(-num_cached // BLOCK_SIZE)
-        for position in range(num_cached):
-            found = self.memory[table.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE]
-            assert found == self.content(holder, position)
         self.holders.append(holder)
 
     @precondition(lambda self: self.holders)
@@ -85,8 +82,12 @@ class KvCacheMachine(RuleBasedStateMachine):
             self.cache.discard(holder.table)
 
     @invariant()
-    def every_block_is_in_one_state(self) -> None:
+    def every_block_is_in_one_state_and_holds_what_its_users_computed(self) -> None:
         self.cache.check()
+        for holder in self.holders:
+            for position in range(holder.num_computed):
+                place = holder.table.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+                assert self.memory[place] == self.content(holder, position)
         used = {block for holder in self.holders for block in holder.table.blocks}
         assert self.cache.num_free_blocks == NUM_BLOCKS - 1 - len(used)
 
