@@ -19,7 +19,7 @@ _FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # those that choose kernels
 
 
 def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str, Any]:
-    """Machine, versions, sources and load, ready for JSON; holds no path and no host name.
+    """Machine, versions, sources and load, ready for JSON; no host name, no path but those of ``arguments``.
 
     Args:
         program: Module that runs, such as ``pipelines.bench``.

@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except InvalidRequestError as error:
         parser.error(str(error))
+    if options.prompts < max(options.concurrency):
+        parser.error(f"{options.prompts} prompts cannot be {max(options.concurrency)} requests at once")
     command_line = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with running_server(options.url, options.recipe) as url:

@@ -296,6 +296,7 @@ def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
         ["--draft-lengths", "-1"],
         ["--concurrency", "0"],
         ["--prompts", "0"],
+        ["--prompts", "7"],
         ["--prompts", "100000"],
         ["--prompt-file", "absent.jsonl"],
         ["--temperatures", "warm"],

@@ -1,0 +1,97 @@
+"""The time of one decode step of the target, against the time that reading its weights takes.
+
+At one request a step can be no faster than its weights come from memory. The step is measured through
+the whole server: answers of many tokens and of one token are asked for without streaming, and the
+difference is divided by the tokens between them. Bandwidth is measured before and after each, since
+it wanders on shared machines.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelines.bench.load import TARGET_ALONE
+from pipelines.bench.memory_bandwidth import METHOD, MemoryBandwidth, measure_memory_bandwidth
+from pipelines.client import CompletionRequest
+from pipelines.client.at_once import Ask
+from pipelines.errors import VerificationError
+from pipelines.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """What was found.
+
+    Attributes:
+        step_ms: Milliseconds per output token at one request; median over the prompts.
+        floor_ms: Milliseconds that reading ``weight_bytes`` once takes.
+        weight_bytes: Bytes of weights that a step reads at least.
+        bandwidth_gb_per_s: Median of the bandwidth measurements, in 10**9 bytes per second.
+        bandwidth_range_gb_per_s: Least and greatest of them.
+        num_threads: Threads of the bandwidth measurement and of the engine.
+        method: How the bandwidth was measured.
+    """
+
+    step_ms: float
+    floor_ms: float
+    weight_bytes: int
+    bandwidth_gb_per_s: float
+    bandwidth_range_gb_per_s: tuple[float, float]
+    num_threads: int
+    method: str = METHOD
+
+    @property
+    def ratio(self) -> float:
+        """Step over floor; 1 would be a step that does nothing but read."""
+        return self.step_ms / self.floor_ms
+
+
+def measure_decode_step(
+    ask: Ask,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int,
+    weight_bytes: int,
+    num_threads: int,
+    measure_bandwidth: Callable[[int], MemoryBandwidth] = measure_memory_bandwidth,
+) -> DecodeStep:
+    """Measure both in turn, once per prompt.
+
+    Args:
+        ask: One request without streaming, such as ``Client.generate``.
+        prompts: At least one.
+        max_tokens: Tokens of the long answers, at least 2.
+        weight_bytes: ``weight_bytes_per_step`` of the target's engine.json.
+        num_threads: ``num_threads`` of the same.
+        measure_bandwidth: Replaced in tests.
+
+    Raises:
+        VerificationError: No prompt gave an answer of two tokens.
+        DraftproofError: A request failed.
+    """
+    bandwidths = [measure_bandwidth(num_threads).bytes_per_s]
+    steps = []
+    for prompt in prompts:
+        short = ask(CompletionRequest(prompt.text, max_tokens=1), TARGET_ALONE.model)
+        long = ask(CompletionRequest(prompt.text, max_tokens=max_tokens), TARGET_ALONE.model)
+        num_steps = long.num_output_tokens - short.num_output_tokens
+        if num_steps > 0:
+            steps.append((long.e2e_latency_s - short.e2e_latency_s) / num_steps)
+        bandwidths.append(measure_bandwidth(num_threads).bytes_per_s)
+    if not steps:
+        raise VerificationError(
+            "the decode step cannot be measured",
+            values=f"{len(prompts)} prompts, max_tokens={max_tokens}",
+            limit="answers of at least two tokens are needed",
+            remedy="raise --max-tokens or take other prompts",
+        )
+    bandwidth = statistics.median(bandwidths)
+    return DecodeStep(
+        step_ms=1e3 * statistics.median(steps),
+        floor_ms=1e3 * weight_bytes / bandwidth,
+        weight_bytes=weight_bytes,
+        bandwidth_gb_per_s=bandwidth / 1e9,
+        bandwidth_range_gb_per_s=(min(bandwidths) / 1e9, max(bandwidths) / 1e9),
+        num_threads=num_threads,
+    )
