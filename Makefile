@@ -16,7 +16,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 ##= seconds that `serve` and `ready` wait for the server
 TIMEOUT_S ?= 120
-##= running server for verify and bench, as grpc://host:port; empty: they start their own on free ports
+##= server for verify, bench and ask, as grpc://host:port; empty: that of `serve`, else one of their own
 URL ?=
 ##= text that `ask` continues
 TEXT ?= def main():
@@ -64,7 +64,7 @@ engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there
 	@$(venv) -m build.engines --recipe "$(RECIPE)"
 
 .PHONY: repository
-repository: engines ## render RECIPE's Triton model repository under .run/
+repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run/, engines first
 	@$(venv) -m build.repository --recipe "$(RECIPE)"
 
 ##@ Serve
@@ -86,15 +86,15 @@ ask: .venv/run.stamp ## continue TEXT on the server of `serve` (or URL's)
 
 ##@ See and prove
 .PHONY: demo
-demo: repository ## all of it: engines, server, prompts through both models, table, verdict
+demo: .venv/run.stamp ## all of it: engines, server, prompts through both models, table, verdict
 	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: verify
-verify: repository ## prove that generate gives the tokens of generate_target
+verify: $(if $(URL),.venv/run.stamp,repository) ## prove that generate gives the tokens of generate_target
 	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
 
 .PHONY: bench
-bench: repository ## time generate against generate_target in one run
+bench: $(if $(URL),.venv/run.stamp,repository) ## time generate against generate_target in one run
 	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
 
 ##@ Test

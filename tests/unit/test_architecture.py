@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "running_server": {"errors", "client", "deploy"},
     "validation": {"errors", "client", "text", "executor", *MEASURING},  # executor: logits, offline
     "bench": {"errors", "client", *MEASURING},
-    "demo": {"errors", "client", "validation", "bench", "deploy", "text", *MEASURING},
+    "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
 # Third-party packages that only some modules may import, at any depth.
