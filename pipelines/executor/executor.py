@@ -72,6 +72,10 @@ class ExecutorLimits:
 class Executor:
     """Runs requests on one engine.
 
+    Attributes:
+        num_steps: Engine calls so far.
+        engine_time_s: Time spent in them.
+
     Args:
         engine: Computes the steps.
         vocabulary: Bytes of the tokens, for stop words.
@@ -86,6 +90,8 @@ class Executor:
         self.limits = limits
         self.vocabulary = vocabulary
         self.on_work: Callable[[], None] = lambda: None
+        self.num_steps = 0
+        self.engine_time_s = 0.0
         self._engine = engine
         self._cache = KvCache(limits.num_kv_blocks, engine.config.kv_block_size, engine.copy_block)
         self._scheduler = Scheduler(self._cache, limits.max_batch_size, limits.max_num_tokens)
@@ -144,11 +150,12 @@ class Executor:
             EngineFailedError: A step failed.
         """
         self.check(request)
-        if self.num_waiting >= self.limits.max_queue_size:
+        # A request that a free place waits for does not wait itself.
+        if self.num_waiting + self.num_running >= self.limits.max_batch_size + self.limits.max_queue_size:
             raise ServerBusyError(
                 "the queue is full",
                 values=f"{self.num_waiting} requests wait, {self.num_running} run",
-                limit=f"max_queue_size={self.limits.max_queue_size}",
+                limit=f"max_queue_size={self.limits.max_queue_size}, max_batch_size={self.limits.max_batch_size}",
                 remedy="send the request again later, or serve with a larger max_queue_size",
             )
         sequence = Sequence.begin(request, self.vocabulary)
@@ -179,13 +186,17 @@ class Executor:
         work = self._scheduler.plan()
         if not work:
             return
+        inputs = pack([item.chunk for item in work], self._cache.block_size)
+        started_s = time.perf_counter()
         try:
-            logits = self._engine.step(pack([item.chunk for item in work], self._cache.block_size))
+            logits = self._engine.step(inputs)
         except Exception:  # whatever the runtime throws: these requests fail, the others go on
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
                 self._fail(item.sequence)
             return
+        self.engine_time_s += time.perf_counter() - started_s
+        self.num_steps += 1
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits

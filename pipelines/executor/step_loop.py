@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -25,6 +26,10 @@ STOP_TIMEOUT_S = 10.0  # a step of the largest supported engine takes well under
 class StepLoop:
     """Owns the thread.
 
+    Attributes:
+        busy_time_s: Time in which an executor had work. Less the executors' ``engine_time_s``, it is what
+            the batcher and the coroutines cost.
+
     Args:
         executors: In order of priority; may be empty, to run coroutines only.
     """
@@ -33,6 +38,7 @@ class StepLoop:
         self._executors = tuple(executors)
         self._loop = asyncio.new_event_loop()
         self._work = asyncio.Event()
+        self.busy_time_s = 0.0
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         for executor in self._executors:
             executor.on_work = self._work.set
@@ -56,7 +62,7 @@ class StepLoop:
         try:
             self._loop.run_until_complete(pump)
         except asyncio.CancelledError:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._let_tasks_end())
         finally:
             self._loop.close()
 
@@ -66,10 +72,17 @@ class StepLoop:
             if executor is None:
                 self._work.clear()
                 await self._work.wait()
-            else:
-                executor.step()
+                continue
+            started_s = time.perf_counter()
+            executor.step()
             # Every coroutine that the step answered runs now, and asks for its next step.
             await asyncio.sleep(0)
+            self.busy_time_s += time.perf_counter() - started_s
+
+    async def _let_tasks_end(self) -> None:
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def _cancel_all(self) -> None:
         for task in asyncio.all_tasks(self._loop):
