@@ -113,6 +113,7 @@ class Engine:
                 limit="the network needs an x86-64 processor with AVX2",
                 remedy="run 'make doctor', then 'make clean-engines engines'",
             ) from error
+        self._tensor = openvino.Tensor
         self._request = compiled.create_infer_request()
         self._kv: list[npt.NDArray[Any]] = []
         for port in compiled.inputs:
@@ -135,8 +136,12 @@ class Engine:
             float32 [n, vocab_size], one row for each of ``inputs.logits_rows``; a view that the next
             step overwrites.
         """
-        # The arrays live until infer() returns, so OpenVINO may read them in place.
-        self._request.infer(vars(inputs), share_inputs=True)
+        # The arrays live until wait() returns, so OpenVINO may read them in place. infer() would do the
+        # same and then copy every output.
+        for name, array in vars(inputs).items():
+            self._request.set_tensor(name, self._tensor(array, shared_memory=True))
+        self._request.start_async()
+        self._request.wait()
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
