@@ -140,7 +140,7 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
     architecture = reader.only("architecture", ("LlamaForCausalLM",))
     reader.only("hidden_act", ("silu", "swiglu"))
     reader.only("position_embedding_type", ("rope_gpt_neox",), "rope_gpt_neox")
-    for key in ("attn_bias", "attention_bias", "mlp_bias", "bias"):
+    for key in ("attn_bias", "attention_bias", "mlp_bias", "bias", "lm_head_bias"):
         reader.only(key, (False, None))
     for key in ("rotary_pct", "partial_rotary_factor"):
         reader.only(key, (1.0, None))

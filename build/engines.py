@@ -37,6 +37,8 @@ _CHECKPOINT_FILES = ("config.json", "rank0.safetensors", "tokenizer.json")
 # version number that somebody forgets to raise costs an engine that is not what its recipe says.
 _HERE = Path(__file__).resolve().parent
 _COMPILER = (
+    "checkpoint.py",
+    "checkpoint_config.py",
     "growth.py",
     "llama_graph.py",
     "network.py",

@@ -211,6 +211,7 @@ def test_tensors_of_other_architectures_are_refused(name: str, tmp_path: Path) -
         ({"architecture": None}, "architecture=None"),
         ({"attn_bias": True}, "attn_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"lm_head_bias": True}, "lm_head_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"position_embedding_type": "rope_gptj"}, "position_embedding_type"),
         ({"mapping": {"world_size": 2, "tp_size": 2, "pp_size": 1}}, "mapping.world_size=2"),
