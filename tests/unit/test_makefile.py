@@ -120,3 +120,11 @@ def test_without_a_usable_python_the_message_says_what_to_do(checkout: Path) -> 
     assert done.returncode != 0
     assert "need 3.10 to 3.12" in done.stdout
     assert "PYTHON=" in done.stdout
+
+
+def test_continuous_integration_runs_the_test_command_and_the_demo() -> None:
+    script = REPOSITORY_ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    steps = [line for line in script.read_text(encoding="utf-8").splitlines() if line.startswith("step ")]
+    assert steps == ["step make test", "step make demo"]

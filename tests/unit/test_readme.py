@@ -160,6 +160,24 @@ def _arm(model: str, length: int | None, load: int, rate: float, ratio: float) -
     }
 
 
+def _about() -> dict[str, Any]:
+    return {
+        "conditions": {
+            "recipe": "demo-large",
+            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
+            "cpu": "a processor",
+            "num_cores": 2,
+            "load_average_1min": 0.1,
+            "triton_version": "2.51.0",
+            "packages": {"openvino": "2026.4.1"},
+            "python": "3.11.7",
+            "date": "2026-11-20T12:00:00Z",
+            "git_sha": "0123456789abcdef",
+            "command": "python -m pipelines.bench",
+        },
+    }
+
+
 def _bench(ratio_at_8: float) -> dict[str, Any]:
     loads = {1: 2.0, 8: ratio_at_8}
     return {
@@ -178,19 +196,7 @@ def _bench(ratio_at_8: float) -> dict[str, Any]:
         "answers_that_differ": 0,
         "max_tokens": 128,
         "repetitions": 3,
-        "conditions": {
-            "recipe": "demo-large",
-            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
-            "cpu": "a processor",
-            "num_cores": 2,
-            "load_average_1min": 0.1,
-            "triton_version": "2.51.0",
-            "packages": {"openvino": "2026.4.1"},
-            "python": "3.11.7",
-            "date": "2026-11-20T12:00:00Z",
-            "git_sha": "0123456789abcdef",
-            "command": "python -m pipelines.bench",
-        },
+        **_about(),
     }
 
 
@@ -198,10 +204,57 @@ def _bench(ratio_at_8: float) -> dict[str, Any]:
 def test_the_headline_says_where_speculation_is_slower(
     ratio: float, says_slower: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / BLOCKS["headline"][0]
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(_bench(ratio)), encoding="utf-8")
-    text = render("<!-- figures:headline -->\n<!-- /figures -->", tmp_path)
+    text = _fill("headline", _bench(ratio), tmp_path)
     assert "| 1 | 10.0 | 20.0 (`num_draft_tokens` 4) | **2.00** (1.90 to 2.10) | 50 -> 50 | - -> - |" in text
     assert ("Slower than the target alone at 8 requests at once" in text) is says_slower
     assert "commit 0123456789" in text
+
+
+def _fill(name: str, document: dict[str, Any], root: Path) -> str:
+    path = root / BLOCKS[name][0]
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return render(f"<!-- figures:{name} -->\n<!-- /figures -->", root)
+
+
+@pytest.mark.parametrize(("verdict", "word"), [("pass", "Passed:"), ("fail", "**Failed**:")])
+def test_the_proof_block_says_what_was_compared_and_how_it_ended(
+    verdict: str, word: str, tmp_path: Path
+) -> None:
+    asked = [
+        {"model": "generate_target", "num_draft_tokens": None, "requests_at_once": 1, "temperature": 0.0}
+    ]
+    asked += [
+        {"model": "generate", "num_draft_tokens": length, "requests_at_once": load, "temperature": 0.8}
+        for length in (0, 4)
+        for load in (1, 8)
+    ]
+    proof = {
+        "verdict": verdict,
+        "answers_compared": 1600,
+        "tokens_compared": 102400,
+        "answers_that_differ": 0,
+    }
+    text = _fill("verify", {**proof, "answers_missing": 0, "passes": asked, **_about()}, tmp_path)
+    assert f"{word} 1,600 answers and 102,400 tokens" in text
+    assert "`num_draft_tokens` 0 and 4, 1 and 8 requests at once, temperature 0.8" in text
+
+
+def test_the_pair_block_gives_acceptance_with_and_without_loops(tmp_path: Path) -> None:
+    figures = {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0}
+    mode = {"outputs_without_loop": 9, "all_outputs": {"4": figures}, "loop_share_of_tokens": 0.5}
+    conditions = {
+        "prompts": 128,
+        "prompt_tokens": 64,
+        "new_tokens": 128,
+        "temperature_of_sampled": 0.8,
+        "coupling": "shared noise",
+        "weights": "bfloat16",
+        "processor": "a processor",
+        "torch": "2.13.0",
+        "date": "2026-11-20T12:00:00+00:00",
+    }
+    with_clean = {**mode, "outputs_without_loop_only": {"4": {**figures, "acceptance_rate": 0.25}}}
+    text = _fill("pair", {"greedy": with_clean, "sampled": mode, "conditions": conditions}, tmp_path)
+    assert "| 4 | 0.50 (3.00) | 0.25 (3.00) | 0.50 (3.00) | - |" in text
+    assert "50% of the greedy" in text
