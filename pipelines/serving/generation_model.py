@@ -75,6 +75,8 @@ class GenerationModel:
 
     def close(self) -> None:
         """Cancel what runs and send the last responses."""
+        for running in tuple(self._running.values()):
+            running.cancel()
         self._loop.stop()
         self._outbox.close(CLOSE_TIMEOUT_S)
 
