@@ -1,0 +1,140 @@
+"""Rendering is strict both ways, and the rendered models fit together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from build.recipe import load_recipe
+from build.repository import TEMPLATES, render_recipe, render_repository, render_text, template_values
+from pipelines.errors import RepositoryError
+
+
+def write_template(templates: Path, model: str, text: str) -> None:
+    version = templates / model / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("# adapter\n")
+    (templates / model / "config.pbtxt").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    engines = tmp_path_factory.mktemp("engines")
+    return render_recipe(load_recipe("demo"), engines / "draft-1", engines / "target-1", engines / "run")
+
+
+def test_a_name_without_a_value_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"did you mean \$\{max_seq_len\}"):
+        render_text("${max_seq_length}", {"max_seq_len": "8"}, "target/config.pbtxt")
+
+
+def test_a_value_that_no_template_uses_is_refused(tmp_path: Path) -> None:
+    write_template(tmp_path / "templates", "target", 'name: "${a}"')
+    with pytest.raises(RepositoryError, match="no template uses some of the values; b"):
+        render_repository(tmp_path / "templates", {"a": "1", "b": "2"}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "templates"]
+
+
+@pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb", "${a}"])
+def test_a_value_that_would_break_out_of_its_quotes_is_refused(value: str) -> None:
+    with pytest.raises(RepositoryError, match="cannot be written"):
+        render_text('"${a}"', {"a": value}, "target/config.pbtxt")
+
+
+@pytest.mark.parametrize("text", ["ok\n$a", "ok\n$ {a}", "ok\n$"])
+def test_a_lone_dollar_sign_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(RepositoryError, match=r"config\.pbtxt:2"):
+        render_text(text, {"a": "1"}, "target/config.pbtxt")
+
+
+def test_rendering_again_replaces_the_whole(tmp_path: Path) -> None:
+    write_template(tmp_path / "templates", "target", '"${a}"')
+    out = tmp_path / "out"
+    render_repository(tmp_path / "templates", {"a": "1"}, out)
+    (out / "left_over").mkdir()
+    assert render_repository(tmp_path / "templates", {"a": "2"}, out) == ["target"]
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == [
+        "target/1/model.py",
+        "target/config.pbtxt",
+    ]
+    assert (out / "target" / "config.pbtxt").read_text() == '"2"'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "templates"]
+
+
+def test_nothing_to_render_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="no model to render"):
+        render_repository(tmp_path, {}, tmp_path / "out")
+
+
+def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
+    names = {path.name for path in rendered.iterdir()}
+    design = {
+        "preprocessing",
+        "draft",
+        "target",
+        "speculative",
+        "postprocessing",
+        "generate",
+        "generate_target",
+    }
+    assert names == design | {"generate_unary", "generate_target_unary"}
+    for model in rendered.iterdir():
+        text = (model / "config.pbtxt").read_text()
+        assert f'name: "{model.name}"' in text
+        assert "$" not in text
+        assert (model / "1").is_dir()
+        assert (model / "1" / "model.py").is_file() != ("ensemble" in text.partition("platform")[2])
+
+
+def test_the_recipe_decides_what_the_models_read(rendered: Path) -> None:
+    recipe = load_recipe("demo")
+    text = (rendered / "speculative" / "config.pbtxt").read_text()
+    parameters = dict(re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)" }', text))
+    assert parameters["max_draft_len"] == str(recipe.serving.max_draft_len)
+    assert parameters["engine_access"] == recipe.serving.engine_access
+    assert parameters["draft_num_kv_blocks"] == str(recipe.draft.kv_cache.num_blocks)
+    assert parameters["target_engine_dir"].endswith("/target-1")
+
+
+def tensors(config: str, kind: str) -> dict[str, str]:
+    """Name to type and shape of a model's inputs or outputs."""
+    pattern = rf'^{kind} \[{{ name: "(\w+)" data_type: (\w+ dims: \[[^\]]*\])'
+    return dict(re.findall(pattern, config, re.MULTILINE))
+
+
+def test_ensembles_connect_tensors_that_exist_and_agree(rendered: Path) -> None:
+    configs = {path.parent.name: path.read_text() for path in rendered.glob("*/config.pbtxt")}
+    ensembles = [name for name, text in configs.items() if 'platform: "ensemble"' in text]
+    assert sorted(ensembles) == ["generate", "generate_target"]
+    for ensemble in ensembles:
+        types: dict[str, str] = dict(tensors(configs[ensemble], "input"))
+        for step in configs[ensemble].split("model_name: ")[1:]:
+            model = step.split('"')[1]
+            for kind in ("input", "output"):
+                declared = tensors(configs[model], kind)
+                for inner, outer in re.findall(rf'{kind}_map {{ key: "(\w+)" value: "(\w+)" }}', step):
+                    assert inner in declared, f"{ensemble}: {model} has no {kind} {inner}"
+                    assert types.setdefault(outer, declared[inner]) == declared[inner], (ensemble, outer)
+        for name, kind in tensors(configs[ensemble], "output").items():
+            assert types[name] == kind, f"{ensemble}: {name}"
+
+
+def test_unary_models_have_the_tensors_of_their_ensembles(rendered: Path) -> None:
+    for ensemble in ("generate", "generate_target"):
+        texts = [(rendered / name / "config.pbtxt").read_text() for name in (ensemble, f"{ensemble}_unary")]
+        for kind in ("input", "output"):
+            first, second = (tensors(text, kind) for text in texts)
+            assert first == second
+
+
+def test_every_value_has_a_use_and_every_name_a_value() -> None:
+    values = template_values(load_recipe("demo"), Path("draft"), Path("target"))
+    named = {
+        name
+        for path in TEMPLATES.glob("*/config.pbtxt")
+        for name in re.findall(r"\$\{(\w+)\}", path.read_text())
+    }
+    assert named == set(values)
