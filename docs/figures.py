@@ -67,8 +67,8 @@ def _headline(bench: Document) -> str:
             f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})",
             f"{_ms(alone['ttft_s'], 0)} -> {_ms(best['ttft_s'], 0)}",
             f"{_ms(alone['itl_s'], 1)} -> {_ms(best['itl_s'], 1)}",
-            _rate(best["acceptance_rate"]),
-            _rate(best["mean_acceptance_length"]),
+            _times(best["acceptance_rate"], 1, 2),
+            _times(best["mean_acceptance_length"], 1, 2),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     tried = sorted({arm["num_draft_tokens"] for arm in bench["arms"] if arm["num_draft_tokens"] is not None})
@@ -106,7 +106,39 @@ def _step(bench: Document) -> str:
 
 
 def _demo(demo: Document) -> str:
-    return _conditions(demo["conditions"])
+    ways = {"grpc": "gRPC, streamed", "http": "HTTP, whole answers"}
+    seconds = demo["seconds"]
+    lines = [
+        "`make demo` ends with this table and the verdict:",
+        "",
+        "| Over | Model | TTFT, ms | ITL, ms | End-to-end, s | Tokens/s | `acceptance_rate` "
+        "| `mean_acceptance_length` | Speed-up |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in demo["figures"]:
+        cells = [
+            ways[entry["transport"]],
+            entry["model"],
+            _times(entry["ttft_s"], 1e3, 0),
+            _times(entry["itl_s"], 1e3, 1),
+            _times(entry["e2e_latency_s"], 1, 2),
+            _times(entry["output_tokens_per_s"], 1, 1),
+            _times(entry["acceptance_rate"], 1, 2),
+            _times(entry["mean_acceptance_length"], 1, 2),
+            _times(entry["speed_up"], 1, 2),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    verdict = "PASS" if demo["verdict"] == "pass" else "**FAIL**"
+    lines += [
+        "",
+        f"{verdict}: {demo['answers_compared']} answers, {demo['tokens_compared']:,} tokens, "
+        f"{demo['accepted_draft_tokens']:,} of them accepted draft tokens; "
+        f"{len(demo['answers_that_differ'])} answers differ from the target's own. Times: greedy, one request at a time; {seconds['build']:.0f} s to build, "
+        f"{seconds['start']:.0f} s to start, {seconds['answers']:.0f} s of answers.",
+        "",
+        _conditions(demo["conditions"]),
+    ]
+    return "\n".join(lines)
 
 
 def _verify(proof: Document) -> str:
@@ -159,11 +191,11 @@ def _pair(evaluation: Document) -> str:
 
 
 def _ms(spread: Document | None, digits: int) -> str:
-    return "-" if spread is None else f"{spread['median'] * 1e3:.{digits}f}"
+    return _times(None if spread is None else spread["median"], 1e3, digits)
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _times(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value * factor:.{digits}f}"
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -258,3 +258,30 @@ def test_the_pair_block_gives_acceptance_with_and_without_loops(tmp_path: Path) 
     text = _fill("pair", {"greedy": with_clean, "sampled": mode, "conditions": conditions}, tmp_path)
     assert "| 4 | 0.50 (3.00) | 0.25 (3.00) | 0.50 (3.00) | - |" in text
     assert "50% of the greedy" in text
+
+
+def test_the_demo_block_has_one_line_per_model_and_transport(tmp_path: Path) -> None:
+    figures = {
+        "transport": "http",
+        "model": "target alone",
+        "ttft_s": None,
+        "itl_s": None,
+        "e2e_latency_s": 1.234,
+        "output_tokens_per_s": 51.9,
+        "acceptance_rate": None,
+        "mean_acceptance_length": None,
+        "speed_up": 1.0,
+    }
+    demo = {
+        "verdict": "pass",
+        "answers_compared": 36,
+        "tokens_compared": 2304,
+        "accepted_draft_tokens": 1200,
+        "answers_that_differ": [],
+        "figures": [figures],
+        "seconds": {"build": 3.2, "start": 2.0, "answers": 40.0, "stop": 0.5},
+        **_about(),
+    }
+    text = _fill("demo", demo, tmp_path)
+    assert "| HTTP, whole answers | target alone | - | - | 1.23 | 51.9 | - | - | 1.00 |" in text
+    assert "PASS: 36 answers, 2,304 tokens, 1,200 of them accepted draft tokens; 0 answers differ" in text
