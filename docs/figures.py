@@ -133,8 +133,9 @@ def _demo(demo: Document) -> str:
         "",
         f"{verdict}: {demo['answers_compared']} answers, {demo['tokens_compared']:,} tokens, "
         f"{demo['accepted_draft_tokens']:,} of them accepted draft tokens; "
-        f"{len(demo['answers_that_differ'])} answers differ from the target's own. Times: greedy, one request at a time; {seconds['build']:.0f} s to build, "
-        f"{seconds['start']:.0f} s to start, {seconds['answers']:.0f} s of answers.",
+        f"{len(demo['answers_that_differ'])} answers differ from the target's own. Times: greedy, "
+        f"one request at a time; {seconds['build']:.0f} s to build, {seconds['start']:.0f} s to start, "
+        f"{seconds['answers']:.0f} s of answers.",
         "",
         _conditions(demo["conditions"]),
     ]
