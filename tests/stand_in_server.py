@@ -128,7 +128,7 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def _grpc_inputs(request: Any) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, Any] = {"timeout": request.parameters["timeout"].int64_param}
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
         if tensor.name not in INPUT_TYPES:
             raise Refused(f"unexpected inference input '{tensor.name}' for model '{request.model_name}'")

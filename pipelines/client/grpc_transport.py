@@ -67,6 +67,7 @@ class GrpcTransport:
         # Asks for the marked last response even where it is empty: without it, an end that carries no
         # tensors would never be heard of.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
+        message.parameters["timeout"].int64_param = self._timeouts.total_us
         for tensor in request.tensors(streaming=streaming):
             message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, len(tensor.values)])
             message.raw_input_contents.append(_raw(tensor))

@@ -40,6 +40,9 @@ class HttpTransport:
             DraftproofError: The request cannot be sent, or was refused.
         """
         body = {tensor.name: _json_value(tensor) for tensor in request.tensors(streaming=streaming)}
+        # Triton does not notice that the connection of an unstreamed request broke: the server's own
+        # deadline ends what nobody waits for (docs/decisions/0007-cancellation-through-ensembles.md).
+        body["timeout"] = self._timeouts.total_us
         sent_at_s = time.monotonic()
         silence_s = (
             min(self._timeouts.read_s, self._timeouts.total_s) if streaming else self._timeouts.total_s

@@ -18,14 +18,19 @@ class Timeouts:
             complete, so only ``total_s`` bounds it.
         write_s: Longest time without progress while the request is sent. gRPC has no such limit of its
             own: there ``total_s`` covers it.
-        total_s: The whole request. A stream over HTTP notices it at the next chunk, so up to ``read_s``
-            late; gRPC carries it to the server as the deadline of the call.
+        total_s: The whole request. The server is told, too, and ends the request then. The client itself
+            notices it at once over gRPC, and at the next chunk, so up to ``read_s`` late, over HTTP.
     """
 
     connect_s: float = 5.0
     read_s: float = 60.0
     write_s: float = 10.0
     total_s: float = 600.0
+
+    @property
+    def total_us(self) -> int:
+        """``total_s`` in microseconds, as the server's ``timeout`` parameter wants it."""
+        return max(1, round(self.total_s * 1e6))
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -1,0 +1,102 @@
+"""Text as it arrives, with the accepted draft tokens marked."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TextIO
+
+from pipelines.client import Chunk
+from pipelines.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of text of one origin.
+
+    Attributes:
+        text: Not empty.
+        is_accepted: The draft proposed it and the target agreed; otherwise the target's own token.
+    """
+
+    text: str
+    is_accepted: bool
+
+
+def segments(chunk: Chunk, vocabulary: Vocabulary) -> list[Segment]:
+    """Split the text of a chunk by the origin of its tokens.
+
+    A character that several tokens spell counts for the last of them.
+
+    Args:
+        chunk: With a mark for each token, as ``generate`` sends it.
+        vocabulary: Of the target.
+    """
+    pieces = list(_pieces(chunk, vocabulary))
+    return [
+        Segment("".join(piece.text for piece in run), is_accepted)
+        for is_accepted, run in groupby(pieces, key=lambda piece: piece.is_accepted)
+    ]
+
+
+def _pieces(chunk: Chunk, vocabulary: Vocabulary) -> Iterator[Segment]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    accepted = False
+    for token_id, accepted in zip(chunk.output_ids, chunk.accepted_mask, strict=True):
+        text = decoder.decode(vocabulary.join([token_id]))
+        if text:
+            yield Segment(text, accepted)
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield Segment(rest, accepted)
+
+
+class LiveText:
+    """Writes marked text: in colour on a terminal, between marks elsewhere.
+
+    Args:
+        out: Where to write.
+        margin: Begins each new line.
+    """
+
+    def __init__(self, out: TextIO, margin: str = "      ") -> None:
+        self._out = out
+        self._margin = margin
+        self._has_colour = out.isatty()
+
+    @property
+    def legend(self) -> str:
+        """What the marks mean."""
+        mark = self._mark("accepted draft tokens")
+        if self._has_colour:
+            return f"{self._dim('end of the prompt')}, {mark}, the target's own tokens"
+        return f"{mark}, the rest the target's own; each answer continues the last line of its prompt"
+
+    def begin(self, title: str, prompt: str) -> None:
+        """Write a title and the last line of a prompt, which the text continues."""
+        last_line = prompt.rstrip("\n").rsplit("\n", 1)[-1]
+        self._write(f"{title}\n{self._margin}{self._dim(last_line)}")
+        if prompt.endswith("\n"):
+            self._write(f"\n{self._margin}")
+
+    def show(self, parts: list[Segment]) -> None:
+        """Write what has arrived."""
+        for part in parts:
+            text = part.text.replace("\n", f"\n{self._margin}")
+            self._write(self._mark(text) if part.is_accepted else text)
+
+    def end(self, summary: str) -> None:
+        """End the text and write a line about it."""
+        self._write(f"\n{self._margin}{self._dim(summary)}\n")
+
+    def _mark(self, text: str) -> str:
+        return f"\x1b[32m{text}\x1b[0m" if self._has_colour else f"«{text}»"
+
+    def _dim(self, text: str) -> str:
+        return f"\x1b[2m{text}\x1b[0m" if self._has_colour else text
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

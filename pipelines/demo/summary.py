@@ -1,0 +1,173 @@
+"""The table and the verdict at the end of the demonstration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.client import Generation
+from pipelines.demo.pairs import Pair
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """One model over one transport, requests one at a time; times are medians over the requests.
+
+    Attributes:
+        transport: "grpc" or "http".
+        model: "target alone" or "draft and target".
+        ttft_s: None over HTTP, where answers come whole.
+        itl_s: The same.
+        e2e_latency_s: Of a whole answer.
+        output_tokens_per_s: All tokens over the sum of all latencies.
+        acceptance_rate: Accepted over drafted, pooled; None for the target alone.
+        mean_acceptance_length: Tokens per target pass, pooled; None for the target alone.
+        speed_up: Tokens per second over those of the target alone on the same transport.
+    """
+
+    transport: str
+    model: str
+    ttft_s: float | None
+    itl_s: float | None
+    e2e_latency_s: float
+    output_tokens_per_s: float
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    speed_up: float
+
+
+def figures_of(pairs: Sequence[Pair]) -> list[ModelFigures]:
+    """Figures of the greedy answers: for each transport the target alone, then both together."""
+    figures = []
+    for transport in dict.fromkeys(pair.transport for pair in pairs):
+        chosen = [pair for pair in pairs if pair.transport == transport and pair.temperature == 0]
+        if not chosen:
+            continue
+        alone = [pair.target for pair in chosen]
+        both = [pair.speculative for pair in chosen]
+        baseline = _rate(alone)
+        figures.append(_figures(transport, "target alone", alone, baseline))
+        figures.append(_figures(transport, "draft and target", both, baseline))
+    return figures
+
+
+def _figures(transport: str, model: str, generations: Sequence[Generation], baseline: float) -> ModelFigures:
+    drafted = sum(generation.total_draft_tokens for generation in generations)
+    accepted = sum(generation.total_accepted_draft_tokens for generation in generations)
+    rounds = sum(generation.num_rounds for generation in generations)
+    rate = _rate(generations)
+    return ModelFigures(
+        transport,
+        model,
+        _median([generation.ttft_s for generation in generations]),
+        _median([generation.itl_s for generation in generations]),
+        statistics.median(generation.e2e_latency_s for generation in generations),
+        rate,
+        accepted / drafted if drafted else None,
+        1 + accepted / rounds if rounds else None,
+        rate / baseline if baseline else 0.0,
+    )
+
+
+def _rate(generations: Sequence[Generation]) -> float:
+    tokens = sum(generation.num_output_tokens for generation in generations)
+    return tokens / sum(generation.e2e_latency_s for generation in generations)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.median(present) if present else None
+
+
+def table(figures: Sequence[ModelFigures]) -> str:
+    """The figures for people."""
+    head = (
+        f"{'over':<14} {'model':<17} {'TTFT ms':>8} {'ITL ms':>7} {'end-to-end s':>12} {'tokens/s':>9} "
+        f"{'acceptance rate':>15} {'mean acceptance length':>22} {'speed-up':>8}"
+    )
+    lines = [head, "-" * len(head)]
+    for entry in figures:
+        way = "gRPC, streamed" if entry.transport == "grpc" else "HTTP, whole"
+        lines.append(
+            f"{way:<14} {entry.model:<17} {_cell(entry.ttft_s, 1e3, 0):>8} {_cell(entry.itl_s, 1e3, 1):>7} "
+            f"{entry.e2e_latency_s:>12.2f} {entry.output_tokens_per_s:>9.1f} "
+            f"{_cell(entry.acceptance_rate, 1, 3):>15} {_cell(entry.mean_acceptance_length, 1, 2):>22} "
+            f"{entry.speed_up:>7.2f}x"
+        )
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value * factor:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether every answer is the target's own.
+
+    Attributes:
+        num_answers: Pairs compared.
+        num_tokens: Output tokens of the target alone in them.
+        num_accepted: Accepted draft tokens in the speculative answers.
+        different: Pairs whose answers differ.
+    """
+
+    num_answers: int
+    num_tokens: int
+    num_accepted: int
+    different: tuple[Pair, ...]
+
+    @property
+    def is_pass(self) -> bool:
+        """All equal, and something was compared and accepted: otherwise nothing would be shown."""
+        return self.num_tokens > 0 and self.num_accepted > 0 and not self.different
+
+    def __str__(self) -> str:
+        if self.different:
+            pair = self.different[0]
+            return (
+                f"FAIL: {len(self.different)} of {self.num_answers} answers differ from the target's own; "
+                f"first: prompt {pair.prompt.prompt_id}, {pair.transport}, T={pair.temperature:g}: "
+                f"{pair.divergence}"
+            )
+        if not self.is_pass:
+            return (
+                f"FAIL: {self.num_tokens} tokens compared, {self.num_accepted} draft tokens accepted: "
+                "this shows nothing"
+            )
+        return (
+            f"PASS: all {self.num_answers} answers ({self.num_tokens} tokens, {self.num_accepted} of them "
+            "accepted draft tokens) are the target's own, token for token"
+        )
+
+
+def verdict_of(pairs: Sequence[Pair]) -> Verdict:
+    """Compare all answers."""
+    return Verdict(
+        num_answers=len(pairs),
+        num_tokens=sum(pair.target.num_output_tokens for pair in pairs),
+        num_accepted=sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
+        different=tuple(pair for pair in pairs if pair.divergence is not None),
+    )
+
+
+def as_document(figures: Sequence[ModelFigures], verdict: Verdict) -> dict[str, Any]:
+    """Figures and verdict, ready for JSON."""
+    return {
+        "verdict": "pass" if verdict.is_pass else "fail",
+        "answers_compared": verdict.num_answers,
+        "tokens_compared": verdict.num_tokens,
+        "accepted_draft_tokens": verdict.num_accepted,
+        "answers_that_differ": [
+            {
+                "prompt_id": pair.prompt.prompt_id,
+                "transport": pair.transport,
+                "temperature": pair.temperature,
+                "divergence": asdict(pair.divergence) if pair.divergence else None,
+            }
+            for pair in verdict.different
+        ],
+        "figures": [asdict(entry) for entry in figures],
+    }
