@@ -7,11 +7,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc
 
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
+from pipelines.client import Client, Timeouts
 from pipelines.deploy import Ports, Server
 from tests.tiny_engines import build_tiny_pair
 
@@ -19,6 +24,8 @@ MAX_BATCH_SIZE = 4
 MAX_QUEUE_SIZE = 8
 MAX_SEQ_LEN = 512
 MAX_DRAFT_LEN = 8
+
+TIMEOUTS = Timeouts(connect_s=5, read_s=30, write_s=5, total_s=60)
 
 
 def tiny_recipe(name: str, engine_access: str) -> Recipe:
@@ -92,3 +99,37 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def grpc_client(server: Server) -> Client:
+    return Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}", TIMEOUTS)
+
+
+def http_client(server: Server) -> Client:
+    return Client.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS)
+
+
+def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/generate"
+    if isinstance(body, bytes):
+        return httpx.post(url, content=body, timeout=30, trust_env=False)
+    return httpx.post(url, json=body, timeout=30, trust_env=False)
+
+
+def kserve_inputs(prompt: bytes, max_tokens: int) -> list[Any]:
+    values = {
+        "text_input": np.array([[prompt]], dtype=np.object_),
+        "max_tokens": np.array([[max_tokens]], dtype=np.int32),
+    }
+    inputs = []
+    for name, datatype in (("text_input", "BYTES"), ("max_tokens", "INT32")):
+        tensor = tritonclient.grpc.InferInput(name, [1, 1], datatype)
+        tensor.set_data_from_numpy(values[name])
+        inputs.append(tensor)
+    return inputs
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: Server) -> Any:
+    with {"grpc": grpc_client, "http": http_client}[request.param](server) as connected:
+        yield connected

@@ -1,0 +1,167 @@
+"""Client, proof, bench and demo against a real Triton server on tiny engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines import running_server
+from pipelines.bench.__main__ import main as bench
+from pipelines.client import Client, CompletionRequest, Generation, Timeouts
+from pipelines.client.__main__ import main as ask
+from pipelines.client.at_once import Job, Workers
+from pipelines.demo.__main__ import Settings, converse
+from pipelines.demo.summary import figures_of, verdict_of
+from pipelines.deploy import Server
+from pipelines.errors import RequestTimeoutError, ServerUnavailableError
+from pipelines.prompts import HELD_OUT, read_prompts
+from pipelines.running_server import engine_directories
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.validation.__main__ import main as verify
+from pipelines.validation.comparison import first_divergence
+from pipelines.validation.margin import explain
+from pipelines.validation.proof import Finding, Pass
+from tests.integration.conftest import read_gauge, wait_until
+
+pytestmark = pytest.mark.triton
+
+PROMPTS = read_prompts(HELD_OUT, 16)
+
+
+@pytest.fixture(params=["grpc", "http"])
+def url(request: pytest.FixtureRequest, server: Server) -> str:
+    port = server.ports.grpc if request.param == "grpc" else server.ports.http
+    return f"{request.param}://127.0.0.1:{port}"
+
+
+def grpc_url(server: Server) -> str:
+    return f"grpc://127.0.0.1:{server.ports.grpc}"
+
+
+def last_document(text: str) -> dict[str, object]:
+    document: dict[str, object] = json.loads(text.splitlines()[-1])
+    return document
+
+
+def test_the_command_line_answers_and_fails_with_its_codes(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--url", url, "--max-tokens", "12", "def main("]
+    assert ask(arguments) == 0
+    whole = capsys.readouterr().out
+    assert ask(["--stream", *arguments]) == 0
+    assert capsys.readouterr().out == whole
+    assert ask(["--json", *arguments]) == 0
+    assert len(json.loads(capsys.readouterr().out)["output_ids"]) == 12
+    assert ask(["--url", url, "--max-tokens", "0", "def main("]) == 1
+    assert "max_tokens" in capsys.readouterr().err
+
+
+def test_clients_in_many_threads_get_their_own_answers(url: str) -> None:
+    jobs = [
+        Job(CompletionRequest(prompt.text, max_tokens=20), model)
+        for prompt in PROMPTS[:6]
+        for model in ("generate", "generate_target")
+    ]
+    with Workers.connect(url, 4, streaming=True) as workers:
+        alone = workers.run(jobs, 1)
+        at_once = workers.run(jobs, 4)
+    for answer, other in zip(alone, at_once, strict=True):
+        assert isinstance(answer, Generation), answer
+        assert isinstance(other, Generation), other
+        assert answer.output_ids == other.output_ids
+    assert len({answer.output_ids for answer in alone if isinstance(answer, Generation)}) == 6
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_deadline_ends_the_request_at_the_server_too(url: str, server: Server, streaming: bool) -> None:
+    request = CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0)
+    with Client.connect(url, Timeouts(total_s=0.05)) as client, pytest.raises(RequestTimeoutError):
+        if streaming:
+            client.stream(request).result()
+        else:
+            client.generate(request)
+    assert wait_until(lambda: read_gauge(server, "draftproof_requests_running", engine="target") == 0)
+
+
+def test_the_proof_passes_and_counts(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--prompts", "4", "--max-tokens", "24", "--draft-lengths", "0,1,8", "--concurrency", "1,4"]
+    assert verify(["--url", grpc_url(server), *limits]) == 0
+    document = last_document(capsys.readouterr().out)
+    assert document["verdict"] == "pass"
+    assert document["answers_compared"] == 2 * 4 * (1 + 2 * 3)
+    assert document["tokens_compared"] == 24 * 2 * 4 * (1 + 2 * 3)
+
+
+def test_a_divergence_is_explained_by_the_targets_own_logits(server: Server) -> None:
+    prompt = PROMPTS[0]
+    with Client.connect(grpc_url(server)) as client:
+        engine_dir = engine_directories(client)["target"]
+        answer = client.generate(CompletionRequest(prompt.text, max_tokens=8), "generate_target")
+    for position in (0, 5):
+        ids = list(answer.output_ids)
+        ids[position] = 7 if ids[position] != 7 else 8
+        divergence = first_divergence(answer, replace(answer, output_ids=tuple(ids)))
+        finding = Finding(Pass("generate", 0.0, 4, 1), prompt, divergence, None, answer)
+        explanation = explain(finding, engine_dir)
+        assert explanation.logit_margin is not None, explanation.why_no_margin
+        assert explanation.logit_margin > 0  # the target's greedy choice is its highest logit
+        spelled = Vocabulary.from_file(engine_dir / "tokenizer.json").join([answer.output_ids[position]])
+        assert explanation.expected_text == spelled.decode("utf-8", errors="backslashreplace")
+
+
+def test_the_bench_compares_arms_and_prints_step_and_floor(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--concurrency", "1,2", "--draft-lengths", "3", "--max-tokens", "8", "--repetitions", "1"]
+    assert bench(["--url", grpc_url(server), *load, "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "floor_ms" in printed
+    document = last_document(printed)
+    assert document["answers_that_differ"] == 0
+    assert isinstance(document["decode_step"], dict)
+    assert document["decode_step"]["floor_ms"] > 0
+    assert len(list(tmp_path.glob("bench-*.json"))) == 1
+
+
+def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    http_url = f"http://127.0.0.1:{server.ports.http}"
+    with Client.connect(grpc_url(server)) as over_grpc, Client.connect(http_url) as over_http:
+        vocabulary = Vocabulary.from_file(engine_directories(over_grpc)["target"] / "tokenizer.json")
+        pairs = converse(Settings(PROMPTS, 2, 12), over_grpc, over_http, vocabulary)
+    shown = capsys.readouterr().out
+    assert "«" in shown
+    assert "DIFFERENT" not in shown
+    assert verdict_of(pairs).is_pass
+    assert len(pairs) == 16 + 2 + 16
+    for over_wire, whole in zip(pairs[:16], pairs[18:], strict=True):
+        assert over_wire.speculative.output_ids == whole.speculative.output_ids
+        assert over_wire.speculative.text == whole.speculative.text
+    assert [figures.transport for figures in figures_of(pairs)] == ["grpc", "grpc", "http", "http"]
+
+
+def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
+    render: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = render("own", "in_process")
+    monkeypatch.setattr(running_server, "run_directory", lambda recipe: directory)
+    with running_server.running_server("", "own") as address:
+        own = Server.running(directory)
+        assert own is not None
+        with running_server.running_server("", "own") as again:  # one that runs is used, and left running
+            assert again == address
+        with Client.connect(address) as client:
+            assert client.is_ready()
+            stream = client.stream(CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0))
+            next(stream)
+            os.kill(own.process.pid, signal.SIGKILL)
+            with pytest.raises(ServerUnavailableError):
+                stream.result()
+            assert not client.is_ready()
+    assert Server.running(directory) is None

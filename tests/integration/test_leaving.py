@@ -1,0 +1,155 @@
+"""Clients that go away, queues that are full, servers that die: nobody waits for ever, nothing leaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.grpc
+
+from pipelines.client import Client, CompletionRequest
+from pipelines.deploy import Ports, Server
+from pipelines.errors import (
+    DraftproofError,
+    ServerBusyError,
+    ServerStartError,
+)
+from tests.integration.conftest import (
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_SIZE,
+    grpc_client,
+    http_client,
+    kserve_inputs,
+    post,
+    read_gauge,
+    wait_until,
+)
+
+pytestmark = pytest.mark.triton
+
+
+def num_free_blocks(server: Server, model: str, engine: str) -> float:
+    return read_gauge(server, "draftproof_kv_blocks_free", model=model, engine=engine)
+
+
+def all_blocks_are_free(server: Server, model: str) -> bool:
+    engines = ("draft", "target") if model == "speculative" else ("target",)
+    return all(
+        num_free_blocks(server, model, engine)
+        == read_gauge(server, "draftproof_kv_blocks", model=model, engine=engine)
+        for engine in engines
+    ) and not read_gauge(server, "draftproof_requests_running", model=model, engine=engines[-1])
+
+
+def is_busy(server: Server, model: str) -> bool:
+    return read_gauge(server, "draftproof_requests_running", model=model) > 0 or not all_blocks_are_free(
+        server, model
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_model"), [("generate", "speculative"), ("generate_target", "target")]
+)
+def test_a_client_that_leaves_a_stream_gives_its_blocks_back(
+    client: Client, server: Server, model: str, engine_model: str
+) -> None:
+    assert wait_until(lambda: all_blocks_are_free(server, engine_model))
+    streams = [
+        client.stream(CompletionRequest(f"def f{number}(", max_tokens=450), model) for number in range(3)
+    ]
+    for stream in streams:
+        next(stream)
+    assert wait_until(lambda: not all_blocks_are_free(server, engine_model))
+    began_s = time.monotonic()
+    for stream in streams:
+        stream.close()
+    assert wait_until(lambda: all_blocks_are_free(server, engine_model), timeout_s=3)
+    assert time.monotonic() - began_s < 3
+    assert client.generate(CompletionRequest("def main(", max_tokens=8), model).text
+
+
+def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) -> None:
+    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
+    answered = threading.Event()
+    call = kserve.async_infer(
+        "generate_unary", kserve_inputs(b"def main(", 480), lambda result, error: answered.set()
+    )
+    assert wait_until(lambda: is_busy(server, "speculative"))
+    call.cancel()
+    assert answered.wait(5)
+    assert wait_until(lambda: all_blocks_are_free(server, "speculative"), timeout_s=3)
+    kserve.close()
+
+
+def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> None:
+    num_requests = MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 6
+
+    def ask(number: int) -> tuple[str, float]:
+        began_s = time.monotonic()
+        with grpc_client(server) as client:
+            try:
+                generation = client.generate(CompletionRequest(f"def f{number}(", max_tokens=200, end_id=-1))
+            except ServerBusyError as error:
+                assert f"max_queue_size={MAX_QUEUE_SIZE}" in str(error)
+                return "busy", time.monotonic() - began_s
+        assert len(generation.output_ids) == 200
+        return "answered", time.monotonic() - began_s
+
+    with ThreadPoolExecutor(num_requests) as pool:
+        outcomes = list(pool.map(ask, range(num_requests)))
+    refused_s = [seconds for outcome, seconds in outcomes if outcome == "busy"]
+    assert refused_s
+    assert len(outcomes) - len(refused_s) >= MAX_BATCH_SIZE + MAX_QUEUE_SIZE
+    assert max(refused_s) < min(seconds for outcome, seconds in outcomes if outcome == "answered")
+    assert wait_until(lambda: all_blocks_are_free(server, "speculative"))
+
+
+def test_a_request_can_be_stopped_by_its_id(server: Server) -> None:
+    outcome: dict[str, httpx.Response] = {}
+    body = {"id": "mine", "input_ids": [5, 6], "input_lengths": 2, "request_output_len": 480}
+    thread = threading.Thread(target=lambda: outcome.update(reply=post(server, body, "speculative")))
+    thread.start()
+    assert wait_until(lambda: is_busy(server, "speculative"))
+    post(server, {**body, "stop": True}, "speculative")
+    thread.join(10)
+    assert "request_cancelled" in outcome["reply"].text
+
+
+def test_a_killed_server_leaves_no_client_waiting(render: Callable[[str, str], Path]) -> None:
+    server = Server.start(render("tiny-killed", "in_process"), Ports.free())
+    try:
+        server.wait_ready()
+        with grpc_client(server) as grpc, http_client(server) as http:
+            streams = [
+                client.stream(CompletionRequest("def main(", max_tokens=480)) for client in (grpc, http)
+            ]
+            for stream in streams:
+                next(stream)
+            server.process.end(0.0)
+            began_s = time.monotonic()
+            for stream in streams:
+                with pytest.raises(DraftproofError):
+                    stream.result()
+            assert time.monotonic() - began_s < 10
+            assert not grpc.is_ready()
+    finally:
+        server.stop()
+
+
+def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[[str, str], Path]) -> None:
+    from pipelines.deploy import Ports
+
+    directory = render("tiny-broken", "in_process")
+    config = directory / "model_repository" / "target" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace('value: { string_value: "128" }', 'value: { string_value: "many" }'))
+    assert config.read_text() != text
+    server = Server.start(directory, Ports.free())
+    with pytest.raises(ServerStartError, match="a parameter of the wrong kind"):
+        server.wait_ready()
+    assert Server.running(directory) is None
