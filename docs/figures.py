@@ -74,7 +74,8 @@ def _headline(bench: Document) -> str:
     tried = sorted({arm["num_draft_tokens"] for arm in bench["arms"] if arm["num_draft_tokens"] is not None})
     lines += [
         "",
-        f"Greedy; of the fixed draft lengths tried ({_listed(tried)}) the best at each load; arrows lead from the target alone to "
+        f"Greedy; of the fixed draft lengths tried ({_listed(tried)}) the best at each load; "
+        "arrows lead from the target alone to "
         f"speculative; medians of {bench['repetitions']} interleaved repetitions (least to greatest), "
         f"{bench['max_tokens']} tokens per answer at most. {_slower(bench)}{_answers(bench)}{_step(bench)}",
         "",
