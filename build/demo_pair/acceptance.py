@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,12 @@ class Acceptance:
         """Returns the counts with the two rates that matter."""
         return {
             "acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
-            "mean_acceptance_length": round(self.produced / max(1, self.rounds), 4),
+            "mean_acceptance_length": round(1 + self.accepted / max(1, self.rounds), 4),
             **dataclasses.asdict(self),
         }
 
 
-def simulate(matches: npt.NDArray[np.bool_], num_draft_tokens: int) -> Acceptance:
+def simulate(matches: Iterable[npt.NDArray[np.bool_]], num_draft_tokens: int) -> Acceptance:
     """Simulates speculation over texts whose every position's agreement is known.
 
     Every accepted prefix equals the target's text, so the draft's choice at a position does not depend on
@@ -45,7 +46,7 @@ def simulate(matches: npt.NDArray[np.bool_], num_draft_tokens: int) -> Acceptanc
     one of the target's own; at the end of a text the draft proposes no more tokens than are left.
 
     Args:
-        matches: Whether the draft chooses the target's token, ``[texts, tokens]``.
+        matches: For each text, whether the draft chooses the target's token, ``[tokens]``.
         num_draft_tokens: Proposals in a round, at least 1.
 
     Returns:
@@ -87,3 +88,17 @@ def loop_tokens(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
             if span >= max(_MIN_PERIODS * period, _MIN_TOKENS):
                 marked[begin + period : end + period] = True
     return marked
+
+
+def before_loops(matches: npt.NDArray[np.bool_], loops: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.bool_]]:
+    """Cuts every text where its first loop begins.
+
+    Args:
+        matches: Whether the draft chooses the target's token, ``[texts, tokens]``.
+        loops: The marks of :func:`loop_tokens`, ``[texts, tokens]``.
+
+    Returns:
+        What is left of each row of ``matches``, possibly nothing.
+    """
+    ends = np.where(loops.any(axis=1), loops.argmax(axis=1), loops.shape[1])
+    return [row[:end] for row, end in zip(matches, ends, strict=True)]

@@ -27,7 +27,6 @@ class DistillSettings:
     """Sizes of stage 3.
 
     Attributes:
-        generated: Texts the target writes, each :data:`PROMPT` tokens of corpus and then its own.
         greedy: Share of them written at temperature 0; the rest at ``temperature``.
         temperature: Temperature of the sampled ones.
         epochs: Passes over the corpus windows and the generated text together.
@@ -35,10 +34,9 @@ class DistillSettings:
         distance: Weight of the total variation distance next to the divergence.
     """
 
-    generated: int = 2048
     greedy: float = 0.4
     temperature: float = 0.8
-    epochs: int = 3
+    epochs: int = 2
     batch: int = 16
     distance: float = 1.0
 
@@ -93,6 +91,7 @@ def distill(
     target: Weights,
     draft: Weights,
     corpus: torch.Tensor,
+    prompts: torch.Tensor,
     settings: DistillSettings,
     seed: int,
     report: Callable[[str], None],
@@ -102,8 +101,8 @@ def distill(
     Args:
         target: The finished target as it will be stored (rounded to bfloat16), which does not change.
         draft: The draft's weights to begin with.
-        corpus: Windows of the corpus, token ids ``[count, width]``; the first tokens of
-            ``settings.generated`` of them are also the prompts of the target's own text.
+        corpus: Windows of the corpus, token ids ``[count, width]``.
+        prompts: Beginnings of the target's own texts, from elsewhere in the corpus, ``[count, PROMPT]``.
         settings: Sizes of the stage.
         seed: Seed of the sampled text and of the order.
         report: Receives lines of progress.
@@ -113,8 +112,8 @@ def distill(
     """
     started = time.monotonic()
     width = corpus.shape[1]
-    report(f"distil: the target writes {settings.generated} texts of {width - PROMPT} tokens")
-    written = write_texts(target, corpus[-settings.generated :, :PROMPT], width, settings, seed)
+    report(f"distil: the target writes {len(prompts)} texts of {width - PROMPT} tokens")
+    written = write_texts(target, prompts, width, settings, seed)
     windows = torch.cat([corpus, written])
     windows = windows[: len(windows) - len(windows) % settings.batch]
     tables = rotary_tables(TARGET, width - 1)

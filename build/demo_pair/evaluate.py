@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from build.demo_pair.acceptance import loop_tokens, simulate
+from build.demo_pair.acceptance import before_loops, loop_tokens, simulate
 from build.demo_pair.corpus import load_corpus
 from build.demo_pair.export import load_model
 from build.demo_pair.generate import GREEDY, generate, gumbel_noise
@@ -74,6 +74,7 @@ def measure(
     matches = (draft_choices(draft, prompts, text, temperature, seed) == text).numpy()
     loops = np.stack([loop_tokens(row) for row in text.numpy()])
     clean = ~loops.any(axis=1)
+    uncut = before_loops(matches, loops)
     first_round = matches[:, :8].cumprod(axis=1).mean(axis=0)
     result: dict[str, Any] = {
         "token_agreement": round(float(matches.mean()), 4),
@@ -81,6 +82,7 @@ def measure(
         "loop_share_of_tokens": round(float(loops.mean()), 4),
         "outputs_without_loop": int(clean.sum()),
         "all_outputs": {str(count): simulate(matches, count).as_json() for count in DRAFT_TOKENS},
+        "before_first_loop": {str(count): simulate(uncut, count).as_json() for count in DRAFT_TOKENS},
         "accepted_at_position_of_first_round": [round(float(share), 4) for share in first_round],
         "agreement_by_quarter_of_output": [
             round(float(part.mean()), 4) for part in np.array_split(matches, 4, axis=1)

@@ -52,7 +52,14 @@ class CachedModel:
         self._length = 0
 
     def feed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Appends ``[batch, count]`` tokens; returns the last position's logits ``[batch, vocabulary]``."""
+        """Appends tokens and returns the logits that follow the last of them.
+
+        Args:
+            tokens: Token ids ``[batch, count]``: the whole prompt in the first call, then one position.
+
+        Returns:
+            Logits ``[batch, vocabulary]``.
+        """
         config, weights = self._config, self._weights
         count, begin = tokens.shape[1], self._length
         end = begin + count
@@ -64,12 +71,15 @@ class CachedModel:
             query, key, value = project_qkv(x, weights, prefix, config)
             self._keys[layer][:, :, begin:end] = rotate(key, *tables)
             self._values[layer][:, :, begin:end] = value
-            keys = self._keys[layer][:, :, :end].repeat_interleave(group, dim=1)
-            values = self._values[layer][:, :, :end].repeat_interleave(group, dim=1)
-            # Causal masking aligns at the first position, so it is asked for only where the cache was empty.
-            attended = functional.scaled_dot_product_attention(
-                rotate(query, *tables), keys, values, is_causal=count > 1 and begin == 0
-            )
+            keys, values = self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+            query = rotate(query, *tables)
+            if count == 1:
+                # Heads that share keys become positions of one query: no copies of the cache, and no mask.
+                grouped = query.view(len(tokens), config.kv_heads, group, config.head_size)
+                attended = functional.scaled_dot_product_attention(grouped, keys, values).view(query.shape)
+            else:
+                keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+                attended = functional.scaled_dot_product_attention(query, keys, values, is_causal=True)
             x = finish_block(x, attended, weights, prefix, config)
         self._length = end
         return logits_of(x[:, -1:], weights, FINAL_NORM, config)[:, 0]

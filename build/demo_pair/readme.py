@@ -16,16 +16,30 @@ def _cell(figures: dict[str, Any] | None) -> str:
 
 
 def _table(evaluation: dict[str, Any]) -> str:
-    columns = [
-        evaluation[mode].get(part, {})
-        for mode in ("greedy", "sampled")
-        for part in ("all_outputs", "outputs_without_loop_only")
-    ]
+    modes = {
+        "greedy": "greedy",
+        "sampled": f"temperature {evaluation['conditions']['temperature_of_sampled']}",
+    }
     counts = list(evaluation["greedy"]["all_outputs"])
-    return "\n".join(
-        f"| {count} | " + " | ".join(_cell(column.get(count)) for column in columns) + " |"
-        for count in counts
-    )
+    lines = ["| text | " + " | ".join(counts) + " |", "|---" * (len(counts) + 1) + "|"]
+    for mode, label in modes.items():
+        figures = evaluation[mode]
+        parts = {
+            "all_outputs": "all of it",
+            "before_first_loop": "each output up to its first loop",
+            "outputs_without_loop_only": f"the {figures['outputs_without_loop']} outputs without a loop",
+        }
+        for part, words in parts.items():
+            cells = " | ".join(_cell(figures.get(part, {}).get(count)) for count in counts)
+            lines.append(f"| {label}, {words} | {cells} |")
+    return "\n".join(lines)
+
+
+def _sample(evaluation: dict[str, Any], temperature: float) -> str:
+    """One sample's continuation as an indented block, so that nothing in it can end the block."""
+    found = next(sample for sample in evaluation["samples"] if sample["temperature"] == temperature)
+    lines = str(found["continuation"]).splitlines()[:10]
+    return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
 def render_readme(evaluation: dict[str, Any]) -> str:
@@ -41,8 +55,7 @@ def render_readme(evaluation: dict[str, Any]) -> str:
         prompt_tokens=conditions["prompt_tokens"],
         new_tokens=conditions["new_tokens"],
         temperature=conditions["temperature_of_sampled"],
-        greedy_clean=greedy["outputs_without_loop"],
-        sampled_clean=sampled["outputs_without_loop"],
+        sample=_sample(evaluation, conditions["temperature_of_sampled"]),
         table=_table(evaluation),
         greedy_loops=f"{greedy['loop_share_of_tokens']:.0%}",
         sampled_loops=f"{sampled['loop_share_of_tokens']:.0%}",

@@ -20,7 +20,7 @@ import torch
 from build.demo_pair import evaluate
 from build.demo_pair.batches import plan
 from build.demo_pair.corpus import HELD_OUT_MODULES, load_corpus
-from build.demo_pair.distill import DistillSettings, distill
+from build.demo_pair.distill import PROMPT, DistillSettings, distill
 from build.demo_pair.export import export_model
 from build.demo_pair.joint import JointSettings, train_jointly
 from build.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
@@ -32,7 +32,8 @@ STEPS = 1800
 BATCH = 8
 CONTEXT = 512
 SHARE_OF_TESTS = 0.35
-DISTILL_CORPUS = 1536
+DISTILL_CORPUS = 1024
+DISTILL_WRITTEN = 1536
 DISTILL_CONTEXT = 256
 
 Source = tuple[TokenArray, float]
@@ -57,12 +58,10 @@ def train_pair(
     joint, joint_seconds = train_jointly(windows, JointSettings(), seed, state_file, report)
     started = time.monotonic()
     target, draft = (rounded(part) for part in split_pair(joint, DRAFT.layers))
-    generated = max(64, round(DistillSettings.generated * scale))
-    corpus_windows = plan(
-        sources, max(generated, round(DISTILL_CORPUS * scale)), 1, DISTILL_CONTEXT, seed + 1
-    )[:, 0]
-    settings = DistillSettings(generated=generated)
-    draft = rounded(distill(target, draft, corpus_windows, settings, seed, report))
+    texts, written = (max(64, round(count * scale)) for count in (DISTILL_CORPUS, DISTILL_WRITTEN))
+    drawn = plan(sources, texts + written, 1, DISTILL_CONTEXT, seed + 1)[:, 0]
+    corpus, prompts = drawn[:texts], drawn[texts:, :PROMPT]
+    draft = rounded(distill(target, draft, corpus, prompts, DistillSettings(), seed, report))
     return target, draft, (joint_seconds + time.monotonic() - started) / 60
 
 
