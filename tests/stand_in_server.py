@@ -191,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             first = next(answers)
         except Refused as refused:
-            self._send(400, {"error": str(refused)})
+            self.send_response(400)
+            self.end_headers()
+            self._event({"error": str(refused)})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

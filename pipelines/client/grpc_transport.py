@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.refusals import cancelled, refusal, timed_out, unreachable
@@ -173,8 +173,23 @@ def _raw(tensor: InputTensor) -> bytes:
 
 
 def _outputs(response: Any) -> dict[str, list[Any]]:
-    result = InferResult(response)
-    return {output.name: result.as_numpy(output.name).ravel().tolist() for output in response.outputs}
+    # tritonclient's InferResult does the same in three times the time; this runs for every chunk of a stream.
+    return {
+        output.name: _values(output.datatype, raw)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype != "BYTES":
+        values: list[Any] = np.frombuffer(raw, _NUMPY_TYPES[datatype]).tolist()
+        return values
+    items, start = [], 0
+    while start < len(raw):
+        stop = start + 4 + int.from_bytes(raw[start : start + 4], "little")
+        items.append(raw[start + 4 : stop])
+        start = stop
+    return items
 
 
 def _typed(error: Any, address: str, timeouts: Timeouts) -> DraftproofError:

@@ -176,7 +176,8 @@ def _json_object(body: str) -> dict[str, Any]:
 
 def _refusal_of(response: httpx.Response) -> DraftproofError:
     try:
-        message = str(response.json()["error"])
+        # A stream that ends before it begins is refused in an event, too.
+        message = str(json.loads(response.text.removeprefix(_EVENT_PREFIX))["error"])
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code}: {response.text[:200]}"
     return refusal(message, is_client_fault=400 <= response.status_code < 500)

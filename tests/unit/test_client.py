@@ -132,13 +132,14 @@ def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
 @pytest.mark.parametrize("error_class", [PromptTooLongError, ServerBusyError, InvalidRequestError])
 def test_errors_keep_their_class(transport: str, streaming: bool, error_class: type[DraftproofError]) -> None:
     def refuse(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
-        wire = error_class("it does not fit", values="n=9", limit="8", remedy="cut").to_wire()
+        long = "x" * 300
+        wire = error_class("it does not fit", values=f"n={long}", limit="8", remedy="cut").to_wire()
         raise Refused(f"in ensemble 'generate', {wire}")
         yield {}
 
     with StandInServer(refuse) as server, connect(server, transport) as client:
         ask = client.stream if streaming else client.generate
-        with pytest.raises(error_class, match="it does not fit; n=9; 8; cut") as caught:
+        with pytest.raises(error_class, match=r"it does not fit; n=x{300}; 8; cut") as caught:
             list(ask(CompletionRequest("x")))  # type: ignore[arg-type]
     assert type(caught.value) is error_class
 
