@@ -211,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.stand_in.was_cancelled.set()
 
     def _event(self, document: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
+        # As Triton's writer: what JSON lets stand as it is stands as it is.
+        self.wfile.write(f"data: {json.dumps(document, ensure_ascii=False)}\n\n".encode())
         self.wfile.flush()
 
     def _send(self, status: int, document: dict[str, Any]) -> None:

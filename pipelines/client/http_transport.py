@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -116,7 +116,7 @@ class HttpCall:
         self._timeouts = timeouts
         self._sent_at_s = sent_at_s
         self._streaming = streaming
-        self._lines = response.iter_lines()
+        self._lines = _lines(response)
         self._is_finished = False
 
     def receive(self) -> Chunk | None:
@@ -156,8 +156,19 @@ class HttpCall:
     def _next_event(self) -> str | None:
         for line in self._lines:
             if line.startswith(_EVENT_PREFIX):
-                return line[len(_EVENT_PREFIX) :]
+                return line.removeprefix(_EVENT_PREFIX)
         return None
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """Lines that end in a line feed; httpx's own end at U+2028 and others too, which stand in texts."""
+    pending = b""
+    for data in response.iter_bytes():
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8")
+    if pending:
+        yield pending.decode("utf-8")
 
 
 def _json_value(tensor: InputTensor) -> Any:

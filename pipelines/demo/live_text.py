@@ -12,6 +12,10 @@ from pipelines.client import Chunk
 from pipelines.text.vocabulary import Vocabulary
 
 
+# A model's text must not steer the terminal: control characters are shown as their pictures.
+_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {127: "\u2421"}
+
+
 @dataclass(frozen=True)
 class Segment:
     """A run of text of one origin.
@@ -84,7 +88,7 @@ class LiveText:
     def show(self, parts: list[Segment]) -> None:
         """Write what has arrived."""
         for part in parts:
-            text = part.text.replace("\n", f"\n{self._margin}")
+            text = part.text.translate(_PICTURES).replace("\n", f"\n{self._margin}")
             self._write(self._mark(text) if part.is_accepted else text)
 
     def end(self, summary: str) -> None:

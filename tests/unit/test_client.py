@@ -96,6 +96,18 @@ def test_streamed_and_whole_answers_are_the_same(transport: str) -> None:
     assert 0 < streamed.ttft_s <= streamed.e2e_latency_s
 
 
+def test_text_keeps_every_character_that_some_take_for_the_end_of_a_line(transport: str) -> None:
+    text = "a\x85b\u2028c\u2029d\x0be\x0cf\r\ng\x1ch\U0001f600"
+
+    def special(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
+        yield response(text, [5], 1, "length")
+
+    with StandInServer(special) as server, connect(server, transport) as client:
+        assert client.stream(CompletionRequest(text)).result().text == text
+        assert client.generate(CompletionRequest(text)).text == text
+    assert server.requests[0][1]["text_input"] == text
+
+
 def test_the_target_alone_reports_no_speculation(transport: str) -> None:
     with StandInServer(two_rounds) as server, connect(server, transport) as client:
         generation = client.generate(CompletionRequest("x"), "generate_target")

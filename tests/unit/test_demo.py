@@ -66,6 +66,12 @@ def test_marks_are_colour_on_a_terminal_and_characters_elsewhere(out: io.StringI
     assert "accepted draft tokens" in live.legend
 
 
+def test_text_cannot_steer_the_terminal() -> None:
+    out = Terminal()
+    LiveText(out).show([Segment("a\x1b[2Jb\rc\x7f\td", False)])
+    assert out.getvalue() == "a\u241b[2Jb\u240dc\u2421\td"
+
+
 class ScriptedCall:
     def __init__(self, chunks: list[Chunk]) -> None:
         self._chunks = chunks
