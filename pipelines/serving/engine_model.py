@@ -82,4 +82,4 @@ def load_engine_model(parameters: ModelParameters, backend: Any) -> GenerationMo
     gauges = Gauges(backend, parameters.model_name)
     watch_executor(gauges, executor.config.role, executor)
     gauges.start()
-    return GenerationModel(parameters, wire, loop, EngineAnswerer(executor))
+    return GenerationModel(parameters, wire, loop, EngineAnswerer(executor), gauges.stop)

@@ -53,6 +53,7 @@ class Gauges:
         self._model_name = model_name
         self._families: dict[str, Any] = {}  # must outlive their metrics, or Triton deletes these
         self._figures: list[_Figure] = []
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gauges", daemon=True)
 
     def add(self, name: str, read: Callable[[], float], **labels: str) -> None:
@@ -66,19 +67,22 @@ class Gauges:
         self._figures.append(_Figure(metric, read, is_counter))
 
     def start(self) -> None:
-        """Publish from now on until the process ends."""
+        """Publish from now on."""
         self._thread.start()
 
+    def stop(self) -> None:
+        """Publish no more. Triton's memory goes with the model: who writes to it then, crashes."""
+        self._stopping.set()
+        self._thread.join()
+
     def _run(self) -> None:
-        pause = threading.Event()
-        while True:
+        while not self._stopping.wait(INTERVAL_S):
             for figure in self._figures:
                 try:
                     self._publish(figure)
                 except Exception:
                     _LOG.exception("a figure could not be published; publishing ends")
                     return
-            pause.wait(INTERVAL_S)
 
     def _publish(self, figure: _Figure) -> None:
         value = float(figure.read())

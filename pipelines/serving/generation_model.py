@@ -8,7 +8,7 @@ coroutine is cancelled, which gives its KV blocks back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -49,15 +49,22 @@ class GenerationModel:
         wire: Triton.
         loop: Started; stopped by ``close``.
         answerer: Decodes.
+        on_close: Called at the end.
     """
 
     def __init__(
-        self, parameters: ModelParameters, wire: TritonWire, loop: StepLoop, answerer: Answerer
+        self,
+        parameters: ModelParameters,
+        wire: TritonWire,
+        loop: StepLoop,
+        answerer: Answerer,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._parameters = parameters
         self._wire = wire
         self._loop = loop
         self._answerer = answerer
+        self._on_close = on_close
         self._outbox = Outbox()
         self._numbers = itertools.count(1)
         self._running: dict[str, Future[None]] = {}
@@ -79,6 +86,7 @@ class GenerationModel:
             running.cancel()
         self._loop.stop()
         self._outbox.close(CLOSE_TIMEOUT_S)
+        self._on_close()
 
     def _begin(self, request: Any, request_id: str, responder: Responder) -> None:
         inputs = self._wire.inputs(request)

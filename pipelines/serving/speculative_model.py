@@ -145,4 +145,4 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
     engines.start()
     gauges.start()
-    return GenerationModel(parameters, wire, engines.loop, answerer)
+    return GenerationModel(parameters, wire, engines.loop, answerer, gauges.stop)
