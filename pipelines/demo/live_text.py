@@ -11,7 +11,6 @@ from typing import TextIO
 from pipelines.client import Chunk
 from pipelines.text.vocabulary import Vocabulary
 
-
 # A model's text must not steer the terminal: control characters are shown as their pictures.
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {127: "\u2421"}
 
