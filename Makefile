@@ -141,7 +141,9 @@ evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the 
 
 ##@ Clean
 .PHONY: clean
-clean: ## delete caches and .run/ (never build/, which holds sources)
+clean: ## stop servers, delete caches and .run/ (never build/, which holds sources)
+	@for file in .run/*/server.json; do test ! -e "$$file" || \
+	  $(venv) -m pipelines.deploy stop --recipe "$$(basename "$$(dirname "$$file")")"; done
 	rm -rf .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
