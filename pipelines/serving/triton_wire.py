@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -86,7 +87,11 @@ class TritonWire:
             EngineFailedError: An error of Triton's own.
         """
         request = self._request(model_name, inputs, output_names, request_id, timeout_us)
-        return self._gather(model_name, await request.async_exec(decoupled=True))
+        answer = asyncio.ensure_future(request.async_exec(decoupled=True))
+        # Triton's thread uses the request without holding it. Were it freed with this frame, as when
+        # this coroutine is cancelled, the process would crash: it lives as long as the answer is due.
+        answer.add_done_callback(lambda _: request and None)
+        return self._gather(model_name, await asyncio.shield(answer))
 
     def call_blocking(
         self,
