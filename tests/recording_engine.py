@@ -90,9 +90,11 @@ class RecordingEngine:
                 assert length <= inputs.max_context_len
                 seen = np.stack((self._tokens[table].ravel()[:length], self._kinds[table].ravel()[:length]))
                 contexts.append(seen.tobytes())
-        return np.stack([self._logits(contexts[row]) for row in inputs.logits_rows]) if len(
-            inputs.logits_rows
-        ) else np.empty((0, VOCAB_SIZE), np.float32)
+        return (
+            np.stack([self._logits(contexts[row]) for row in inputs.logits_rows])
+            if len(inputs.logits_rows)
+            else np.empty((0, VOCAB_SIZE), np.float32)
+        )
 
     def _logits(self, context: bytes) -> npt.NDArray[np.float32]:
         digest = hashlib.sha256(context).digest()

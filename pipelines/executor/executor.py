@@ -155,7 +155,8 @@ class Executor:
             raise ServerBusyError(
                 "the queue is full",
                 values=f"{self.num_waiting} requests wait, {self.num_running} run",
-                limit=f"max_queue_size={self.limits.max_queue_size}, max_batch_size={self.limits.max_batch_size}",
+                limit=f"max_queue_size={self.limits.max_queue_size}, "
+                f"max_batch_size={self.limits.max_batch_size}",
                 remedy="send the request again later, or serve with a larger max_queue_size",
             )
         sequence = Sequence.begin(request, self.vocabulary)
@@ -289,7 +290,9 @@ class Executor:
             self._end(sequence)
         else:
             assert sequence.table is not None
-            self._cache.commit(sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt)
+            self._cache.commit(
+                sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt
+            )
         sequence.outputs.put_nowait(output)
 
     def _expire(self) -> None:

@@ -15,8 +15,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.request import NO_TOKENS, TokenIds
 
@@ -124,7 +122,7 @@ class KvCache:
         return table, num_cached
 
     def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
-        """Continue in a leaf, or in a copy of a block that begins like ``wanted``; returns the positions gained."""
+        """Go on in a leaf, or in a copy of a block, that begins like ``wanted``; returns the positions gained."""
         if not len(wanted):
             return 0
         best, best_length = None, 0

@@ -75,7 +75,9 @@ class Scheduler:
             if self.running and num_blocks > self._cache.num_free_blocks:
                 return
             self.waiting.popleft()
-            sequence.table, sequence.num_computed = self._cache.start(sequence.known_tokens, sequence.num_prompt)
+            sequence.table, sequence.num_computed = self._cache.start(
+                sequence.known_tokens, sequence.num_prompt
+            )
             self.running.append(sequence)
 
     @staticmethod

@@ -55,7 +55,9 @@ class Sequence:
             tokens=tokens,
             num_tokens=num_known,
             num_prompt=num_prompt if num_prompt > 1 else 0,
-            stop_words=StopWordMatcher(request.stop_words, vocabulary, request.input_ids[num_prompt:].tolist()),
+            stop_words=StopWordMatcher(
+                request.stop_words, vocabulary, request.input_ids[num_prompt:].tolist()
+            ),
             outputs=asyncio.Queue(),
             draft_ids=request.draft_input_ids,
             is_verification=len(request.draft_input_ids) > 0,

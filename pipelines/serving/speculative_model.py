@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -97,14 +96,18 @@ class SpeculativeAnswerer:
 
 
 def count_tensors(counts: SpeculationStatistics) -> Outputs:
-    """The counts of one answer; ``acceptance_rate`` is NaN if nothing was drafted."""
+    """The counts of one answer.
+
+    ``acceptance_rate`` is 0 where nothing was drafted, as ``total_draft_tokens`` tells: NaN, which would
+    say so itself, has no place in the JSON of HTTP responses.
+    """
     rate = counts.acceptance_rate
     return {
         "num_rounds": scalar_tensor(counts.num_rounds, np.int32),
         "total_draft_tokens": scalar_tensor(counts.total_draft_tokens, np.int32),
         "total_accepted_draft_tokens": scalar_tensor(counts.total_accepted_draft_tokens, np.int32),
         "accepted_per_position": np.array([counts.accepted_per_position], dtype=np.int32),
-        "acceptance_rate": scalar_tensor(math.nan if rate is None else rate, np.float32),
+        "acceptance_rate": scalar_tensor(0.0 if rate is None else rate, np.float32),
     }
 
 

@@ -38,7 +38,7 @@ class Round:
 
     @property
     def accepted_mask(self) -> npt.NDArray[np.bool_]:
-        """bool [n], True where the output token was a draft token."""
+        """Mask bool [n], True where the output token was a draft token."""
         return np.arange(len(self.token_ids)) < self.num_accepted_tokens
 
 

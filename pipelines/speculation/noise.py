@@ -26,11 +26,13 @@ def uniform_at(seed: int, position: int, vocab_size: int) -> npt.NDArray[np.floa
         alone: it is made from the top 53 bits of the i-th 64-bit word of Philox 4x64-10 with key
         (seed, 0) and a counter that starts at (0, 0, 0, position).
     """
-    generator = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, 0, position], np.uint64))
-    words = generator.random_raw(vocab_size)
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    key, counter = np.array([seed, 0], np.uint64), np.array([0, 0, 0, position], np.uint64)
+    words: npt.NDArray[np.uint64] = np.random.Philox(key=key, counter=counter).random_raw(vocab_size)
+    uniform: npt.NDArray[np.float64] = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return uniform
 
 
 def gumbel_at(seed: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise of one position, float64 [vocab_size]; arguments as in ``uniform_at``."""
-    return -np.log(-np.log(uniform_at(seed, position, vocab_size)))
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform_at(seed, position, vocab_size)))
+    return noise

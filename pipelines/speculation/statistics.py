@@ -27,7 +27,7 @@ class SpeculationStatistics:
         self.accepted_per_position = [0] * self.max_draft_len
 
     def add_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one target pass over ``num_draft_tokens`` drafts of which ``num_accepted_tokens`` were kept."""
+        """Count one target pass that verified ``num_draft_tokens`` and kept ``num_accepted_tokens``."""
         self.num_rounds += 1
         self.num_drafting_rounds += num_draft_tokens > 0
         self.total_draft_tokens += num_draft_tokens

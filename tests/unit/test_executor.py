@@ -1,4 +1,4 @@
-"""The executor on an engine that sees every mistake with the KV cache; run: pytest tests/unit/test_executor.py."""
+"""The executor on an engine that sees every mistake with the KV cache."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ def test_a_prompt_of_any_length_is_answered_in_full(prompt_len: int) -> None:
 
 def test_speculation_emits_the_tokens_of_the_target_alone() -> None:
     for seed, length in [(None, 1), (None, 4), (7, 3), (7, 8)]:
-        sampling = SamplingParams() if seed is None else SamplingParams(temperature=0.8, seed=seed, top_k=9, top_p=0.9)
+        sampling = (
+            SamplingParams()
+            if seed is None
+            else SamplingParams(temperature=0.8, seed=seed, top_k=9, top_p=0.9)
+        )
         req = request([3, 1, 4, 1, 5, 9, 2, 6], 40, sampling=sampling)
         draft = make_executor(RecordingEngine(NUM_BLOCKS, salt=1, agreement=11, role="draft"))
         target = make_executor(RecordingEngine(NUM_BLOCKS))
@@ -84,7 +88,10 @@ def test_a_draft_equal_to_the_target_is_accepted_whole() -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     rounds = run([draft, target], lambda: rounds_of(req, draft, target, 4))
     assert [(part.num_draft_tokens, part.num_accepted_tokens, len(part.token_ids)) for part in rounds] == [
-        (0, 0, 1), (4, 4, 5), (4, 4, 5), (4, 4, 5),
+        (0, 0, 1),
+        (4, 4, 5),
+        (4, 4, 5),
+        (4, 4, 5),
     ]
     assert rounds[-1].finish_reason == "length"
 
@@ -100,19 +107,25 @@ def test_a_round_computes_only_what_is_new() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.DataObject) -> None:
-    """Shared prefixes, batch mates, staggered arrivals, preemption, eviction, cancellation, rejected drafts."""
+    """Shared prefixes, batch mates, staggered arrivals, preemption, eviction, cancellation, rejections."""
     num_blocks = data.draw(st.integers(26, 60), label="blocks")
     shared = data.draw(st.lists(st.integers(1, 15), max_size=14), label="shared prefix")
     draw_prompt = st.lists(st.integers(1, 15), min_size=1, max_size=20)
-    prompts = [shared + tail for tail in data.draw(st.lists(draw_prompt, min_size=1, max_size=8), label="prompts")]
+    prompts = [
+        shared + tail for tail in data.draw(st.lists(draw_prompt, min_size=1, max_size=8), label="prompts")
+    ]
     lengths = [data.draw(st.integers(0, 6)) for _ in prompts]
     cancelled = {i for i in range(len(prompts)) if data.draw(st.integers(0, 5)) == 0}
     requests = [
-        request(prompt, data.draw(st.integers(1, 30)), sampling=SamplingParams(temperature=float(i % 2), seed=i))
+        request(
+            prompt, data.draw(st.integers(1, 30)), sampling=SamplingParams(temperature=float(i % 2), seed=i)
+        )
         for i, prompt in enumerate(prompts)
     ]
     draft = make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks)
-    target = make_executor(RecordingEngine(num_blocks), num_blocks, max_num_tokens=data.draw(st.integers(8, 32)))
+    target = make_executor(
+        RecordingEngine(num_blocks), num_blocks, max_num_tokens=data.draw(st.integers(8, 32))
+    )
 
     async def one(index: int) -> list[int]:
         await asyncio.sleep(0.0005 * (index % 3))
@@ -195,7 +208,9 @@ def test_the_output_ends_before_the_end_token_and_after_a_stop_word() -> None:
         (request([1], 40, draft_input_ids=np.ones(32, np.int32)), InvalidRequestError),
     ],
 )
-def test_bad_requests_are_refused_and_hold_nothing(bad: GenerationRequest, error: type[DraftproofError]) -> None:
+def test_bad_requests_are_refused_and_hold_nothing(
+    bad: GenerationRequest, error: type[DraftproofError]
+) -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     with pytest.raises(error) as caught:
         run([target], lambda: target.complete(bad))
@@ -208,7 +223,9 @@ def test_a_full_queue_refuses_at_once() -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS), max_batch_size=1, max_queue_size=2)
 
     async def flood() -> list[Any]:
-        return await asyncio.gather(*(target.complete(request([1, 2], 5)) for _ in range(5)), return_exceptions=True)
+        return await asyncio.gather(
+            *(target.complete(request([1, 2], 5)) for _ in range(5)), return_exceptions=True
+        )
 
     answers = run([target], flood)
     assert sum(isinstance(answer, ServerBusyError) for answer in answers) == 2  # one runs, two wait
@@ -253,8 +270,6 @@ def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
 
 async def anext_(stream: Any) -> Any:
     return await stream.__anext__()
-
-
 
 
 def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:

@@ -44,7 +44,10 @@ class KvCacheMachine(RuleBasedStateMachine):
         """What the keys of a position stand for: all tokens up to it, and the prompt's share of them."""
         return tuple(holder.tokens[: position + 1]), min(holder.num_prompt, position + 1)
 
-    @rule(prompt=st.lists(st.integers(1, 2), min_size=2, max_size=18), output=st.lists(st.integers(1, 2), max_size=6))
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=2, max_size=18),
+        output=st.lists(st.integers(1, 2), max_size=6),
+    )
     def start(self, prompt: list[int], output: list[int]) -> None:
         tokens = prompt + output
         table, num_cached = self.cache.start(np.array(tokens, np.int32), len(prompt))

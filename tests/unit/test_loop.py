@@ -135,7 +135,9 @@ def test_the_error_of_an_engine_passes_through() -> None:
     noise=st.lists(st.integers(0, 3), min_size=40, max_size=40),
     num_draft_tokens=st.integers(0, 9),
 )
-def test_any_draft_gives_the_output_of_the_target(output: list[int], noise: list[int], num_draft_tokens: int) -> None:
+def test_any_draft_gives_the_output_of_the_target(
+    output: list[int], noise: list[int], num_draft_tokens: int
+) -> None:
     rounds = run(ScriptedDraft(noise), ScriptedTarget(output), len(output), num_draft_tokens)
     assert tokens(rounds) == output
     assert [bool(part.finish_reason) for part in rounds] == [False] * (len(rounds) - 1) + [True]

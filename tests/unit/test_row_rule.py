@@ -7,8 +7,6 @@ so the comparison can fail.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -42,7 +40,9 @@ class Steps:
     def tokens(self, count: int) -> npt.NDArray[np.int32]:
         return self.rng.integers(1, self.engine.config.vocab_size, count).astype(np.int32)
 
-    def piece(self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int) -> Chunk:
+    def piece(
+        self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int
+    ) -> Chunk:
         blocks = tuple(range(1 + sequence * BLOCKS_EACH, 1 + (sequence + 1) * BLOCKS_EACH))
         return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
 
@@ -50,7 +50,9 @@ class Steps:
         return self.engine.step(pack(pieces, self.engine.config.kv_block_size)).copy()
 
 
-def plain_decoding(steps: Steps, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> list[Logits]:
+def plain_decoding(
+    steps: Steps, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]
+) -> list[Logits]:
     logits = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
     for index in range(len(output)):
         logits.append(steps.run(steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1))[0])
@@ -59,7 +61,9 @@ def plain_decoding(steps: Steps, prompt: npt.NDArray[np.int32], output: npt.NDAr
 
 @pytest.mark.parametrize("with_rows", [False, True])
 @pytest.mark.parametrize("with_chunks", [False, True])
-def test_verification_rows_equal_plain_decoding_to_the_bit(engine: Engine, with_rows: bool, with_chunks: bool) -> None:
+def test_verification_rows_equal_plain_decoding_to_the_bit(
+    engine: Engine, with_rows: bool, with_chunks: bool
+) -> None:
     steps = Steps(engine, seed=17)
     rng = np.random.default_rng(3)
     prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
