@@ -20,7 +20,6 @@ from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
     InvalidRequestError,
-    PromptTooLongError,
     RequestTimeoutError,
     ServerBusyError,
 )
@@ -209,39 +208,8 @@ class Executor:
         Raises:
             InvalidRequestError: As for ``generate``.
         """
-        request.sampling.validate()
-        num_input, num_draft = len(request.input_ids), len(request.draft_input_ids)
-        if not num_input:
-            raise InvalidRequestError(
-                "the prompt is empty",
-                values="input_ids has 0 tokens",
-                limit="at least 1 token",
-                remedy="send a prompt",
-            )
-        if request.max_tokens < 1:
-            raise InvalidRequestError(
-                "no output is asked for",
-                values=f"max_tokens={request.max_tokens}",
-                limit="at least 1",
-                remedy="send max_tokens of 1 or more",
-            )
-        num_tokens = num_input + max(request.max_tokens, num_draft + 1)
-        max_seq_len = min(self.limits.max_seq_len, self.config.max_position_embeddings)
-        if num_tokens > max_seq_len:
-            raise PromptTooLongError(
-                "prompt and output are too long together",
-                values=f"{num_input} prompt tokens + {request.max_tokens} max_tokens = {num_tokens}",
-                limit=f"max_seq_len={max_seq_len}",
-                remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
-            )
-        num_prompt = request.num_prompt_tokens
-        if not 0 < num_prompt <= num_input:
-            raise InvalidRequestError(
-                "prompt_length does not fit the input",
-                values=f"prompt_length={num_prompt}, {num_input} input tokens",
-                limit="1 to the number of input tokens",
-                remedy="send the number of leading input tokens that are prompt",
-            )
+        request.validate(min(self.limits.max_seq_len, self.config.max_position_embeddings))
+        num_draft = len(request.draft_input_ids)
         if num_draft >= self.limits.max_num_tokens:
             raise InvalidRequestError(
                 "too many draft tokens",
@@ -257,13 +225,6 @@ class Executor:
                 f"to {max(part.max() for part in ids if len(part))}",
                 limit=f"0 to {self.config.vocab_size - 1}",
                 remedy="use the tokenizer the engine was built with",
-            )
-        if any(not word for word in request.stop_words):
-            raise InvalidRequestError(
-                "a stop word is empty",
-                values="''",
-                limit="at least one byte",
-                remedy="leave it out",
             )
 
     def _check_limits(self) -> None:

@@ -122,7 +122,7 @@ class KvCache:
         return table, num_cached
 
     def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
-        """Go on in a leaf, or in a copy of a block, that begins like ``wanted``; returns the positions gained."""
+        """Go on in a leaf or in a copy of a block that begins like ``wanted``; returns positions gained."""
         if not len(wanted):
             return 0
         best, best_length = None, 0

@@ -14,7 +14,6 @@ from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.generation_model import Outputs
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.request_limits import RequestLimits
 from pipelines.serving.stop_words_list import pack_stop_words
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
 from pipelines.speculation.request import GenerationRequest, Output
@@ -25,7 +24,7 @@ class BlsEngines:
     """Calls the models ``draft`` and ``target``."""
 
     def __init__(self, parameters: ModelParameters, wire: TritonWire) -> None:
-        self._limits = RequestLimits(max_seq_len=parameters.integer("max_seq_len"))
+        self._max_seq_len = parameters.integer("max_seq_len")
         self.vocabulary = Vocabulary.from_file(parameters.path("target_engine_dir") / "tokenizer.json")
         self.end_id: int | None = None  # not sent unless the request has one: the engines know their own
         self.draft = BlsEngine("draft", wire, self.vocabulary)
@@ -40,7 +39,7 @@ class BlsEngines:
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what the engines would refuse, before the first call."""
-        self._limits.check(call.request)
+        call.request.validate(self._max_seq_len)
 
 
 class BlsEngine:

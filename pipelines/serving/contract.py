@@ -2,7 +2,7 @@
 
 Names, types and shapes are TensorRT-LLM's (its ``tensorrt_llm`` model), with
 ``prompt_length`` and ``num_draft_tokens`` added. Arrays come with the leading batch dimension of 1.
-Ranges are checked where the limits are known, by the executor or by ``request_limits``.
+Ranges are checked where the limits are known: where the request is answered.
 """
 
 from __future__ import annotations

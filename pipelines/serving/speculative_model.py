@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.errors import RepositoryError
+from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.admission import Admission
 from pipelines.serving.bls_engines import BlsEngines
@@ -19,7 +19,6 @@ from pipelines.serving.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.request_limits import check_num_draft_tokens
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
 from pipelines.speculation.loop import EngineCall, speculate
 from pipelines.speculation.statistics import SpeculationStatistics
@@ -93,6 +92,21 @@ class SpeculativeAnswerer:
                     mask = chunk.accepted_mask.reshape(1, -1)
                     outputs = {**chunk_tensors(chunk), "accepted_mask": mask, **count_tensors(statistics)}
                     yield outputs, chunk.is_final
+
+
+def check_num_draft_tokens(num_draft_tokens: int, max_draft_len: int) -> None:
+    """Refuse a draft length that the engines were not made for.
+
+    Raises:
+        InvalidRequestError: It is outside 0..max_draft_len.
+    """
+    if not 0 <= num_draft_tokens <= max_draft_len:
+        raise InvalidRequestError(
+            "num_draft_tokens is out of range",
+            values=f"num_draft_tokens={num_draft_tokens}",
+            limit=f"0 to max_draft_len={max_draft_len}",
+            remedy="send 0 to switch speculation off, or leave it out for the server's default",
+        )
 
 
 def count_tensors(counts: SpeculationStatistics) -> Outputs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import InvalidRequestError, PromptTooLongError
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -107,6 +107,55 @@ class GenerationRequest:
     def num_prompt_tokens(self) -> int:
         """Leading tokens of ``input_ids`` that are prompt."""
         return len(self.input_ids) if self.prompt_length is None else self.prompt_length
+
+    def validate(self, max_seq_len: int) -> None:
+        """Refuse what no engine can answer; nothing is clamped.
+
+        Args:
+            max_seq_len: Tokens of input and output together that the engine takes.
+
+        Raises:
+            InvalidRequestError: A value has no meaning.
+            PromptTooLongError: Input and output are too long together.
+        """
+        self.sampling.validate()
+        num_input, num_draft = len(self.input_ids), len(self.draft_input_ids)
+        if not num_input:
+            raise InvalidRequestError(
+                "the prompt is empty",
+                values="input_ids has 0 tokens",
+                limit="at least 1 token",
+                remedy="send a prompt",
+            )
+        if self.max_tokens < 1:
+            raise InvalidRequestError(
+                "no output is asked for",
+                values=f"max_tokens={self.max_tokens}",
+                limit="at least 1",
+                remedy="send max_tokens of 1 or more",
+            )
+        num_tokens = num_input + max(self.max_tokens, num_draft + 1)
+        if num_tokens > max_seq_len:
+            raise PromptTooLongError(
+                "prompt and output are too long together",
+                values=f"{num_input} prompt tokens + {num_tokens - num_input} max_tokens = {num_tokens}",
+                limit=f"max_seq_len={max_seq_len}",
+                remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
+            )
+        if not 0 < self.num_prompt_tokens <= num_input:
+            raise InvalidRequestError(
+                "prompt_length does not fit the input",
+                values=f"prompt_length={self.num_prompt_tokens}, {num_input} input tokens",
+                limit="1 to the number of input tokens",
+                remedy="send the number of leading input tokens that are prompt",
+            )
+        if not all(self.stop_words):
+            raise InvalidRequestError(
+                "a stop word is empty",
+                values="''",
+                limit="at least one byte",
+                remedy="leave it out",
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipelines.serving.contract import is_stop, parse_call, refuse_unknown_param
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.postprocessing_model import decode
 from pipelines.serving.preprocessing_model import Preprocessing
-from pipelines.serving.request_limits import RequestLimits, check_num_draft_tokens
+from pipelines.serving.speculative_model import check_num_draft_tokens
 from pipelines.serving.stop_words_list import pack_stop_words, unpack_stop_words
 from pipelines.serving.triton_wire import TritonWire
 from pipelines.speculation.request import GenerationRequest, SamplingParams
@@ -143,10 +143,9 @@ def test_a_parameter_that_nothing_uses_is_refused_with_the_nearest_name() -> Non
 )
 def test_limits_name_value_and_limit(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
     good = {"request_id": "r", "input_ids": np.array([1, 2], np.int32), "max_tokens": 8}
-    limits = RequestLimits(max_seq_len=10)
-    limits.check(GenerationRequest(**good))
+    GenerationRequest(**good).validate(max_seq_len=10)
     with pytest.raises(kind, match=words):
-        limits.check(GenerationRequest(**{**good, **changes}))
+        GenerationRequest(**{**good, **changes}).validate(max_seq_len=10)
 
 
 @pytest.mark.parametrize("length", [-1, 9])
