@@ -74,6 +74,8 @@ class Gauges:
         """Publish no more. Triton's memory goes with the model: who writes to it then, crashes."""
         self._stopping.set()
         self._thread.join()
+        self._figures.clear()  # metrics first: each tells Triton of its end
+        self._families.clear()
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):

@@ -7,6 +7,7 @@ coroutine is cancelled, which gives its KV blocks back.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
@@ -86,6 +87,7 @@ class GenerationModel:
             running.cancel()
         self._loop.stop()
         self._outbox.close(CLOSE_TIMEOUT_S)
+        gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
         self._on_close()
 
     def _begin(self, request: Any, request_id: str, responder: Responder) -> None:

@@ -34,13 +34,12 @@ class Responder:
 
     def __init__(self, wire: TritonWire, sender: Any, outbox: Outbox, request_id: str) -> None:
         self._wire = wire
-        self._sender = sender
+        self._sender: Any = sender  # touched by the outbox thread only; None after the last response
         self._outbox = outbox
         self._request_id = request_id
         self._lock = threading.Lock()
         self._is_closed = False
-        self._is_final_sent = False  # touched by the outbox thread only
-        self._on_cancelled: Callable[[], object] = lambda: None
+        self._on_cancelled: Callable[[], object] = _nothing
 
     @property
     def is_closed(self) -> bool:
@@ -80,7 +79,7 @@ class Responder:
 
     def poll(self) -> bool:
         """Look whether the client has gone (``outbox.Watched``)."""
-        if self._is_final_sent:
+        if self._sender is None:
             return False
         if not self._sender.is_cancelled():
             return True
@@ -107,24 +106,37 @@ class Responder:
             return was_open
 
     def _deliver(self, outputs: Mapping[str, npt.NDArray[Any]], is_final: bool) -> None:
-        if self._is_final_sent:
+        if self._sender is None:
             return
         try:
-            self._is_final_sent = is_final
             self._sender.send(self._wire.response(outputs), flags=self._wire.final_flag if is_final else 0)
         except Exception:
             _LOG.exception("request %s could not be answered", self._request_id)
             self._open(close=True)
             self._on_cancelled()
             self._deliver_error(internal_error(self._request_id))
+        else:
+            if is_final:
+                self._let_go()
 
     def _deliver_error(self, error: DraftproofError) -> None:
-        self._is_final_sent = True
-        self._sender.send(self._wire.error_response(error), flags=self._wire.final_flag)
+        if self._sender is not None:
+            sender = self._let_go()
+            sender.send(self._wire.error_response(error), flags=self._wire.final_flag)
 
     def _deliver_end(self) -> None:
-        self._is_final_sent = True
-        self._sender.send(flags=self._wire.final_flag)
+        if self._sender is not None:
+            self._let_go().send(flags=self._wire.final_flag)
+
+    def _let_go(self) -> Any:
+        """Drop the sender with the last response: kept until the process ends, it would crash it then."""
+        sender, self._sender = self._sender, None
+        self._on_cancelled = _nothing
+        return sender
+
+
+def _nothing() -> None:
+    pass
 
 
 def internal_error(request_id: str) -> InternalError:

@@ -52,6 +52,7 @@ class TritonWire:
                 remedy="remove .venv and run make again",
             )
         self._pb = backend
+        self._requests_in_use: set[Any] = set()
         self.final_flag: int = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
     def inputs(self, request: Any) -> dict[str, npt.NDArray[Any]]:
@@ -90,7 +91,8 @@ class TritonWire:
         answer = asyncio.ensure_future(request.async_exec(decoupled=True))
         # Triton's thread uses the request without holding it. Were it freed with this frame, as when
         # this coroutine is cancelled, the process would crash: it lives as long as the answer is due.
-        answer.add_done_callback(lambda _: request and None)
+        self._requests_in_use.add(request)
+        answer.add_done_callback(lambda _: self._requests_in_use.discard(request))
         return self._gather(model_name, await asyncio.shield(answer))
 
     def call_blocking(

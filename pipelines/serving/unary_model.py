@@ -8,6 +8,7 @@ answer back. ``docs/decisions/0005-kserve-v2-unary.md`` has the alternatives.
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from typing import Any
 
@@ -63,6 +64,7 @@ class UnaryModel:
         """Cancel what runs and send the last responses."""
         self._loop.stop()
         self._outbox.close(CLOSE_TIMEOUT_S)
+        gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
 
     async def _pass_on(
         self, inputs: dict[str, Any], request_id: str, timeout_us: int, responder: Responder
