@@ -39,6 +39,7 @@ class Responder:
         self._request_id = request_id
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_broken = False  # a response could not be sent
         self._on_cancelled: Callable[[], object] = _nothing
 
     @property
@@ -54,6 +55,8 @@ class Responder:
                 a last response.
         """
         self._on_cancelled = work.cancel
+        if self._is_broken:  # before this call: the work was already running
+            work.cancel()
         work.add_done_callback(self._end)
         self._outbox.watch(self)
 
@@ -113,6 +116,7 @@ class Responder:
         except Exception:
             _LOG.exception("request %s could not be answered", self._request_id)
             self._open(close=True)
+            self._is_broken = True
             self._on_cancelled()
             self._deliver_error(internal_error(self._request_id))
         else:
