@@ -14,8 +14,8 @@ from build.demo_pair.generate import GREEDY, generate, gumbel_noise
 from build.demo_pair.model import DRAFT, TARGET, Weights, forward, rotary_tables
 from build.demo_pair.optimizer import Optimizer
 
-MATRIX_RATE = 2e-3
-OTHER_RATE = 1e-3
+MATRIX_RATE = 1e-3
+OTHER_RATE = 5e-4
 PROMPT = 64
 """Tokens of corpus before each text that the target writes."""
 
