@@ -136,8 +136,9 @@ train-demo: .venv/train.stamp .venv/torch.stamp ## train draft, target and token
 	@$(venv) -m build.demo_pair.train --output engines/demo_pair $(ARGS)
 
 .PHONY: evaluate-demo
-evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair
+evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair, then `figures`
 	@$(venv) -m build.demo_pair.evaluate $(ARGS)
+	@$(venv) -m docs.figures
 
 ##@ Clean
 .PHONY: clean
