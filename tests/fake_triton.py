@@ -83,9 +83,14 @@ class FakeSender:
 
 class FakeRequest:
     def __init__(
-        self, tensors: dict[str, npt.NDArray[Any]], request_id: str = "", parameters: str = ""
+        self,
+        tensors: dict[str, npt.NDArray[Any]],
+        request_id: str = "",
+        parameters: str = "",
+        requested: tuple[str, ...] = ("output_ids", "request_handle"),
     ) -> None:
         self.sender = FakeSender()
+        self._requested = requested
         self._tensors = [FakeTensor(name, array) for name, array in tensors.items()]
         self._request_id = request_id
         self._parameters = parameters
@@ -95,6 +100,9 @@ class FakeRequest:
 
     def request_id(self) -> str:
         return self._request_id
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._requested)
 
     def parameters(self) -> str:
         return self._parameters

@@ -75,7 +75,7 @@ class GenerationModel:
         for request in requests:
             # A client's id need not be unique, so a number is added.
             request_id = f"{request.request_id() or 'request'}#{next(self._numbers)}"
-            responder = Responder(self._wire, request.get_response_sender(), self._outbox, request_id)
+            responder = Responder(self._wire, request, self._outbox, request_id)
             try:
                 self._begin(request, request_id, responder)
             except Exception as error:

@@ -27,14 +27,17 @@ class Responder:
 
     Args:
         wire: Makes responses.
-        sender: Triton's response sender of the request.
+        request: Triton's request.
         outbox: Delivers them.
         request_id: Names the request in errors.
     """
 
-    def __init__(self, wire: TritonWire, sender: Any, outbox: Outbox, request_id: str) -> None:
+    def __init__(self, wire: TritonWire, request: Any, outbox: Outbox, request_id: str) -> None:
         self._wire = wire
-        self._sender: Any = sender  # touched by the outbox thread only; None after the last response
+        # Touched by the outbox thread only; None after the last response.
+        self._sender: Any = request.get_response_sender()
+        # Triton would drop the other outputs itself, but frees them without Python's lock and crashes.
+        self._wanted = frozenset(request.requested_output_names())
         self._outbox = outbox
         self._request_id = request_id
         self._lock = threading.Lock()
@@ -112,7 +115,8 @@ class Responder:
         if self._sender is None:
             return
         try:
-            self._sender.send(self._wire.response(outputs), flags=self._wire.final_flag if is_final else 0)
+            wanted = {name: array for name, array in outputs.items() if name in self._wanted}
+            self._sender.send(self._wire.response(wanted), flags=self._wire.final_flag if is_final else 0)
         except Exception:
             _LOG.exception("request %s could not be answered", self._request_id)
             self._open(close=True)

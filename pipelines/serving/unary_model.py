@@ -49,7 +49,7 @@ class UnaryModel:
         """Take requests from Triton; returns at once, the answers follow."""
         for request in requests:
             request_id = f"{request.request_id() or 'unary'}-{uuid.uuid4().hex[:12]}"
-            responder = Responder(self._wire, request.get_response_sender(), self._outbox, request_id)
+            responder = Responder(self._wire, request, self._outbox, request_id)
             try:
                 timeout_us = refuse_unknown_parameters(request.parameters(), self._parameters.input_names)
                 inputs = self._wire.inputs(request)

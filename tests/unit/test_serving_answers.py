@@ -111,6 +111,12 @@ def test_responses_come_in_order_and_name_their_request(serve: Any) -> None:
     assert sent[0].tensors["request_handle"].item() == b"target/mine#1"
 
 
+def test_only_the_outputs_that_were_asked_for_are_sent(serve: Any) -> None:
+    request = FakeRequest(engine_tensors([1], 3), requested=("output_ids",))
+    serve(ScriptedAnswerer(three)).execute([request])
+    assert [set(answer.tensors) for answer in request.sender.wait() if answer] == [{"output_ids"}] * 3
+
+
 def test_many_requests_are_open_at_once(serve: Any) -> None:
     requests = [FakeRequest(engine_tensors([1], 3)) for _ in range(20)]
     serve(ScriptedAnswerer(three)).execute(requests)
