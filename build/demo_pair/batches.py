@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from build.demo_pair.corpus import DemoPairError
 from build.demo_pair.tokenizer import TokenArray
 
 
@@ -37,7 +38,18 @@ def plan(
 
     Returns:
         Token ids, int64 ``[steps, batch, context + 1]``.
+
+    Raises:
+        DemoPairError: A stream is too short to cut windows from.
     """
+    shortest = min(len(stream) for stream, _ in sources)
+    if shortest < 2 * (context + 1):
+        raise DemoPairError(
+            "a source of text is too short",
+            values=f"{shortest} tokens",
+            limit=f"two windows of {context + 1} tokens",
+            remedy="give more text or a shorter context",
+        )
     random = np.random.default_rng(seed)
     total = steps * batch
     counts = [math.floor(total * share) for _, share in sources]

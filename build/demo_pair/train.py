@@ -19,7 +19,7 @@ import torch
 
 from build.demo_pair import evaluate
 from build.demo_pair.batches import plan
-from build.demo_pair.corpus import HELD_OUT_MODULES, load_corpus
+from build.demo_pair.corpus import HELD_OUT_MODULES, DemoPairError, load_corpus, standard_library
 from build.demo_pair.distill import PROMPT, DistillSettings, distill
 from build.demo_pair.export import export_model
 from build.demo_pair.joint import JointSettings, train_jointly
@@ -105,6 +105,13 @@ def _train(options: argparse.Namespace) -> int:
         print(f"[{(time.monotonic() - started) / 60:6.1f} min] {line}", flush=True)
 
     corpus = load_corpus()
+    if not corpus.tests:
+        raise DemoPairError(
+            "the standard library has no tests",
+            values=f"no usable test_*.py under {standard_library() / 'test'}",
+            limit=f"{SHARE_OF_TESTS:.0%} of the text comes from them",
+            remedy="install the package with them (Debian: libpython3-testsuite) or use another CPython",
+        )
     tokenizer = train_tokenizer(corpus.library)
     library = encode_documents(tokenizer, corpus.library)
     tests = encode_documents(tokenizer, corpus.tests)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is installed for training onl
 from build.checkpoint import read_checkpoint  # noqa: E402
 from build.demo_pair import model  # noqa: E402
 from build.demo_pair.batches import cosine_rate, plan  # noqa: E402
+from build.demo_pair.corpus import DemoPairError  # noqa: E402
 from build.demo_pair.export import export_model, load_model  # noqa: E402
 from build.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
 from build.demo_pair.optimizer import Optimizer, orthogonalise  # noqa: E402
@@ -101,6 +102,11 @@ def test_plan_is_fixed_by_its_seed_and_reads_each_source_in_its_share():
     assert torch.equal(windows, plan(sources, steps=5, batch=4, context=9, seed=7))
     assert int((windows[..., 0] >= 5000).sum()) == 5
     assert bool((windows.diff(dim=-1) == 1).all())
+
+
+def test_plan_refuses_a_text_that_is_too_short():
+    with pytest.raises(DemoPairError, match="too short"):
+        plan([(np.arange(15), 1.0)], steps=1, batch=1, context=9, seed=0)
 
 
 def test_learning_rate_rises_then_falls():
