@@ -28,19 +28,24 @@ _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STRAY = re.compile(r"\$(?!\{)")
 
 
-def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path) -> dict[str, str]:
+def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path) -> dict[str, str]:
     """What the templates may name, and must: every value has to be used.
 
     Args:
         recipe: Limits of the server.
         draft_engine: Engine directory of the draft.
         target_engine: Engine directory of the target; preprocessing uses its tokenizer.
+        run: Gets the sockets over which models of the server call each other.
     """
     serving = recipe.serving
+    # Relative to the working directory of the server: the path of a socket has at most 107 bytes.
+    sockets = run.relative_to(REPOSITORY_ROOT) if run.is_relative_to(REPOSITORY_ROOT) else run
     return {
         "draft_engine_dir": str(draft_engine),
         "target_engine_dir": str(target_engine),
         "tokenizer_file": str(target_engine / "tokenizer.json"),
+        "target_socket": str(sockets / "target.sock"),
+        "speculative_socket": str(sockets / "speculative.sock"),
         "draft_num_kv_blocks": str(recipe.draft.kv_cache.num_blocks),
         "target_num_kv_blocks": str(recipe.target.kv_cache.num_blocks),
         "max_batch_size": str(serving.max_batch_size),
@@ -174,7 +179,9 @@ def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: 
         RepositoryError: See ``render_repository``.
     """
     destination = run / recipe.name / "model_repository"
-    values = template_values(recipe, draft_engine.resolve(), target_engine.resolve())
+    values = template_values(
+        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve()
+    )
     render_repository(TEMPLATES, values, destination)
     return destination
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.05
+_KILL_TIMEOUT_S = 5.0  # a killed process that writes a core file needs a moment
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ProcessIdentity:
         return ProcessIdentity.of(self.pid) == self
 
     def end(self, patience_s: float) -> bool:
-        """Ask it to end, and kill its group if it has not after ``patience_s``.
+        """Ask it to end, and kill it if it has not after ``patience_s``; its children do not outlive it.
 
         Returns:
             Whether it ended by itself.
@@ -50,12 +51,12 @@ class ProcessIdentity:
             return True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-        if self._wait(patience_s):
-            return True
+        ended = self._wait(patience_s)
+        # Also after a good end: a model's process that hangs would stay behind.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._wait(patience_s)
-        return False
+        self._wait(_KILL_TIMEOUT_S)
+        return ended
 
     def _wait(self, timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s

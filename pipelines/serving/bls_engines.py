@@ -1,15 +1,20 @@
-"""Draft and target as models of the same server: the loop's callables as BLS requests."""
+"""Draft and target as models of the same server: the loop's callables as BLS requests.
+
+Not the default, and not for service on Triton 2.51: see ``local_calls`` for the defect of its Python
+backend that ends the process, under Python 3.12 at once and before that after some hundred calls.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pipelines.errors import EngineFailedError, RequestTimeoutError
+from pipelines.errors import EngineFailedError, RepositoryError, RequestTimeoutError
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.generation_model import Outputs
@@ -21,9 +26,20 @@ from pipelines.text.vocabulary import Vocabulary
 
 
 class BlsEngines:
-    """Calls the models ``draft`` and ``target``."""
+    """Calls the models ``draft`` and ``target``.
+
+    Raises:
+        RepositoryError: Under this Python the calls would crash.
+    """
 
     def __init__(self, parameters: ModelParameters, wire: TritonWire) -> None:
+        if sys.version_info >= (3, 12):
+            raise RepositoryError(
+                "the engines cannot be reached through BLS",
+                values=f"engine_access=bls, Python {sys.version_info[0]}.{sys.version_info[1]}",
+                limit="Python 3.10 or 3.11: Triton 2.51's BLS crashes under newer ones",
+                remedy="set engine_access: in_process in the recipe",
+            )
         self._max_seq_len = parameters.integer("max_seq_len")
         self.vocabulary = Vocabulary.from_file(parameters.path("target_engine_dir") / "tokenizer.json")
         self.end_id: int | None = None  # not sent unless the request has one: the engines know their own

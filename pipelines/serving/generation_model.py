@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -18,11 +19,14 @@ import numpy.typing as npt
 
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall, is_stop, parse_call, refuse_unknown_parameters
+from pipelines.serving.local_calls import serve_calls
 from pipelines.serving.outbox import Outbox
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.responder import Responder
+from pipelines.serving.responder import Responder, internal_error
 from pipelines.serving.triton_wire import TritonWire, text_tensor
 from pipelines.text.vocabulary import Vocabulary
+
+_LOG = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses to go out when the server ends
 
@@ -69,6 +73,8 @@ class GenerationModel:
         self._outbox = Outbox()
         self._numbers = itertools.count(1)
         self._running: dict[str, Future[None]] = {}
+        if "socket" in parameters.values:  # listens as long as the loop runs
+            loop.spawn(serve_calls(parameters.path("socket"), self._answer_call, _describe)).result()
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests from Triton; returns at once, the answers follow."""
@@ -110,6 +116,18 @@ class GenerationModel:
         running.add_done_callback(lambda _: self._running.pop(request_id, None))
         responder.follow(running)
 
+    async def _answer_call(self, inputs: Outputs, request_id: str, timeout_us: int) -> Outputs:
+        """Answer another model of this server, in one piece (``local_calls.Answer``)."""
+        request_id = f"{request_id}#{next(self._numbers)}"
+        answerer = self._answerer
+        call = parse_call(inputs, request_id, answerer.vocabulary, answerer.end_id, timeout_us)
+        answerer.check(call)
+        async with aclosing(answerer.answer(call)) as responses:  # type: ignore[type-var]
+            async for outputs, is_final in responses:
+                if is_final:
+                    return dict(outputs)
+        raise RuntimeError("the answer ended without a last response")
+
     async def _answer(self, call: GenerationCall, responder: Responder) -> None:
         handle = text_tensor(f"{self._parameters.model_name}/{call.request.request_id}")
         async with aclosing(self._answerer.answer(call)) as responses:  # type: ignore[type-var]
@@ -121,3 +139,8 @@ class GenerationModel:
         for running_id, future in tuple(self._running.items()):
             if request_id in (running_id, running_id.rpartition("#")[0]):
                 future.cancel()
+
+
+def _describe(error: BaseException) -> str:
+    _LOG.error("a call of another model failed", exc_info=error)
+    return internal_error("of another model").to_wire()

@@ -1,62 +1,73 @@
-"""``generate_unary`` and ``generate_target_unary``: an ensemble for clients that want one response.
+"""``generate_unary`` and ``generate_target_unary``: text to text for clients that want one response.
 
 Triton refuses KServe's ``infer`` (HTTP) and ``ModelInfer`` (gRPC) on models that may give several
-responses, as the ensembles do. These models are not of that kind; they pass a request on and its one
-answer back. ``docs/decisions/0005-kserve-v2-unary.md`` has the alternatives.
+responses, as the ensembles do. These models are not of that kind. They prepare and finish the text
+themselves and ask the process of ``speculative`` or ``target`` for the tokens in between.
+``docs/decisions/0005-kserve-v2-unary.md`` has the alternatives.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import uuid
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
-from pipelines.errors import EngineFailedError, InvalidRequestError
+import numpy.typing as npt
+
+from pipelines.errors import InvalidRequestError
 from pipelines.executor.step_loop import StepLoop
-from pipelines.serving.bls_engines import use_threads_for_calls
-from pipelines.serving.contract import refuse_unknown_parameters
+from pipelines.serving.contract import Inputs, refuse_unknown_parameters
 from pipelines.serving.generation_model import CLOSE_TIMEOUT_S
+from pipelines.serving.local_calls import call
 from pipelines.serving.outbox import Outbox
 from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.postprocessing_model import decode
+from pipelines.serving.preprocessing_model import Preprocessing
 from pipelines.serving.responder import Responder
-from pipelines.serving.stop_request import stop_tensors
-from pipelines.serving.triton_wire import TritonWire
+from pipelines.serving.triton_wire import TritonWire, text_tensor
+from pipelines.text.vocabulary import Vocabulary
 
-NUM_SPARE_CALLS = 8  # requests beyond the queue, which wait here only to be told that it is full
+# Inputs that go to the engine as they are, by the engine's names; as in the ensembles' input_map.
+_PASSED_ON: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "seed": "seed",
+    "end_id": "end_id",
+    "num_draft_tokens": "num_draft_tokens",
+}
 
 
 class UnaryModel:
-    """Passes requests on to an ensemble.
+    """Answers each request with one response.
 
     Args:
-        parameters: ``ensemble`` names the model to ask, ``engine_model`` the step of it that generates.
+        parameters: ``engine_socket`` leads to the engine.
         backend: The module ``triton_python_backend_utils``.
     """
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
         self._parameters = parameters
-        self._ensemble = parameters.text("ensemble")
-        self._engine_model = parameters.text("engine_model")
+        self._preprocess = Preprocessing(parameters)
+        self._vocabulary = Vocabulary.from_file(parameters.path("tokenizer_file"))
+        self._socket = parameters.path("engine_socket")
         self._wire = TritonWire(backend)
         self._outbox = Outbox()
+        self._numbers = itertools.count(1)
         self._loop = StepLoop(())
         self._loop.start()
-        max_calls = parameters.integer("max_batch_size") + parameters.integer("max_queue_size")
-        use_threads_for_calls(self._loop, max_calls + NUM_SPARE_CALLS)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests from Triton; returns at once, the answers follow."""
         for request in requests:
-            request_id = f"{request.request_id() or 'unary'}-{uuid.uuid4().hex[:12]}"
+            request_id = f"{request.request_id() or 'unary'}/{next(self._numbers)}"
             responder = Responder(self._wire, request, self._outbox, request_id)
             try:
                 timeout_us = refuse_unknown_parameters(request.parameters(), self._parameters.input_names)
-                inputs = self._wire.inputs(request)
-                if "stream" in inputs and inputs.pop("stream").any():
-                    raise _no_stream(self._ensemble)
-                call = self._pass_on(inputs, request_id, request.timeout() or timeout_us, responder)
-                responder.follow(self._loop.spawn(call))
+                tensors = self._engine_tensors(self._wire.inputs(request))
+                work = self._answer(tensors, request_id, request.timeout() or timeout_us, responder)
+                responder.follow(self._loop.spawn(work))
             except Exception as error:
                 responder.fail(error)
 
@@ -66,33 +77,20 @@ class UnaryModel:
         self._outbox.close(CLOSE_TIMEOUT_S)
         gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
 
-    async def _pass_on(
-        self, inputs: dict[str, Any], request_id: str, timeout_us: int, responder: Responder
-    ) -> None:
-        names = self._parameters.output_names
-        try:
-            responses = await self._wire.call(
-                self._ensemble, inputs, names, request_id=request_id, timeout_us=timeout_us
+    def _engine_tensors(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
+        if "stream" in inputs and inputs["stream"].any():
+            raise InvalidRequestError(
+                "this model cannot stream",
+                values="stream=true",
+                limit="one response per request",
+                remedy="use 'generate' or 'generate_target' through generate_stream or gRPC ModelStreamInfer",
             )
-            if len(responses) != 1:
-                raise EngineFailedError(
-                    f"'{self._ensemble}' did not give one response",
-                    values=f"{len(responses)} responses",
-                    limit="exactly one without streaming",
-                    remedy="the server's log has the cause",
-                )
-            responder.send(responses[0], is_final=True)
-        except asyncio.CancelledError:
-            # The call itself cannot be withdrawn, but the engine can be told to end it.
-            stop = self._wire.call(self._engine_model, stop_tensors(), ["output_ids"], request_id=request_id)
-            await asyncio.shield(stop)
-            raise
+        passed_on = {inner: inputs[outer] for outer, inner in _PASSED_ON.items() if outer in inputs}
+        return {**self._preprocess(inputs), **passed_on}
 
-
-def _no_stream(ensemble: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        "this model cannot stream",
-        values="stream=true",
-        limit="one response per request",
-        remedy=f"use '{ensemble}' through generate_stream or gRPC ModelStreamInfer",
-    )
+    async def _answer(
+        self, tensors: dict[str, npt.NDArray[Any]], request_id: str, timeout_us: int, responder: Responder
+    ) -> None:
+        outputs = await call(self._socket, tensors, request_id, timeout_us)
+        outputs["text_output"] = text_tensor(decode(outputs, self._vocabulary))
+        responder.send(outputs, is_final=True)

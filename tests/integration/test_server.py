@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -102,12 +103,14 @@ def test_many_requests_at_once_get_the_tokens_they_get_alone(server: Server) -> 
         assert list(pool.map(ask, requests)) == alone
 
 
-def test_the_loop_gives_the_same_through_bls(server: Server, bls_server: Server) -> None:
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="BLS of Triton 2.51 crashes: see bls_engines.py")
+def test_the_loop_gives_the_same_through_bls(server: Server, request: pytest.FixtureRequest) -> None:
+    bls_server = request.getfixturevalue("bls_server")
     with grpc_client(server) as in_process, grpc_client(bls_server) as bls:
         for prompt in PROMPTS:
-            request = CompletionRequest(prompt, max_tokens=40, stop_words=("zzzz",))
-            expected = in_process.generate(request)
-            for generation in (bls.generate(request), bls.stream(request).result()):
+            asked = CompletionRequest(prompt, max_tokens=40, stop_words=("zzzz",))
+            expected = in_process.generate(asked)
+            for generation in (bls.generate(asked), bls.stream(asked).result()):
                 assert generation.text == expected.text
                 assert generation.accepted_mask == expected.accepted_mask
                 assert generation.num_rounds == expected.num_rounds

@@ -131,7 +131,7 @@ def test_unary_models_have_the_tensors_of_their_ensembles(rendered: Path) -> Non
 
 
 def test_every_value_has_a_use_and_every_name_a_value() -> None:
-    values = template_values(load_recipe("demo"), Path("draft"), Path("target"))
+    values = template_values(load_recipe("demo"), Path("draft"), Path("target"), Path("run"))
     named = {
         name
         for path in TEMPLATES.glob("*/config.pbtxt")
