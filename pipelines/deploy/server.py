@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import subprocess
 import time
 from dataclasses import asdict, dataclass
@@ -91,6 +92,7 @@ class Server:
                 limit="one server per recipe",
                 remedy="use it, or stop it with 'make stop'",
             )
+        end_models_without_server(directory)
         ports.check_free()
         install = TritonInstall.find()
         backends = install.lay_out_backend(directory / "backends")
@@ -191,13 +193,24 @@ class Server:
         staged.replace(self.directory / "server.json")
 
     def _forget(self) -> None:
-        """Remove what is left of an ended server: pid file, shared memory if it was killed, zombie."""
+        """Remove what is left of an ended server: model processes, pid file, shared memory, zombie."""
         with contextlib.suppress(ChildProcessError):  # started by an earlier command
             os.waitpid(self.process.pid, os.WNOHANG)
+        end_models_without_server(self.directory)
         (self.directory / "server.json").unlink(missing_ok=True)
         for region in Path("/dev/shm").glob(f"{_shared_memory_prefix(self.ports)}*"):
             with contextlib.suppress(OSError):
                 region.unlink()
+
+
+def end_models_without_server(directory: Path) -> None:
+    """Kill the models' processes that a killed server left behind; call it only when none runs."""
+    stub = str(directory / "backends" / "python" / TritonInstall.STUB)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if os.fsdecode(command[0]) == stub:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def find_server(directory: Path) -> Server:

@@ -19,6 +19,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipelines.errors import ServerStartError
 
@@ -37,6 +38,8 @@ class TritonInstall:
         stub: Executable that runs one model.
         libraries: Shared libraries of the wheel.
     """
+
+    STUB: ClassVar[str] = "triton_python_backend_stub"
 
     binary: Path
     backend: Path
@@ -63,7 +66,7 @@ class TritonInstall:
         found = cls(
             binary=root / "bin" / "tritonserver",
             backend=root / "backends" / "python",
-            stub=root / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub",
+            stub=root / "python_backend_stubs" / _PYTHON / cls.STUB,
             libraries=package.parent / "nvidia_pytriton.libs",
         )
         for part in (found.binary, found.backend, found.stub, found.libraries):

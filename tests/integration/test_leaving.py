@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -120,6 +123,12 @@ def test_a_request_can_be_stopped_by_its_id(server: Server) -> None:
     assert "request_cancelled" in outcome["reply"].text
 
 
+def models_of(server: Server) -> list[str]:
+    """Processes of the server's models."""
+    found = subprocess.run(["pgrep", "-f", f"^{server.directory}/backends"], capture_output=True, text=True)
+    return found.stdout.split()
+
+
 def test_a_killed_server_leaves_no_client_waiting(render: Callable[[str, str], Path]) -> None:
     server = Server.start(render("tiny-killed", "in_process"), Ports.free())
     try:
@@ -130,15 +139,17 @@ def test_a_killed_server_leaves_no_client_waiting(render: Callable[[str, str], P
             ]
             for stream in streams:
                 next(stream)
-            server.process.end(0.0)
+            os.kill(server.process.pid, signal.SIGKILL)
             began_s = time.monotonic()
             for stream in streams:
                 with pytest.raises(DraftproofError):
                     stream.result()
             assert time.monotonic() - began_s < 10
+            assert models_of(server)
             assert not grpc.is_ready()
     finally:
         server.stop()
+    assert wait_until(lambda: not models_of(server))
 
 
 def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[[str, str], Path]) -> None:
