@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from build.engines import build_engines
+from build.manifest import verify_manifest
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from pipelines.errors import DraftproofError, RepositoryError
 
@@ -196,6 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(options.recipe)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
+        for role in ("draft", "target"):
+            verify_manifest(Path(engines[role]))
         destination = render_recipe(recipe, Path(engines["draft"]), Path(engines["target"]))
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.batcher_overhead import measure_all
 from pipelines.bench.decode_step import DecodeStep, measure_decode_step
 from pipelines.bench.figures import figures_of, num_different_answers
 from pipelines.bench.load import Measurement, Plan, measure, num_requests
@@ -113,21 +114,22 @@ def _bench(url: str, plan: Plan, options: argparse.Namespace, command_line: list
     progress.show("warming up ...")
     with Workers.connect(url, max(plan.concurrency), streaming=options.stream) as workers:
         measurements = measure(plan, workers, on_measurement)
-    progress.show("measuring memory bandwidth and decode step ...")
+    progress.show("measuring memory bandwidth, decode step and the batcher's own cost ...")
     step = _decode_step(url, plan, engines.get("target", {})) if 1 in plan.concurrency else None
+    overheads = measure_all()
     progress.clear()
     figures = figures_of(measurements)
     num_different = num_different_answers(measurements)
     print(table(figures))
     print("brackets: least..greatest repetition for tokens/s and ratio, quartiles of requests for times")
     print(f"prompts: {_PROMPT_CACHE}")
-    print(conclusion(figures, step))
+    print(conclusion(figures, step, overheads))
     if num_different:
         print(f"FAIL: {num_different} answers differ from the target's own; run 'make verify'")
     stamp = context["date"].replace(":", "").replace("-", "")
     return {
         "run_id": f"bench-{Path(options.recipe).stem}-{stamp}",
-        **as_document(figures, step, num_different),
+        **as_document(figures, step, overheads, num_different),
         "max_tokens": plan.max_tokens,
         "repetitions": plan.repetitions,
         "conditions": context,

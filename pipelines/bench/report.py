@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.bench.batcher_overhead import BatcherOverhead
 from pipelines.bench.decode_step import DecodeStep
 from pipelines.bench.figures import ArmFigures, Spread, best_draft_lengths
 
@@ -28,8 +29,10 @@ def table(figures: Sequence[ArmFigures]) -> str:
     return "\n".join(lines)
 
 
-def conclusion(figures: Sequence[ArmFigures], step: DecodeStep | None) -> str:
-    """The best draft length at each load, and the decode step against its floor."""
+def conclusion(
+    figures: Sequence[ArmFigures], step: DecodeStep | None, overheads: Sequence[BatcherOverhead]
+) -> str:
+    """The best draft length at each load, the decode step against its floor, the batcher's own cost."""
     lines = [
         f"best at {num_at_once} at once: {best.arm}, {best.ratio_to_target.median:.2f} times the target alone"
         f" ({best.ratio_to_target.low:.2f} to {best.ratio_to_target.high:.2f})"
@@ -42,10 +45,20 @@ def conclusion(figures: Sequence[ArmFigures], step: DecodeStep | None) -> str:
             f"{step.floor_ms:.2f} ({step.weight_bytes / 1e6:.1f} MB of weights at "
             f"{step.bandwidth_gb_per_s:.1f} GB/s, {low:.1f} to {high:.1f}), ratio {step.ratio:.2f}"
         )
+    costs = ", ".join(
+        f"{entry.ms_per_step:.2f} ms (x{entry.num_at_once}, K={entry.num_draft_tokens})"
+        for entry in overheads
+    )
+    lines.append(f"batcher and loop beside the engines, per engine step: {costs}")
     return "\n".join(lines)
 
 
-def as_document(figures: Sequence[ArmFigures], step: DecodeStep | None, num_different: int) -> dict[str, Any]:
+def as_document(
+    figures: Sequence[ArmFigures],
+    step: DecodeStep | None,
+    overheads: Sequence[BatcherOverhead],
+    num_different: int,
+) -> dict[str, Any]:
     """The bench, ready for JSON."""
     return {
         "arms": [
@@ -65,6 +78,7 @@ def as_document(figures: Sequence[ArmFigures], step: DecodeStep | None, num_diff
             for num_at_once, best in best_draft_lengths(figures).items()
         },
         "decode_step": {**dataclasses.asdict(step), "ratio": step.ratio} if step else None,
+        "batcher_overhead": [dataclasses.asdict(entry) for entry in overheads],
         "answers_that_differ": num_different,
     }
 

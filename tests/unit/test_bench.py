@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench import __main__ as command
+from pipelines.bench.batcher_overhead import measure_overhead
 from pipelines.bench.decode_step import measure_decode_step
 from pipelines.bench.figures import (
     best_draft_lengths,
@@ -88,11 +89,11 @@ def test_the_best_draft_length_is_chosen_per_load() -> None:
     )
     best = best_draft_lengths(figures)
     assert [(load, entry.arm.num_draft_tokens) for load, entry in best.items()] == [(1, 6), (8, 2)]
-    text = conclusion(figures, None)
+    text = conclusion(figures, None, [])
     assert "best at 1 at once: K=6, 4.00 times" in text
     assert "best at 8 at once: K=2, 0.80 times" in text
     assert len(table(figures).splitlines()) == 2 + 6
-    document = json.loads(json.dumps(as_document(figures, None, 0)))
+    document = json.loads(json.dumps(as_document(figures, None, [], 0)))
     assert document["best"]["8"]["num_draft_tokens"] == 2
 
 
@@ -151,7 +152,7 @@ def test_the_decode_step_is_the_time_between_tokens() -> None:
     assert step.floor_ms == pytest.approx(10.0)  # 0.2 GB at 20 GB/s
     assert step.ratio == pytest.approx(2.0)
     assert step.bandwidth_range_gb_per_s == (10.0, 40.0)
-    assert "step_ms 20.00, floor_ms 10.00" in conclusion([], step)
+    assert "step_ms 20.00, floor_ms 10.00" in conclusion([], step, [])
 
 
 def test_answers_of_one_token_give_no_decode_step() -> None:
@@ -226,3 +227,12 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
 def test_no_server_is_an_error_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--url", "grpc://127.0.0.1:9"]) == 1
     assert "not ready" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_the_batcher_is_measured_on_engines_that_compute_nothing() -> None:
+    plain, speculative = measure_overhead(2, 0), measure_overhead(2, 4)
+    # 256 tokens each: one step per token; or 51 rounds of 4 draft steps and one verification that emit 5
+    # tokens each, after one step of each engine for the prompt.
+    assert plain.num_steps == 256
+    assert speculative.num_steps == 2 + 51 * 5
+    assert plain.ms_per_step > 0 and speculative.ms_per_step > 0
