@@ -23,7 +23,7 @@ _CHOICES = {
     "dtype": ("float32", "float16"),
     "engine_access": ("in_process", "bls"),
 }
-_MINIMUM = {"num_draft_tokens": 0, "num_blocks": 2, "max_num_tokens": 2, "max_seq_len": 2}
+_MINIMUM = {"num_draft_tokens": 0, "num_blocks": 2, "max_num_tokens": 4, "max_seq_len": 2}
 
 
 @dataclass(frozen=True)

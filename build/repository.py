@@ -171,14 +171,17 @@ def _replace(staging: Path, destination: Path) -> None:
 
 
 def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path = RUN) -> Path:
-    """Render the repository of a recipe.
+    """Render the repository of a recipe, whose engines are first checked against their hashes.
 
     Returns:
         ``<run>/<recipe>/model_repository``.
 
     Raises:
+        EngineLoadError: A file of an engine is missing or was changed since it was built.
         RepositoryError: See ``render_repository``.
     """
+    for engine in (draft_engine, target_engine):
+        verify_manifest(engine)
     destination = run / recipe.name / "model_repository"
     values = template_values(
         recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve()
@@ -197,8 +200,6 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(options.recipe)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
-        for role in ("draft", "target"):
-            verify_manifest(Path(engines[role]))
         destination = render_recipe(recipe, Path(engines["draft"]), Path(engines["target"]))
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,7 +11,6 @@ from pipelines.prompts import HELD_OUT
 
 EXIT_PASS = 0
 EXIT_FAIL = 1
-EXIT_USAGE = 2  # argparse's own
 EXIT_INCONCLUSIVE = 3
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 

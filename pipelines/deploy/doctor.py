@@ -197,7 +197,7 @@ def _tensorrt_llm() -> Finding:
     try:
         return Finding("TensorRT-LLM", importlib.metadata.version("tensorrt_llm"))
     except importlib.metadata.PackageNotFoundError:
-        return Finding("TensorRT-LLM", "not installed; only recipes with runtime 'tensorrt_llm' need it")
+        return Finding("TensorRT-LLM", "not installed; this version does not use it")
 
 
 def _read(path: str) -> str:

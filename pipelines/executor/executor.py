@@ -20,6 +20,7 @@ from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
     InvalidRequestError,
+    RecipeError,
     RequestTimeoutError,
     ServerBusyError,
 )
@@ -81,7 +82,7 @@ class Executor:
         limits: What it takes on.
 
     Raises:
-        InvalidRequestError: The limits contradict each other.
+        RecipeError: The limits contradict each other.
     """
 
     def __init__(self, engine: StepEngine, vocabulary: Vocabulary, limits: ExecutorLimits) -> None:
@@ -231,7 +232,7 @@ class Executor:
         limits = self.limits
         num_blocks_needed = -(-limits.max_seq_len // self.config.kv_block_size)
         if limits.max_num_tokens < MIN_STEP_TOKENS or self.num_blocks < num_blocks_needed:
-            raise InvalidRequestError(
+            raise RecipeError(
                 "the serving limits contradict each other",
                 values=f"max_num_tokens={limits.max_num_tokens}, num_kv_blocks={limits.num_kv_blocks}, "
                 f"max_seq_len={limits.max_seq_len}",

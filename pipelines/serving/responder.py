@@ -45,11 +45,6 @@ class Responder:
         self._is_broken = False  # a response could not be sent
         self._on_cancelled: Callable[[], object] = _nothing
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the last response was given."""
-        return self._is_closed
-
     def follow(self, work: Future[None]) -> None:
         """Cancel the work when the client has gone, and end the answer when the work has ended.
 

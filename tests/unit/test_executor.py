@@ -18,6 +18,7 @@ from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
     PromptTooLongError,
+    RecipeError,
     RequestTimeoutError,
     ServerBusyError,
 )
@@ -231,18 +232,26 @@ def test_a_full_queue_refuses_at_once() -> None:
     assert sum(isinstance(answer, ServerBusyError) for answer in answers) == 2  # one runs, two wait
 
 
-def test_a_failing_step_fails_its_requests_and_no_others() -> None:
+@pytest.mark.parametrize("num_steps_before", [0, 1, 12])
+def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) -> None:
     engine = RecordingEngine(NUM_BLOCKS)
     target = make_executor(engine)
 
-    async def scenario() -> tuple[Any, list[int]]:
+    async def fail_in_mid_answer() -> None:
+        stream = target.generate(request([1, 2, 3], 40))
+        for _ in range(num_steps_before):
+            await anext_(stream)
         engine.fail_next = True
-        failed = await asyncio.gather(target.complete(request([1, 2, 3])), return_exceptions=True)
-        return failed[0], (await target.complete(request([1, 2, 3]))).token_ids.tolist()
+        async for _ in stream:
+            pass
+
+    async def scenario() -> tuple[Any, list[int]]:
+        failed = await asyncio.gather(fail_in_mid_answer(), return_exceptions=True)
+        return failed[0], (await target.complete(request([1, 2, 3], 40))).token_ids.tolist()
 
     error, answer = run([target], scenario)
     assert isinstance(error, EngineFailedError) and "secret" not in str(error)
-    assert answer == alone(request([1, 2, 3]))
+    assert answer == alone(request([1, 2, 3], 40))
     assert target.num_free_blocks == target.num_blocks
 
 
@@ -290,3 +299,9 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
     loop.stop()
     assert ended == [True] and waiting.cancelled()
     assert target.num_free_blocks == target.num_blocks
+
+
+@pytest.mark.parametrize("limits", [{"max_num_tokens": 3}, {"max_seq_len": 512}])
+def test_limits_that_contradict_each_other_are_refused_at_start(limits: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match="contradict"):
+        make_executor(RecordingEngine(NUM_BLOCKS), **limits)

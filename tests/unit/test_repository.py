@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from build.manifest import write_manifest
 from build.recipe import load_recipe
 from build.repository import TEMPLATES, render_recipe, render_repository, render_text, template_values
-from pipelines.errors import RepositoryError
+from pipelines.errors import EngineLoadError, RepositoryError
 
 
 def write_template(templates: Path, model: str, text: str) -> None:
@@ -22,7 +23,25 @@ def write_template(templates: Path, model: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engines = tmp_path_factory.mktemp("engines")
+    for role in ("draft", "target"):
+        write_engine_files(engines / f"{role}-1")
     return render_recipe(load_recipe("demo"), engines / "draft-1", engines / "target-1", engines / "run")
+
+
+def write_engine_files(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "engine.bin").write_bytes(b"weights")
+    write_manifest(directory, {})
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_an_engine_that_was_changed_is_not_served(tmp_path: Path, role: str) -> None:
+    for name in ("draft", "target"):
+        write_engine_files(tmp_path / name)
+    (tmp_path / role / "engine.bin").write_bytes(b"weighty")
+    with pytest.raises(EngineLoadError, match="was changed since the engine was built"):
+        render_recipe(load_recipe("demo"), tmp_path / "draft", tmp_path / "target", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_name_without_a_value_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
