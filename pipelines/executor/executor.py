@@ -209,7 +209,8 @@ class Executor:
         Raises:
             InvalidRequestError: As for ``generate``.
         """
-        request.validate(min(self.limits.max_seq_len, self.config.max_position_embeddings))
+        max_seq_len = min(self.limits.max_seq_len, self.config.max_position_embeddings)
+        request.validate(max_seq_len, self.config.vocab_size)
         num_draft = len(request.draft_input_ids)
         if num_draft >= self.limits.max_num_tokens:
             raise InvalidRequestError(

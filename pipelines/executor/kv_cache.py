@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.request import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 SCRATCH_BLOCK = 0
 """Written by the dummy row that fills up a one-token step; never given to a request."""

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from pipelines.errors import DraftproofError
 from pipelines.executor.kv_cache import BlockTable
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.request import NO_TOKENS, GenerationRequest, Output, TokenIds
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling import choose_token
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
 

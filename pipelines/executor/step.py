@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.executor.kv_cache import SCRATCH_BLOCK
-from pipelines.speculation.request import TokenIds
+from pipelines.speculation.token_ids import TokenIds
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.speculation.request import TokenIds
+from pipelines.speculation.token_ids import TokenIds
 from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.stop_words import cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
 from pipelines.serving.stop_words_list import unpack_stop_words
-from pipelines.speculation.request import NO_TOKENS, GenerationRequest, SamplingParams, TokenIds
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 from pipelines.text.vocabulary import Vocabulary
 
 Inputs = Mapping[str, npt.NDArray[Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.speculation.request import TokenIds
+from pipelines.speculation.token_ids import TokenIds
 
 
 def count_accepted(draft_ids: TokenIds, target_ids: TokenIds) -> int:

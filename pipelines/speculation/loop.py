@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.request import NO_TOKENS, GenerationRequest, Output, TokenIds
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
 """One proposal of the draft, or one verification by the target: a request in, its whole output back."""

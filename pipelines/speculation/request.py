@@ -2,77 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from pipelines.errors import InvalidRequestError, PromptTooLongError
-
-TokenIds = npt.NDArray[np.int32]
-
-NO_TOKENS: TokenIds = np.empty(0, dtype=np.int32)
-NO_TOKENS.setflags(write=False)
-
-MAX_SEED = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one token is chosen from the logits.
-
-    Attributes:
-        temperature: 0 chooses the most likely token; above 0 the logits are divided by it.
-        top_k: Sample among the ``top_k`` most likely tokens; 0 means all.
-        top_p: Sample among the fewest tokens whose probabilities sum to at least ``top_p``, in (0, 1].
-        seed: Key of the noise, 0 to 2**64 - 1. The same seed gives the same output.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always chosen."""
-        return self.temperature == 0.0
-
-    def validate(self) -> None:
-        """Refuse what has no meaning; nothing is clamped.
-
-        Raises:
-            InvalidRequestError: A value is NaN, infinite or outside its range.
-        """
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InvalidRequestError(
-                "temperature has no meaning",
-                values=f"temperature={self.temperature}",
-                limit="it must be finite and at least 0",
-                remedy="send 0 for greedy decoding or a positive number",
-            )
-        if self.top_k < 0:
-            raise InvalidRequestError(
-                "top_k is negative",
-                values=f"top_k={self.top_k}",
-                limit="it must be at least 0",
-                remedy="send 0 to sample among all tokens",
-            )
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequestError(
-                "top_p is out of range",
-                values=f"top_p={self.top_p}",
-                limit="it must lie in (0, 1]",
-                remedy="send 1 to sample among all tokens",
-            )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequestError(
-                "seed is out of range",
-                values=f"seed={self.seed}",
-                limit="it must lie in 0..2**64-1",
-                remedy="send an unsigned 64-bit integer",
-            )
+from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
+from pipelines.speculation.sampling_params import GREEDY, SamplingParams
+from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 
 
 @dataclass(frozen=True)
@@ -87,9 +22,20 @@ class GenerationRequest:
             and are computed as rows. None means that all of ``input_ids`` is prompt.
         draft_input_ids: int32 [k]. Not empty: the engine verifies them in one step and answers with
             the accepted ones and one token of its own.
+        draft_logits: float32 [k, vocab_size], raw logits that the draft tokens were drawn from, with
+            ``independent_noise`` and the same ``sampling``: they are accepted by the ratio rule. None:
+            a draft token is accepted if it is the token that the engine chooses itself.
         sampling: How tokens are chosen.
         end_id: Token that ends the output (it is not part of it); None for no such token.
         stop_words: The output ends with the token that completes one of them, as bytes of its text.
+        bad_words: Bytes that the text of the output must not contain: a token that would complete one
+            cannot be chosen.
+        num_log_probs: 0 for the log probabilities of the output tokens, more for those of so many
+            alternatives too, None for none.
+        return_generation_logits: Whether the answer has the logits that its tokens were chosen from.
+        independent_noise: Draw with noise that nothing else uses instead of that which draft and target
+            share, and give ``end_id`` like any other token, as the last one: a proposal for the ratio
+            rule.
         deadline_s: Time on ``time.monotonic``'s clock after which the request fails; None for never.
     """
 
@@ -98,9 +44,14 @@ class GenerationRequest:
     max_tokens: int
     prompt_length: int | None = None
     draft_input_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
-    sampling: SamplingParams = SamplingParams()
+    draft_logits: Logits | None = None
+    sampling: SamplingParams = GREEDY
     end_id: int | None = None
     stop_words: tuple[bytes, ...] = ()
+    bad_words: tuple[bytes, ...] = ()
+    num_log_probs: int | None = None
+    return_generation_logits: bool = False
+    independent_noise: bool = False
     deadline_s: float | None = None
 
     @property
@@ -108,17 +59,18 @@ class GenerationRequest:
         """Leading tokens of ``input_ids`` that are prompt."""
         return len(self.input_ids) if self.prompt_length is None else self.prompt_length
 
-    def validate(self, max_seq_len: int) -> None:
+    def validate(self, max_seq_len: int, vocab_size: int) -> None:
         """Refuse what no engine can answer; nothing is clamped.
 
         Args:
             max_seq_len: Tokens of input and output together that the engine takes.
+            vocab_size: Logits per position.
 
         Raises:
             InvalidRequestError: A value has no meaning.
             PromptTooLongError: Input and output are too long together.
         """
-        self.sampling.validate()
+        self.sampling.validate(vocab_size)
         num_input, num_draft = len(self.input_ids), len(self.draft_input_ids)
         if not num_input:
             raise InvalidRequestError(
@@ -149,12 +101,28 @@ class GenerationRequest:
                 limit="1 to the number of input tokens",
                 remedy="send the number of leading input tokens that are prompt",
             )
-        if not all(self.stop_words):
+        if not all((*self.stop_words, *self.bad_words)):
             raise InvalidRequestError(
-                "a stop word is empty",
+                "a stop word or bad word is empty",
                 values="''",
                 limit="at least one byte",
                 remedy="leave it out",
+            )
+        if self.num_log_probs is not None and not 0 <= self.num_log_probs <= min(MAX_LOG_PROBS, vocab_size):
+            raise InvalidRequestError(
+                "num_log_probs is out of range",
+                values=f"num_log_probs={self.num_log_probs}",
+                limit=f"0 to {min(MAX_LOG_PROBS, vocab_size)} alternatives per token",
+                remedy="ask for fewer alternatives",
+            )
+        if self.draft_logits is not None and (
+            not num_draft or self.draft_logits.shape != (num_draft, vocab_size)
+        ):
+            raise InvalidRequestError(
+                "draft_logits do not fit the draft tokens",
+                values=f"shape {list(self.draft_logits.shape)}, {num_draft} draft tokens",
+                limit=f"one row of {vocab_size} logits for each of at least one draft token",
+                remedy="send the generation_logits of the draft with its tokens, or neither",
             )
 
 
@@ -163,12 +131,18 @@ class Output:
     """New tokens of one answer or of one step of it.
 
     Attributes:
-        token_ids: int32 [n], new tokens; never the prompt, never ``end_id``.
+        token_ids: int32 [n], new tokens; never the prompt, and ``end_id`` only in a proposal
+            (``independent_noise``).
         finish_reason: "" while the output goes on, "stop" after ``end_id`` or a stop word, "length"
             when ``max_tokens`` are reached.
         is_final: Whether the request ends with this output.
+        log_probs: Of ``token_ids``, if asked for.
+        generation_logits: float32 [n, vocab_size], raw, from which ``token_ids`` were chosen, if asked
+            for.
     """
 
     token_ids: TokenIds
     finish_reason: str
     is_final: bool
+    log_probs: LogProbs | None = None
+    generation_logits: Logits | None = None

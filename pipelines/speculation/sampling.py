@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.noise import gumbel_at
-from pipelines.speculation.request import SamplingParams
+from pipelines.speculation.sampling_params import SamplingParams
 
 
 def choose_token(logits: npt.NDArray[np.float32], sampling: SamplingParams, position: int) -> int:

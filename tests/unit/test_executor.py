@@ -25,7 +25,8 @@ from pipelines.errors import (
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.loop import Round, speculate
-from pipelines.speculation.request import GenerationRequest, SamplingParams
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
 from tests.recording_engine import RecordingEngine, make_executor
 
 NUM_BLOCKS = 64

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipelines.speculation.noise import gumbel_at, uniform_at
-from pipelines.speculation.request import SamplingParams
 from pipelines.speculation.sampling import choose_token, processed_logits
+from pipelines.speculation.sampling_params import SamplingParams
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
 

@@ -20,7 +20,8 @@ from pipelines.serving.preprocessing_model import Preprocessing
 from pipelines.serving.speculative_model import check_num_draft_tokens
 from pipelines.serving.stop_words_list import pack_stop_words, unpack_stop_words
 from pipelines.serving.triton_wire import TritonWire
-from pipelines.speculation.request import GenerationRequest, SamplingParams
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from tests.fake_triton import engine_tensors, fake_backend
 from tests.tiny_engines import write_tokenizer
@@ -143,9 +144,9 @@ def test_a_parameter_that_nothing_uses_is_refused_with_the_nearest_name() -> Non
 )
 def test_limits_name_value_and_limit(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
     good = {"request_id": "r", "input_ids": np.array([1, 2], np.int32), "max_tokens": 8}
-    GenerationRequest(**good).validate(max_seq_len=10)
+    GenerationRequest(**good).validate(max_seq_len=10, vocab_size=16)
     with pytest.raises(kind, match=words):
-        GenerationRequest(**{**good, **changes}).validate(max_seq_len=10)
+        GenerationRequest(**{**good, **changes}).validate(max_seq_len=10, vocab_size=16)
 
 
 @pytest.mark.parametrize("length", [-1, 9])
