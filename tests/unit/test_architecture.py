@@ -39,6 +39,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "torch": ("build/demo_pair/", "tests/"),
     "transformers": ("tests/",),
     "openvino": ("build/", "pipelines/executor/", "pipelines/bench/", "pipelines/deploy/", "tests/"),
+    "scipy": ("pipelines/validation/", "tests/"),
+    "jinja2": ("pipelines/validation/", "tests/"),
     "tritonclient": ("pipelines/client/", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }
