@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,10 @@ from pipelines.executor.kv_cache import KvCache
 from pipelines.executor.scheduler import Scheduler, Work
 from pipelines.executor.sequence import Sequence
 from pipelines.executor.step import StepInputs, pack
+from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.sampler import Sampler
+from pipelines.text.bad_words import BadWords, Completions
 from pipelines.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -159,7 +163,7 @@ class Executor:
                 f"max_batch_size={self.limits.max_batch_size}",
                 remedy="send the request again later, or serve with a larger max_queue_size",
             )
-        sequence = Sequence.begin(request, self.vocabulary)
+        sequence = Sequence.begin(request, self.vocabulary, self._sampler(request))
         self._scheduler.waiting.append(sequence)
         self.on_work()
         try:
@@ -178,8 +182,15 @@ class Executor:
         outputs = [output async for output in self.generate(request)]
         if len(outputs) == 1:
             return outputs[0]
-        token_ids = np.concatenate([output.token_ids for output in outputs])
-        return Output(token_ids, outputs[-1].finish_reason, is_final=True)
+        log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
+        logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
+        return Output(
+            np.concatenate([output.token_ids for output in outputs]),
+            outputs[-1].finish_reason,
+            is_final=True,
+            log_probs=LogProbs.concatenate(log_probs) if log_probs else None,
+            generation_logits=np.concatenate(logits) if logits else None,
+        )
 
     def step(self) -> None:
         """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit."""
@@ -194,7 +205,7 @@ class Executor:
         except Exception:  # whatever the runtime throws: these requests fail, the others go on
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
-                self._fail(item.sequence)
+                self._fail(item.sequence, self._step_failed(item.sequence))
             return
         self.engine_time_s += time.perf_counter() - started_s
         self.num_steps += 1
@@ -242,13 +253,28 @@ class Executor:
                 remedy="raise num_blocks or lower max_seq_len in the recipe",
             )
 
+    def _sampler(self, request: GenerationRequest) -> Sampler:
+        bans = None
+        if request.bad_words:
+            output_ids = request.input_ids[request.num_prompt_tokens :].tolist()
+            bans = BadWords(request.bad_words, self._completions, output_ids)
+        return Sampler(request, self.config.vocab_size, bans)
+
+    @cached_property
+    def _completions(self) -> Completions:
+        return Completions(self.vocabulary)
+
     def _take(self, item: Work, logits: npt.NDArray[np.float32]) -> None:
         sequence, chunk = item.sequence, item.chunk
         num_fed = chunk.start + len(chunk.token_ids)
         if not chunk.num_logits:
             sequence.num_computed = num_fed
             return
-        output = sequence.take_logits(logits, num_fed)
+        try:
+            output = sequence.take_logits(logits, num_fed)
+        except DraftproofError as error:  # logits or parameters leave no choice: the others go on
+            self._fail(sequence, error)
+            return
         if output.is_final:
             self._end(sequence)
         else:
@@ -274,18 +300,19 @@ class Executor:
                     )
                 )
 
-    def _fail(self, sequence: Sequence) -> None:
+    def _fail(self, sequence: Sequence, error: DraftproofError) -> None:
         if sequence.table is not None:
             self._cache.discard(sequence.table)
             sequence.table = None
         self._scheduler.remove(sequence)
-        sequence.outputs.put_nowait(
-            EngineFailedError(
-                "an engine step failed",
-                values=f"request {sequence.request.request_id}, engine '{self.config.role}'",
-                limit="the request cannot be continued",
-                remedy="send it again; the server's log has the cause",
-            )
+        sequence.outputs.put_nowait(error)
+
+    def _step_failed(self, sequence: Sequence) -> EngineFailedError:
+        return EngineFailedError(
+            "an engine step failed",
+            values=f"request {sequence.request.request_id}, engine '{self.config.role}'",
+            limit="the request cannot be continued",
+            remedy="send it again; the server's log has the cause",
         )
 
     def _end(self, sequence: Sequence) -> None:

@@ -6,14 +6,13 @@ import asyncio
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.kv_cache import BlockTable
-from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.sampling import choose_token
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.sampler import Sampler
+from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
 
@@ -27,7 +26,9 @@ class Sequence:
         num_prompt: Leading tokens that are computed as prompt, in chunks of at least two. A prompt of a
             single token cannot be a chunk, so it counts as 0 here and is computed as a row.
         num_computed: Leading positions whose keys and values are in the cache.
+        sampler: Turns logits into tokens; has seen all known tokens.
         draft_ids: int32, draft tokens that are not verified yet.
+        draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, else None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
         table: Its blocks while it runs; None while it waits.
     """
@@ -36,31 +37,35 @@ class Sequence:
     tokens: TokenIds
     num_tokens: int
     num_prompt: int
+    sampler: Sampler
     stop_words: StopWordMatcher
     outputs: asyncio.Queue[Output | DraftproofError]
     draft_ids: TokenIds
+    draft_logits: Logits | None
     is_verification: bool
     num_output: int = 0
     num_computed: int = 0
     table: BlockTable | None = None
 
     @classmethod
-    def begin(cls, request: GenerationRequest, vocabulary: Vocabulary) -> Sequence:
+    def begin(cls, request: GenerationRequest, vocabulary: Vocabulary, sampler: Sampler) -> Sequence:
         """State of a request that was just admitted."""
         num_known = len(request.input_ids)
         tokens = np.empty(num_known + request.max_tokens, np.int32)
         tokens[:num_known] = request.input_ids
         num_prompt = request.num_prompt_tokens
+        # A stop word counts only after the first min_tokens of the output.
+        watched_ids = request.input_ids[num_prompt + request.sampling.min_tokens :]
         return cls(
             request=request,
             tokens=tokens,
             num_tokens=num_known,
             num_prompt=num_prompt if num_prompt > 1 else 0,
-            stop_words=StopWordMatcher(
-                request.stop_words, vocabulary, request.input_ids[num_prompt:].tolist()
-            ),
+            sampler=sampler,
+            stop_words=StopWordMatcher(request.stop_words, vocabulary, watched_ids.tolist()),
             outputs=asyncio.Queue(),
             draft_ids=request.draft_input_ids,
+            draft_logits=request.draft_logits,
             is_verification=len(request.draft_input_ids) > 0,
         )
 
@@ -78,7 +83,7 @@ class Sequence:
         """int32, the tokens to be computed as rows: known ones, then the draft tokens."""
         return np.concatenate((self.tokens[self.num_computed : self.num_tokens], self.draft_ids))
 
-    def take_logits(self, logits: npt.NDArray[np.float32], num_fed: int) -> Output:
+    def take_logits(self, logits: Logits, num_fed: int) -> Output:
         """Choose the tokens that follow, accept draft tokens, and see whether the output ends.
 
         Args:
@@ -88,32 +93,59 @@ class Sequence:
 
         Returns:
             What is new. ``num_computed`` then covers all known tokens but those the step did not feed.
-        """
-        chosen = np.empty(len(logits), np.int32)
-        num_chosen = 0
-        for row, row_logits in enumerate(logits):
-            chosen[row] = choose_token(row_logits, self.request.sampling, self.num_tokens + row)
-            num_chosen = row + 1
-            if row < len(self.draft_ids) and chosen[row] != self.draft_ids[row]:
-                break
-        num_accepted = count_accepted(self.draft_ids, chosen[:num_chosen])
-        is_verified = self.is_verification and num_accepted < num_chosen
-        self.draft_ids = NO_TOKENS if is_verified else self.draft_ids[num_accepted:]
 
-        kept, finish_reason = self._until_end(chosen[:num_chosen])
+        Raises:
+            DraftproofError: As ``Sampler.choose`` and ``Sampler.verify``.
+        """
+        kept: list[int] = []
+        num_accepted = 0
+        finish_reason = ""
+        is_own = False
+        for row_logits in logits:
+            draft_id = int(self.draft_ids[num_accepted]) if num_accepted < len(self.draft_ids) else None
+            token_id = self._choose(row_logits, num_accepted, draft_id)
+            finish_reason = self._take_token(token_id, kept)
+            is_own = token_id != draft_id
+            num_accepted += not is_own
+            if is_own or finish_reason:
+                break
+        is_verified = self.is_verification and is_own
+        self.draft_ids = NO_TOKENS if is_verified else self.draft_ids[num_accepted:]
+        if self.draft_logits is not None:
+            self.draft_logits = self.draft_logits[num_accepted:]
+
+        new_ids = np.array(kept, np.int32)
         self.num_computed = min(num_fed, self.num_tokens + min(num_accepted, len(kept)))
-        self.tokens[self.num_tokens : self.num_tokens + len(kept)] = kept
+        self.tokens[self.num_tokens : self.num_tokens + len(kept)] = new_ids
         self.num_tokens += len(kept)
         self.num_output += len(kept)
-        return Output(kept, finish_reason, is_final=bool(finish_reason) or is_verified)
+        return Output(
+            new_ids,
+            finish_reason,
+            is_final=bool(finish_reason) or is_verified,
+            log_probs=self._log_probs(logits, new_ids),
+            generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
+        )
 
-    def _until_end(self, token_ids: TokenIds) -> tuple[TokenIds, str]:
-        """The tokens up to the end of the output, if it is among them, and the finish reason."""
-        for index, token_id in enumerate(token_ids.tolist()):
-            if token_id == self.request.end_id:
-                return token_ids[:index], "stop"
-            if self.stop_words.push(token_id):
-                return token_ids[: index + 1], "stop"
-            if self.num_output + index + 1 == self.request.max_tokens:
-                return token_ids[: index + 1], "length"
-        return token_ids, ""
+    def _choose(self, logits: Logits, num_accepted: int, draft_id: int | None) -> int:
+        if draft_id is None or self.draft_logits is None:
+            return self.sampler.choose(logits)
+        return self.sampler.verify(logits, draft_id, self.draft_logits[num_accepted])
+
+    def _take_token(self, token_id: int, kept: list[int]) -> str:
+        """Add a token to ``kept`` unless it only ends the output; the finish reason, "" for none."""
+        counts_for_stop_words = self.sampler.num_output >= self.request.sampling.min_tokens
+        self.sampler.push(token_id)
+        if token_id == self.request.end_id:
+            if self.request.independent_noise:
+                kept.append(token_id)
+            return "stop"
+        kept.append(token_id)
+        if counts_for_stop_words and self.stop_words.push(token_id):
+            return "stop"
+        return "length" if self.num_output + len(kept) == self.request.max_tokens else ""
+
+    def _log_probs(self, logits: Logits, token_ids: TokenIds) -> LogProbs | None:
+        if self.request.num_log_probs is None:
+            return None
+        return LogProbs.of(logits[: len(token_ids)], token_ids, self.request.num_log_probs)

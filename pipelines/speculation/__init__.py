@@ -1,5 +1,5 @@
 """The draft-then-verify loop and its rules: numpy and the standard library, no Triton, no engine.
 
-``loop.speculate`` is the loop, ``acceptance`` decides what a verification keeps, ``sampling`` and
-``noise`` choose tokens so that the output never depends on the draft, ``statistics`` counts.
+``loop.speculate`` is the loop. ``Sampler`` turns logits into tokens and verifies draft tokens by the
+ratio rule; ``draws`` and ``noise`` hold all its chance. ``acceptance`` and ``statistics`` count.
 """

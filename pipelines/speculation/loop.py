@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
@@ -30,12 +31,14 @@ class Round:
         num_draft_tokens: Draft tokens that this round verified.
         num_accepted_tokens: Leading tokens of ``token_ids`` that were draft tokens.
         finish_reason: "" while the output goes on, else "stop" or "length".
+        log_probs: The target's, of ``token_ids``; None if the request does not ask for them.
     """
 
     token_ids: TokenIds
     num_draft_tokens: int
     num_accepted_tokens: int
     finish_reason: str
+    log_probs: LogProbs | None = None
 
     @property
     def accepted_mask(self) -> npt.NDArray[np.bool_]:
@@ -44,16 +47,23 @@ class Round:
 
 
 async def speculate(
-    request: GenerationRequest, draft: EngineCall, target: EngineCall, num_draft_tokens: int
+    request: GenerationRequest,
+    draft: EngineCall,
+    target: EngineCall,
+    num_draft_tokens: int,
+    *,
+    use_draft_logits: bool = False,
 ) -> AsyncIterator[Round]:
     """Answer one request by rounds of drafting and verifying.
 
     The joined ``token_ids`` are the target's own output, whatever the draft proposes and whatever
-    ``num_draft_tokens`` is. The first round drafts nothing: it reads the prompt and gives the first
+    ``num_draft_tokens`` is. With ``use_draft_logits`` they follow the target's law instead, and are
+    another sample of it. The first round drafts nothing: it reads the prompt and gives the first
     token as early as the target alone would.
 
-    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1, with the acceptance of
-    ``acceptance.count_accepted`` (arXiv:2408.07978) done by the target.
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; the target accepts, either what it
+    would have chosen itself under the noise it shares with the draft (arXiv:2408.07978) or, with
+    ``use_draft_logits``, by the ratio rule (``Sampler.verify``).
 
     Args:
         request: The whole request; ``draft_input_ids`` empty, all of ``input_ids`` prompt.
@@ -62,6 +72,8 @@ async def speculate(
             fewer if the output ends among them.
         num_draft_tokens: Draft tokens per round, at least 0; less near the end of the budget, since a
             round of k draft tokens may emit k + 1.
+        use_draft_logits: Accept by the ratio rule: the draft draws with noise of its own and hands its
+            logits over.
 
     Yields:
         One ``Round`` per target pass; the last has a ``finish_reason``.
@@ -76,10 +88,26 @@ async def speculate(
         num_remaining = request.max_tokens - num_emitted
         num_wanted = min(num_draft_tokens, num_remaining - 1) if num_emitted else 0
         step = replace(request, input_ids=known, prompt_length=request.num_prompt_tokens)
-        draft_ids = NO_TOKENS
+        draft_ids, draft_logits = NO_TOKENS, None
         if num_wanted:
-            draft_ids = (await draft(replace(step, max_tokens=num_wanted))).token_ids
-        verified = await target(replace(step, draft_input_ids=draft_ids, max_tokens=len(draft_ids) + 1))
+            wanted = replace(
+                step,
+                max_tokens=num_wanted,
+                num_log_probs=None,
+                independent_noise=use_draft_logits,
+                return_generation_logits=use_draft_logits,
+            )
+            proposal = await draft(wanted)
+            draft_ids = proposal.token_ids
+            draft_logits = proposal.generation_logits if len(draft_ids) else None
+        verified = await target(
+            replace(
+                step,
+                draft_input_ids=draft_ids,
+                draft_logits=draft_logits,
+                max_tokens=len(draft_ids) + 1,
+            )
+        )
 
         known = np.concatenate((known, verified.token_ids))
         num_emitted += len(verified.token_ids)
@@ -92,4 +120,5 @@ async def speculate(
             num_draft_tokens=len(draft_ids),
             num_accepted_tokens=count_accepted(draft_ids, verified.token_ids),
             finish_reason=finish_reason,
+            log_probs=verified.log_probs,
         )

@@ -101,6 +101,13 @@ class GenerationRequest:
                 limit="1 to the number of input tokens",
                 remedy="send the number of leading input tokens that are prompt",
             )
+        if self.end_id is not None and not 0 <= self.end_id < vocab_size:
+            raise InvalidRequestError(
+                "end_id is no token",
+                values=f"end_id={self.end_id}",
+                limit=f"0 to {vocab_size - 1}",
+                remedy="send a token id of the model's vocabulary, or -1 for an output without end token",
+            )
         if not all((*self.stop_words, *self.bad_words)):
             raise InvalidRequestError(
                 "a stop word or bad word is empty",

@@ -17,7 +17,7 @@ _DRAWN_SEED_BITS = 53  # readers of JSON that know only doubles keep such a numb
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one token is chosen from the logits; ``logits.py`` applies it, in the order given there.
+    """How one token is chosen from the logits; ``logits_processing.py`` has the order.
 
     Attributes:
         temperature: 0 chooses the most likely token; above 0 the logits are divided by it.
