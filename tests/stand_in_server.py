@@ -6,6 +6,7 @@ It refuses what Triton refuses, in Triton's words: unknown models, unexpected, m
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +30,29 @@ INPUT_TYPES = {
     "stop_words": "BYTES",
     "end_id": "INT32",
     "num_draft_tokens": "INT32",
+    "min_p": "FP32",
+    "repetition_penalty": "FP32",
+    "presence_penalty": "FP32",
+    "frequency_penalty": "FP32",
+    "min_tokens": "INT32",
+    "bad_words": "BYTES",
+    "logit_bias_ids": "INT32",
+    "logit_bias_values": "FP32",
+    "return_log_probs": "BOOL",
+    "num_log_probs": "INT32",
+    "use_draft_logits": "BOOL",
 }
+ROWS = ("stop_words", "bad_words", "logit_bias_ids", "logit_bias_values")
 OUTPUT_TYPES = {
     "text_output": "BYTES",
     "output_ids": "INT32",
     "sequence_length": "INT32",
     "finish_reason": "BYTES",
+    "output_seed": "UINT64",
+    "output_log_probs": "FP32",
+    "cum_log_probs": "FP32",
+    "top_log_prob_ids": "INT32",
+    "top_log_probs": "FP32",
     "accepted_mask": "BOOL",
     "num_rounds": "INT32",
     "total_draft_tokens": "INT32",
@@ -51,6 +69,13 @@ Script = Callable[[dict[str, Any], str], Iterator[dict[str, Any]]]
 
 class Refused(Exception):
     """Its text is the error response."""
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def response(text: str, ids: list[int], so_far: int, finish: str = "", **counts: Any) -> dict[str, Any]:
@@ -144,7 +169,7 @@ def _grpc_inputs(request: Any) -> dict[str, Any]:
             values = np.frombuffer(raw, _NUMPY[tensor.datatype]).tolist()
         if list(tensor.shape) != [1, len(values)]:
             raise Refused(f"unexpected shape for input '{tensor.name}'")
-        inputs[tensor.name] = values if tensor.name == "stop_words" else values[0]
+        inputs[tensor.name] = values if tensor.name in ROWS else values[0]
     return inputs
 
 

@@ -46,6 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop_words=tuple(options.stop_word),
         end_id=options.end_id,
         num_draft_tokens=options.num_draft_tokens,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        min_tokens=options.min_tokens,
+        bad_words=tuple(options.bad_word),
+        logit_bias=tuple(options.logit_bias),
+        num_log_probs=options.log_probs,
+        use_draft_logits=options.use_draft_logits,
     )
     try:
         with Client.connect(options.url, timeouts) as client:
@@ -104,7 +113,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 means all tokens (%(default)s)")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, help="in (0, 1] (%(default)s)")
-    parser.add_argument("--seed", type=int, help="same seed, same answer (default: the server's)")
+    parser.add_argument("--min-p", type=float, default=defaults.min_p, help="in [0, 1] (%(default)s)")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=defaults.repetition_penalty, help="above 0 (%(default)s)"
+    )
+    for name in ("presence", "frequency"):
+        parser.add_argument(f"--{name}-penalty", type=float, default=0.0, help="in [-2, 2] (%(default)s)")
+    parser.add_argument(
+        "--min-tokens", type=int, default=defaults.min_tokens, help="tokens at least (%(default)s)"
+    )
+    parser.add_argument("--bad-word", action="append", default=[], help="never in the answer; repeatable")
+    parser.add_argument(
+        "--logit-bias",
+        action="append",
+        type=logit_bias,
+        default=[],
+        metavar="ID=VALUE",
+        help="added to the logit of a token; repeatable",
+    )
+    parser.add_argument(
+        "--log-probs", type=int, metavar="N", help="log probabilities, with N alternatives; see --json"
+    )
+    parser.add_argument(
+        "--use-draft-logits", action="store_true", help="accept draft tokens by the ratio rule"
+    )
+    parser.add_argument("--seed", type=int, help="same seed, same answer (default: one is drawn)")
     parser.add_argument(
         "--stop-word", action="append", default=[], help="the answer ends before it; repeatable"
     )
@@ -117,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
         "--connect-timeout", type=float, default=Timeouts().connect_s, help="seconds to connect (%(default)s)"
     )
     return parser
+
+
+def logit_bias(text: str) -> tuple[int, float]:
+    """Read ``ID=VALUE``; argparse names this function where the text is another."""
+    token_id, _, value = text.partition("=")
+    return int(token_id), float(value)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ from typing import Any
 
 from pipelines.errors import InternalError
 
+TopLogProbs = tuple[tuple[tuple[int, float], ...], ...]
+"""For each token the ids and log probabilities of alternatives."""
+
 
 @dataclass(frozen=True)
 class SpeculationCounts:
@@ -39,6 +42,11 @@ class Chunk:
         received_at_s: When the response reached this process, on ``time.monotonic``'s clock.
         sequence_length: Output tokens so far, this chunk included.
         counts: None from ``generate_target``.
+        seed: Key of the noise that the tokens were sampled with; asking with it again gives the same
+            answer. None from a server that does not tell.
+        log_probs: Natural logarithm of the probability of each of ``output_ids``; empty if not asked for.
+        top_log_probs: For each of them the likeliest tokens at its place and their log probabilities,
+            the likeliest first; empty if not asked for.
     """
 
     text: str
@@ -48,6 +56,9 @@ class Chunk:
     received_at_s: float
     sequence_length: int
     counts: SpeculationCounts | None = None
+    seed: int | None = None
+    log_probs: tuple[float, ...] = ()
+    top_log_probs: TopLogProbs = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class Generation:
         ttft_s: From sending the request to the first output token; None if the answer was not streamed
             or is empty.
         e2e_latency_s: From sending the request to the last output token.
+        seed: As in ``Chunk``.
+        log_probs: As in ``Chunk``, of all of ``output_ids``.
+        top_log_probs: As in ``Chunk``, of all of ``output_ids``.
     """
 
     text: str
@@ -78,6 +92,9 @@ class Generation:
     accepted_per_position: tuple[int, ...]
     ttft_s: float | None
     e2e_latency_s: float
+    seed: int | None = None
+    log_probs: tuple[float, ...] = ()
+    top_log_probs: TopLogProbs = ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -129,19 +146,25 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
                 total_accepted_draft_tokens=int(outputs["total_accepted_draft_tokens"][0]),
                 accepted_per_position=tuple(int(count) for count in outputs["accepted_per_position"]),
             )
+        output_ids = tuple(int(token_id) for token_id in outputs["output_ids"])
         chunk = Chunk(
             text=_text(outputs["text_output"]),
-            output_ids=tuple(int(token_id) for token_id in outputs["output_ids"]),
+            output_ids=output_ids,
             accepted_mask=tuple(bool(accepted) for accepted in outputs.get("accepted_mask", ())),
             finish_reason=_text(outputs["finish_reason"]),
             received_at_s=received_at_s,
             sequence_length=int(outputs["sequence_length"][0]),
             counts=counts,
+            seed=int(outputs["output_seed"][0]) if "output_seed" in outputs else None,
+            log_probs=tuple(float(value) for value in outputs.get("output_log_probs", ())),
+            top_log_probs=_top_log_probs(outputs, len(output_ids)),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise _contradiction(f"{error!r} in a response with outputs {sorted(outputs)}") from error
     if counts is not None and len(chunk.accepted_mask) != len(chunk.output_ids):
         raise _contradiction(f"{len(chunk.accepted_mask)} marks for {len(chunk.output_ids)} tokens")
+    if chunk.log_probs and len(chunk.log_probs) != len(chunk.output_ids):
+        raise _contradiction(f"{len(chunk.log_probs)} log probs for {len(chunk.output_ids)} tokens")
     return chunk
 
 
@@ -175,7 +198,23 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
         accepted_per_position=counts.accepted_per_position,
         ttft_s=first.received_at_s - sent_at_s if first and streamed else None,
         e2e_latency_s=chunks[-1].received_at_s - sent_at_s,
+        seed=chunks[-1].seed,
+        log_probs=tuple(log_prob for chunk in chunks for log_prob in chunk.log_probs),
+        top_log_probs=tuple(alternatives for chunk in chunks for alternatives in chunk.top_log_probs),
     )
+
+
+def _top_log_probs(outputs: Mapping[str, Sequence[Any]], num_tokens: int) -> TopLogProbs:
+    """Alternatives of each token; they come as one row of numbers, as many for each token."""
+    ids = [int(token_id) for token_id in outputs.get("top_log_prob_ids", ())]
+    values = [float(value) for value in outputs.get("top_log_probs", ())]
+    if not ids and not values:
+        return ()
+    if not num_tokens or len(ids) % num_tokens or len(ids) != len(values):
+        raise ValueError(f"{len(ids)} ids and {len(values)} log probs of alternatives, {num_tokens} tokens")
+    pairs = tuple(zip(ids, values, strict=True))
+    step = len(pairs) // num_tokens
+    return tuple(pairs[start : start + step] for start in range(0, len(pairs), step))
 
 
 def _text(values: Sequence[Any]) -> str:

@@ -16,7 +16,7 @@ from pipelines.client.timeouts import Timeouts
 from pipelines.errors import DraftproofError
 
 _EVENT_PREFIX = "data:"
-_MANY_VALUES = frozenset({"stop_words"})
+_MANY_VALUES = frozenset({"stop_words", "bad_words", "logit_bias_ids", "logit_bias_values"})
 
 
 class HttpTransport:

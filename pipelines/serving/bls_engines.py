@@ -15,12 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pipelines.errors import EngineFailedError, RepositoryError, RequestTimeoutError
+from pipelines.executor.engine import EngineConfig
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.generation_model import Outputs
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.stop_words_list import pack_stop_words
+from pipelines.serving.sampling_tensors import sampling_tensors
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.serving.word_list import WordKind, pack_words
+from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.text.vocabulary import Vocabulary
 
@@ -41,7 +44,9 @@ class BlsEngines:
                 remedy="set engine_access: in_process in the recipe",
             )
         self._max_seq_len = parameters.integer("max_seq_len")
-        self.vocabulary = Vocabulary.from_file(parameters.path("target_engine_dir") / "tokenizer.json")
+        engine_dir = parameters.path("target_engine_dir")
+        self._vocab_size = EngineConfig.read(engine_dir).vocab_size
+        self.vocabulary = Vocabulary.from_file(engine_dir / "tokenizer.json")
         self.end_id: int | None = None  # not sent unless the request has one: the engines know their own
         self.draft = BlsEngine("draft", wire, self.vocabulary)
         self.target = BlsEngine("target", wire, self.vocabulary)
@@ -55,7 +60,7 @@ class BlsEngines:
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what the engines would refuse, before the first call."""
-        call.request.validate(self._max_seq_len)
+        call.request.validate(self._max_seq_len, self._vocab_size)
 
 
 class BlsEngine:
@@ -76,7 +81,7 @@ class BlsEngine:
         responses = await self._wire.call(
             self._model_name,
             self._tensors(request),
-            ("output_ids", "finish_reason"),
+            _output_names(request),
             request_id=request.request_id,
             timeout_us=_remaining_us(request),
         )
@@ -87,35 +92,35 @@ class BlsEngine:
                 limit="one response",
                 remedy="the server's log has the cause",
             )
-        token_ids = np.concatenate([response["output_ids"].reshape(-1) for response in responses])
-        reason: bytes = responses[-1]["finish_reason"].reshape(-1)[0]
-        return Output(token_ids.astype(np.int32), reason.decode(), is_final=True)
+        return _join(responses)
 
     def _tensors(self, request: GenerationRequest) -> Outputs:
-        sampling = request.sampling
         tensors: Outputs = {
             "input_ids": request.input_ids.reshape(1, -1),
             "input_lengths": scalar_tensor(len(request.input_ids), np.int32),
             "request_output_len": scalar_tensor(request.max_tokens, np.int32),
             "prompt_length": scalar_tensor(request.num_prompt_tokens, np.int32),
-            "temperature": scalar_tensor(sampling.temperature, np.float32),
-            "runtime_top_k": scalar_tensor(sampling.top_k, np.int32),
-            "runtime_top_p": scalar_tensor(sampling.top_p, np.float32),
-            "seed": scalar_tensor(sampling.seed, np.uint64),
+            "return_generation_logits": scalar_tensor(request.return_generation_logits, np.bool_),
+            "independent_noise": scalar_tensor(request.independent_noise, np.bool_),
+            **sampling_tensors(request.sampling),
         }
         if request.end_id is not None:
             tensors["end_id"] = scalar_tensor(request.end_id, np.int32)
         if len(request.draft_input_ids):
             tensors["draft_input_ids"] = request.draft_input_ids.reshape(1, -1)
-        if request.stop_words:
-            tensors["stop_words_list"] = pack_stop_words([self._spell(word) for word in request.stop_words])[
-                np.newaxis
-            ]
+        if request.draft_logits is not None:
+            tensors["draft_logits"] = request.draft_logits[np.newaxis]
+        if request.num_log_probs is not None:
+            tensors["return_log_probs"] = scalar_tensor(True, np.bool_)
+            tensors["num_log_probs"] = scalar_tensor(request.num_log_probs, np.int32)
+        for kind, words in ((WordKind.STOP, request.stop_words), (WordKind.BAD, request.bad_words)):
+            if words:
+                tensors[kind.list_tensor] = pack_words([self._spell(word) for word in words])[np.newaxis]
         return tensors
 
 
 class _ByteSpelling:
-    """Spells text with single-byte tokens: any spelling will do, stop words are matched by their bytes."""
+    """Spells text with single-byte tokens: any spelling will do, words are matched by their bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._token_of = {
@@ -136,6 +141,37 @@ def use_threads_for_calls(loop: StepLoop, max_calls: int) -> None:
         asyncio.get_running_loop().set_default_executor(pool)
 
     loop.spawn(install()).result()
+
+
+def _output_names(request: GenerationRequest) -> list[str]:
+    """Outputs that the request needs; each one more costs time in Triton."""
+    names = ["output_ids", "finish_reason"]
+    if request.num_log_probs is not None:
+        names += ["output_log_probs", "top_log_prob_ids", "top_log_probs"]
+    if request.return_generation_logits:
+        names.append("generation_logits")
+    return names
+
+
+def _join(responses: list[Outputs]) -> Output:
+    """One output of all the responses of an answer."""
+    reason: bytes = responses[-1]["finish_reason"].reshape(-1)[0]
+    token_ids = np.concatenate([response["output_ids"].reshape(-1) for response in responses])
+    log_probs, logits = None, None
+    if "output_log_probs" in responses[0]:
+        log_probs = LogProbs.concatenate(
+            [
+                LogProbs(
+                    response["output_log_probs"].reshape(-1),
+                    response["top_log_prob_ids"][0],
+                    response["top_log_probs"][0],
+                )
+                for response in responses
+            ]
+        )
+    if "generation_logits" in responses[0]:
+        logits = np.concatenate([response["generation_logits"][0, 0] for response in responses])
+    return Output(token_ids.astype(np.int32), reason.decode(), True, log_probs, logits)
 
 
 def _remaining_us(request: GenerationRequest) -> int:

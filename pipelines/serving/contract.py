@@ -1,8 +1,8 @@
 """The tensors of a request to ``draft``, ``target`` or ``speculative``, turned into a request.
 
-Names, types and shapes are TensorRT-LLM's (its ``tensorrt_llm`` model), with
-``prompt_length`` and ``num_draft_tokens`` added. Arrays come with the leading batch dimension of 1.
-Ranges are checked where the limits are known: where the request is answered.
+Names, types and shapes are TensorRT-LLM's (its ``tensorrt_llm`` model), with ``prompt_length``,
+``independent_noise``, ``num_draft_tokens`` and ``use_draft_logits`` added. Ranges are checked where the
+limits are known: where the request is answered.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 import difflib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
-from pipelines.serving.stop_words_list import unpack_stop_words
+from pipelines.serving.inputs import Inputs, read_scalar, read_token_ids
+from pipelines.serving.sampling_tensors import read_sampling
+from pipelines.serving.word_list import WordKind, unpack_words
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import Logits
 from pipelines.text.vocabulary import Vocabulary
-
-Inputs = Mapping[str, npt.NDArray[Any]]
 
 # What Triton and its clients put into a request's parameters themselves.
 _TRANSPORT_PARAMETERS = frozenset(
@@ -40,11 +38,13 @@ class GenerationCall:
         request: What is asked of the engine.
         streaming: Whether the answer comes in chunks.
         num_draft_tokens: Draft tokens per round; None for the server's default.
+        use_draft_logits: Whether draft tokens are accepted by the ratio rule, with the draft's logits.
     """
 
     request: GenerationRequest
     streaming: bool
     num_draft_tokens: int | None
+    use_draft_logits: bool
 
 
 def parse_call(
@@ -55,15 +55,15 @@ def parse_call(
     Args:
         inputs: Tensors by name; optional ones may be absent.
         request_id: Names the request from here on.
-        vocabulary: Bytes of the tokens, for stop words.
+        vocabulary: Bytes of the tokens, for stop words and bad words.
         end_id: End token if the request names none; a negative ``end_id`` in the request means none.
         timeout_us: Time the client allows, in microseconds; 0 for no limit.
 
     Raises:
         InvalidRequestError: A tensor has a shape or a value that has no meaning.
     """
-    input_ids = _token_ids(inputs, "input_ids")
-    num_input = _scalar(inputs, "input_lengths", int, len(input_ids))
+    input_ids = read_token_ids(inputs, "input_ids")
+    num_input = read_scalar(inputs, "input_lengths", int, len(input_ids))
     if num_input != len(input_ids):
         raise InvalidRequestError(
             "input_lengths does not match input_ids",
@@ -71,36 +71,34 @@ def parse_call(
             limit="they must be equal: one request per call, no padding",
             remedy="send the number of tokens in input_ids",
         )
-    wanted_end_id = _scalar(inputs, "end_id", int, -1 if end_id is None else end_id)
-    stop_words_list = inputs.get("stop_words_list")
+    wanted_end_id = read_scalar(inputs, "end_id", int, -1 if end_id is None else end_id)
     request = GenerationRequest(
         request_id=request_id,
         input_ids=input_ids,
-        max_tokens=_scalar(inputs, "request_output_len", int, 0),
-        prompt_length=_scalar(inputs, "prompt_length", int, num_input),
-        draft_input_ids=_token_ids(inputs, "draft_input_ids"),
-        sampling=SamplingParams(
-            temperature=_scalar(inputs, "temperature", float, 0.0),
-            top_k=_scalar(inputs, "runtime_top_k", int, 0),
-            top_p=_scalar(inputs, "runtime_top_p", float, 1.0),
-            seed=_scalar(inputs, "seed", int, 0),
-        ),
+        max_tokens=read_scalar(inputs, "request_output_len", int, 0),
+        prompt_length=read_scalar(inputs, "prompt_length", int, num_input),
+        draft_input_ids=read_token_ids(inputs, "draft_input_ids"),
+        draft_logits=_read_draft_logits(inputs),
+        sampling=read_sampling(inputs),
         end_id=wanted_end_id if wanted_end_id >= 0 else None,
-        stop_words=() if stop_words_list is None else unpack_stop_words(stop_words_list[0], vocabulary),
+        stop_words=_read_words(inputs, vocabulary, WordKind.STOP),
+        bad_words=_read_words(inputs, vocabulary, WordKind.BAD),
+        num_log_probs=_read_num_log_probs(inputs),
+        return_generation_logits=read_scalar(inputs, "return_generation_logits", bool, False),
+        independent_noise=read_scalar(inputs, "independent_noise", bool, False),
         deadline_s=time.monotonic() + timeout_us / 1e6 if timeout_us else None,
     )
     return GenerationCall(
         request=request,
-        streaming=_scalar(inputs, "streaming", bool, False),
-        num_draft_tokens=(
-            _scalar(inputs, "num_draft_tokens", int, 0) if "num_draft_tokens" in inputs else None
-        ),
+        streaming=read_scalar(inputs, "streaming", bool, False),
+        num_draft_tokens=read_scalar(inputs, "num_draft_tokens", int, None),
+        use_draft_logits=read_scalar(inputs, "use_draft_logits", bool, False),
     )
 
 
 def is_stop(inputs: Inputs) -> bool:
     """Whether this asks to end the running request of the same id (``stop``, as in TensorRT-LLM)."""
-    return bool(_scalar(inputs, "stop", bool, False))
+    return bool(read_scalar(inputs, "stop", bool, False))
 
 
 def refuse_unknown_parameters(parameters: str, known_inputs: Iterable[str]) -> int:
@@ -135,22 +133,25 @@ def refuse_unknown_parameters(parameters: str, known_inputs: Iterable[str]) -> i
     return timeout if isinstance(timeout, int) and timeout > 0 else 0
 
 
-def _token_ids(inputs: Inputs, name: str) -> TokenIds:
-    array = inputs.get(name)
-    if array is None:
-        return NO_TOKENS
-    return np.ascontiguousarray(array.reshape(-1), dtype=np.int32)
+def _read_words(inputs: Inputs, vocabulary: Vocabulary, kind: WordKind) -> tuple[bytes, ...]:
+    matrix = inputs.get(kind.list_tensor)
+    return () if matrix is None else unpack_words(matrix[0], vocabulary, kind)
 
 
-def _scalar(inputs: Inputs, name: str, kind: type[Any], default: Any) -> Any:
-    array = inputs.get(name)
-    if array is None:
-        return default
-    if array.size != 1:
+def _read_num_log_probs(inputs: Inputs) -> int | None:
+    if read_scalar(inputs, "return_log_probs", bool, False):
+        num_log_probs: int = read_scalar(inputs, "num_log_probs", int, 0)
+        return num_log_probs
+    if "num_log_probs" in inputs:
         raise InvalidRequestError(
-            f"{name} must be one value",
-            values=f"shape {list(array.shape)}",
-            limit="shape [1, 1]",
-            remedy="send one request per call",
+            "num_log_probs asks for what return_log_probs does not",
+            values="num_log_probs without return_log_probs=true",
+            limit="num_log_probs says how many alternatives come with the log probabilities",
+            remedy="send return_log_probs=true, or leave num_log_probs out",
         )
-    return kind(array.reshape(-1)[0])
+    return None
+
+
+def _read_draft_logits(inputs: Inputs) -> Logits | None:
+    array = inputs.get("draft_logits")
+    return None if array is None else np.ascontiguousarray(array[0], dtype=np.float32)

@@ -36,21 +36,37 @@ class EngineAnswerer:
 
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
         """One response per chunk."""
-        chunks = ChunkStream(self.vocabulary, call.request.stop_words, streaming=call.streaming)
+        chunks = ChunkStream(self.vocabulary, call.request, streaming=call.streaming)
         async with aclosing(self._executor.generate(call.request)) as outputs:  # type: ignore[type-var]
             async for output in outputs:
-                chunk = chunks.push(output.token_ids, 0, output.finish_reason, is_final=output.is_final)
+                chunk = chunks.push(output)
                 if chunk is not None:
-                    yield chunk_tensors(chunk), chunk.is_final
+                    yield response_tensors(chunk, call), chunk.is_final
 
 
-def chunk_tensors(chunk: Chunk) -> Outputs:
-    """The outputs that all three models have."""
+def response_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
+    """All outputs of ``draft`` and ``target``."""
+    logits = chunk.generation_logits[np.newaxis, np.newaxis]
+    return {**chunk_tensors(chunk, call), "generation_logits": logits}
+
+
+def chunk_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
+    """The outputs that all three models have.
+
+    All are there in every response, empty where not asked for: an ensemble that maps an output which is
+    not there waits for ever.
+    """
+    log_probs = chunk.log_probs
     return {
         "output_ids": chunk.token_ids.reshape(1, 1, -1),
         "sequence_length": scalar_tensor(chunk.sequence_length, np.int32),
         "text_length": scalar_tensor(chunk.text_length, np.int32),
         "finish_reason": text_tensor(chunk.finish_reason),
+        "output_seed": scalar_tensor(call.request.sampling.seed, np.uint64),
+        "output_log_probs": log_probs.token_log_probs.reshape(1, 1, -1),
+        "cum_log_probs": scalar_tensor(chunk.cum_log_prob, np.float32),
+        "top_log_prob_ids": log_probs.top_ids[np.newaxis],
+        "top_log_probs": log_probs.top_log_probs[np.newaxis],
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import DraftproofError, RequestCancelledError
-from pipelines.serving.contract import Inputs
+from pipelines.serving.inputs import Inputs
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.responder import internal_error
 from pipelines.serving.stop_request import stop_tensors

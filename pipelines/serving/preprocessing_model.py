@@ -9,20 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import DraftproofError, InvalidRequestError, PromptTooLongError
-from pipelines.serving.contract import Inputs, refuse_unknown_parameters
+from pipelines.serving.contract import refuse_unknown_parameters
+from pipelines.serving.inputs import Inputs, read_scalar
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.responder import internal_error
-from pipelines.serving.stop_words_list import check_stop_words, pack_stop_words
+from pipelines.serving.sampling_tensors import PASSED_ON
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.serving.word_list import WordKind, check_words, pack_words
 from pipelines.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
 
 # What the ensembles take on behalf of the later steps; for the check of misspelt names.
-_ENSEMBLE_INPUTS = (
-    *("text_input", "max_tokens", "stream", "temperature", "top_k", "top_p", "seed", "stop_words", "end_id"),
-    "num_draft_tokens",
-)
+_ENSEMBLE_INPUTS = ("stream", *PASSED_ON)
 
 
 class Preprocessing:
@@ -47,10 +46,11 @@ class Preprocessing:
         self._max_prompt_bytes = self._max_seq_len * longest
 
     def __call__(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
-        """Tensors ``text_input``, ``max_tokens`` and maybe ``stop_words`` to those of an engine.
+        """Tensors ``text_input``, ``max_tokens`` and maybe the words and ``min_tokens`` to an engine's.
 
         Raises:
-            InvalidRequestError: The prompt is empty or no UTF-8, or a stop word cannot be used.
+            InvalidRequestError: The prompt is empty or no UTF-8, a stop word or bad word cannot be used,
+                or ``min_tokens`` exceeds ``max_tokens``.
             PromptTooLongError: The prompt alone exceeds the engine.
         """
         text = _decode(inputs["text_input"].reshape(-1)[0], "text_input")
@@ -66,23 +66,29 @@ class Preprocessing:
             )
         if input_ids.size >= self._max_seq_len:
             raise self._too_long(f"{input_ids.size} tokens")
-        words = [] if "stop_words" not in inputs else inputs["stop_words"].reshape(-1).tolist()
-        check_stop_words(words)
+        max_tokens = read_scalar(inputs, "max_tokens", int, 0)
+        _check_min_tokens(read_scalar(inputs, "min_tokens", int, 0), max_tokens)
         return {
             "input_ids": input_ids,
             "input_lengths": scalar_tensor(input_ids.size, np.int32),
-            "request_output_len": inputs["max_tokens"].astype(np.int32),
-            "stop_words_list": pack_stop_words([self._stop_word_ids(word) for word in words])[np.newaxis],
+            "request_output_len": scalar_tensor(max_tokens, np.int32),
+            **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
         }
 
-    def _stop_word_ids(self, word: bytes) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(_decode(word, "stop_words"), add_special_tokens=False).ids
+    def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:
+        """The tensor int32 [1, 2, m] for the engines."""
+        words = inputs[kind.text_tensor].reshape(-1).tolist() if kind.text_tensor in inputs else []
+        check_words(words, kind)
+        return pack_words([self._word_ids(word, kind) for word in words])[np.newaxis]
+
+    def _word_ids(self, word: bytes, kind: WordKind) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(_decode(word, kind.text_tensor), add_special_tokens=False).ids
         if self._vocabulary.join(ids) != word:
             raise InvalidRequestError(
-                "a stop word cannot be written in the model's tokens",
-                values=f"stop word {word!r}",
+                f"a {kind.one} cannot be written in the model's tokens",
+                values=f"{kind.one} {word!r}",
                 limit="its tokens must spell its bytes; special tokens spell none",
-                remedy="leave it out of stop_words; to end at a special token send its id as end_id",
+                remedy=kind.remedy,
             )
         return ids
 
@@ -116,6 +122,17 @@ class PreprocessingModel:
         except Exception:
             _LOG.exception("request %s could not be tokenized", request.request_id())
             return self._wire.error_response(internal_error(request.request_id()))
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    # Here and not at the engines: these are asked round by round, for fewer tokens than the whole has.
+    if min_tokens > max_tokens > 0:
+        raise InvalidRequestError(
+            "min_tokens exceeds max_tokens",
+            values=f"min_tokens={min_tokens}, max_tokens={max_tokens}",
+            limit="at most max_tokens",
+            remedy="lower min_tokens or raise max_tokens",
+        )
 
 
 def _decode(data: Any, tensor: str) -> str:

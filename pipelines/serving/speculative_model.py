@@ -21,6 +21,7 @@ from pipelines.serving.in_process_engines import InProcessEngines
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
 from pipelines.speculation.loop import EngineCall, speculate
+from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.text.vocabulary import Vocabulary
 
@@ -76,21 +77,31 @@ class SpeculativeAnswerer:
         wanted = self._num_draft_tokens if call.num_draft_tokens is None else call.num_draft_tokens
         request = call.request
         statistics = SpeculationStatistics(self._max_draft_len)
-        chunks = ChunkStream(self.vocabulary, request.stop_words, streaming=call.streaming)
-        loop = speculate(request, self._engines.draft, self._engines.target, wanted)
+        chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
+        loop = speculate(
+            request,
+            self._engines.draft,
+            self._engines.target,
+            wanted,
+            use_draft_logits=call.use_draft_logits,
+        )
         async with self._admission.slot(request.deadline_s), aclosing(loop) as rounds:  # type: ignore[type-var]
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome.num_draft_tokens, outcome.num_accepted_tokens)
-                chunk = chunks.push(
+                output = Output(
                     outcome.token_ids,
-                    outcome.num_accepted_tokens,
                     outcome.finish_reason,
                     is_final=bool(outcome.finish_reason),
+                    log_probs=outcome.log_probs,
                 )
+                chunk = chunks.push(output, outcome.num_accepted_tokens)
                 if chunk is not None:
-                    mask = chunk.accepted_mask.reshape(1, -1)
-                    outputs = {**chunk_tensors(chunk), "accepted_mask": mask, **count_tensors(statistics)}
+                    outputs = {
+                        **chunk_tensors(chunk, call),
+                        "accepted_mask": chunk.accepted_mask.reshape(1, -1),
+                        **count_tensors(statistics),
+                    }
                     yield outputs, chunk.is_final
 
 

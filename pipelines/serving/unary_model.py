@@ -10,33 +10,24 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
 from pipelines.executor.step_loop import StepLoop
-from pipelines.serving.contract import Inputs, refuse_unknown_parameters
+from pipelines.serving.contract import refuse_unknown_parameters
 from pipelines.serving.generation_model import CLOSE_TIMEOUT_S
+from pipelines.serving.inputs import Inputs
 from pipelines.serving.local_calls import call
 from pipelines.serving.outbox import Outbox
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.postprocessing_model import decode
 from pipelines.serving.preprocessing_model import Preprocessing
 from pipelines.serving.responder import Responder
+from pipelines.serving.sampling_tensors import PASSED_ON
 from pipelines.serving.triton_wire import TritonWire, text_tensor
 from pipelines.text.vocabulary import Vocabulary
-
-# Inputs that go to the engine as they are, by the engine's names; as in the ensembles' input_map.
-_PASSED_ON: Mapping[str, str] = {
-    "temperature": "temperature",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "seed": "seed",
-    "end_id": "end_id",
-    "num_draft_tokens": "num_draft_tokens",
-}
 
 
 class UnaryModel:
@@ -85,7 +76,7 @@ class UnaryModel:
                 limit="one response per request",
                 remedy="use 'generate' or 'generate_target' through generate_stream or gRPC ModelStreamInfer",
             )
-        passed_on = {inner: inputs[outer] for outer, inner in _PASSED_ON.items() if outer in inputs}
+        passed_on = {inner: inputs[outer] for outer, inner in PASSED_ON.items() if outer in inputs}
         return {**self._preprocess(inputs), **passed_on}
 
     async def _answer(

@@ -19,12 +19,15 @@ class ChunkBoundary:
     Args:
         vocabulary: Bytes of the tokens.
         stop_words: Non-empty byte strings.
+        min_tokens: Output tokens at the beginning in which no stop word can begin.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop_words: Sequence[bytes] = ()) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop_words: Sequence[bytes] = (), min_tokens: int = 0) -> None:
         self._vocabulary = vocabulary
         self._stop_words = tuple(stop_words)
+        self._min_tokens = min_tokens
         self._held: list[int] = []
+        self._num_released = 0
 
     def release(self, token_ids: Sequence[int], *, is_final: bool) -> list[int]:
         """Add output tokens and take those that may be sent now.
@@ -39,12 +42,15 @@ class ChunkBoundary:
         self._held.extend(token_ids)
         num_released = len(self._held) if is_final else self._num_releasable()
         released, self._held = self._held[:num_released], self._held[num_released:]
+        self._num_released += num_released
         return released
 
     def _num_releasable(self) -> int:
+        num_before = max(0, self._min_tokens - self._num_released)
         for count in range(len(self._held), 0, -1):
             text = self._vocabulary.join(self._held[:count])
-            if _ends_at_character(text) and not self._may_begin_stop_word(text):
+            with_stop_words = self._vocabulary.join(self._held[num_before:count])
+            if _ends_at_character(text) and not self._may_begin_stop_word(with_stop_words):
                 return count
         return 0
 

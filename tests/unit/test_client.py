@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,48 +9,18 @@ from typing import Any
 import pytest
 
 from pipelines.client import Client, CompletionRequest, Timeouts
-from pipelines.client.__main__ import main
-from pipelines.client.at_once import Job, Workers
 from pipelines.client.client import split_url
-from pipelines.client.generation import Chunk, Generation, SpeculationCounts, chunk_from_outputs, join_chunks
-from pipelines.client.refusals import refusal
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
-    InternalError,
     InvalidRequestError,
     PromptTooLongError,
     RequestTimeoutError,
     ServerBusyError,
     ServerUnavailableError,
 )
-from tests.stand_in_server import Refused, StandInServer, response
-
-FIRST_ROUND = {
-    "accepted_mask": [True, True, False],
-    "num_rounds": 1,
-    "total_draft_tokens": 4,
-    "total_accepted_draft_tokens": 2,
-    "accepted_per_position": [1, 1, 0, 0],
-}
-SECOND_ROUND = {
-    "accepted_mask": [False],
-    "num_rounds": 2,
-    "total_draft_tokens": 8,
-    "total_accepted_draft_tokens": 2,
-    "accepted_per_position": [1, 1, 0, 0],
-}
-
-
-def two_rounds(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
-    """Four tokens in two rounds; one response if the request is not streamed."""
-    with_counts = model == "generate"
-    if inputs["stream"]:
-        yield response("a ü", [5, 6, 7], 3, **(FIRST_ROUND if with_counts else {}))
-        yield response(" b", [8], 4, "length", **(SECOND_ROUND if with_counts else {}))
-    else:
-        counts = {**SECOND_ROUND, "accepted_mask": [True, True, False, False]}
-        yield response("a ü b", [5, 6, 7, 8], 4, "length", **(counts if with_counts else {}))
+from tests.stand_in_scripts import two_rounds, with_log_probs
+from tests.stand_in_server import Refused, StandInServer, free_port, response
 
 
 def hang_after_one(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
@@ -68,12 +36,6 @@ def transport(request: pytest.FixtureRequest) -> str:
 def connect(server: StandInServer, transport: str, **timeouts: float) -> Client:
     url = server.grpc_url if transport == "grpc" else server.http_url
     return Client.connect(url, Timeouts(**{"connect_s": 2.0, "read_s": 5.0, "total_s": 20.0, **timeouts}))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_streamed_and_whole_answers_are_the_same(transport: str) -> None:
@@ -118,7 +80,18 @@ def test_the_target_alone_reports_no_speculation(transport: str) -> None:
 
 
 def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
-    full = CompletionRequest("ä", 7, 0.5, 3, 0.75, 2**64 - 1, ("stop", "élan"), 9, 0)
+    full = CompletionRequest(
+        *("ä", 7, 0.5, 3, 0.75, 2**64 - 1, ("stop", "élan"), 9, 0),
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        min_tokens=3,
+        bad_words=("ugly",),
+        logit_bias=((5, -100.0), (0, 0.5)),
+        num_log_probs=2,
+        use_draft_logits=True,
+    )
     with StandInServer(two_rounds) as server, connect(server, transport) as client:
         client.generate(CompletionRequest("x"))
         client.stream(full).result()
@@ -137,7 +110,42 @@ def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
         "stop_words": ["stop", "élan"],
         "end_id": 9,
         "num_draft_tokens": 0,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 2.0,
+        "min_tokens": 3,
+        "bad_words": ["ugly"],
+        "logit_bias_ids": [5, 0],
+        "logit_bias_values": [-100.0, 0.5],
+        "return_log_probs": True,
+        "num_log_probs": 2,
+        "use_draft_logits": True,
     }
+
+
+def test_rows_of_one_value_are_sent_as_rows(transport: str) -> None:
+    request = CompletionRequest("x", stop_words=("a",), bad_words=("b",), logit_bias=((5, 1.0),))
+    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+        client.generate(request)
+    ((_, inputs),) = server.requests
+    assert (inputs["stop_words"], inputs["bad_words"]) == (["a"], ["b"])
+    assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([5], [1.0])
+
+
+def test_seed_and_log_probs_come_back_streamed_or_not(transport: str) -> None:
+    request = CompletionRequest("x", num_log_probs=2)
+    with StandInServer(with_log_probs) as server, connect(server, transport) as client:
+        whole = client.generate(request)
+        streamed = client.stream(request).result()
+    for generation in (whole, streamed):
+        assert generation.seed == 2**64 - 1
+        assert generation.log_probs == (-0.5, -2.0, -9.0)
+        assert generation.top_log_probs == (
+            ((5, -0.5), (1, -1.5)),
+            ((6, -0.25), (5, -2.0)),
+            ((2, -0.125), (3, -4.0)),
+        )
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -238,6 +246,12 @@ def test_two_streams_of_one_client_do_not_mix(transport: str) -> None:
         CompletionRequest("x", max_tokens=2**31),
         CompletionRequest("lone \ud800 surrogate"),
         CompletionRequest("x", stop_words=("\udfff",)),
+        CompletionRequest("x", bad_words=("\udfff",)),
+        CompletionRequest("x", frequency_penalty=float("nan")),
+        CompletionRequest("x", min_tokens=2**31),
+        CompletionRequest("x", logit_bias=((1, float("inf")),)),
+        CompletionRequest("x", logit_bias=((2**31, 1.0),)),
+        CompletionRequest("x", num_log_probs=2**31),
     ],
     ids=lambda bad: repr(bad)[18:60],
 )
@@ -278,111 +292,3 @@ def test_an_address_without_scheme_means_grpc() -> None:
 def test_a_timeout_without_meaning_is_refused(value: float) -> None:
     with pytest.raises(InvalidRequestError, match="read_s"):
         Timeouts(read_s=value)
-
-
-def test_figures_follow_their_formulas() -> None:
-    generation = Generation("", (1, 2, 3, 4, 5), (), "length", 4, 12, 3, (2, 1, 0), 2.0, 4.0)
-    assert generation.itl_s == 0.5  # 2 s for the 4 tokens after the first
-    assert generation.acceptance_rate == 0.25
-    assert generation.mean_acceptance_length == 1.75
-    assert Generation("", (1,), (), "length", 0, 0, 0, (), 2.0, 4.0).itl_s is None
-
-
-def chunk(ids: tuple[int, ...], so_far: int, finish: str = "", at: float = 0.0) -> Chunk:
-    return Chunk("", ids, (), finish, at, so_far)
-
-
-def test_time_to_first_token_waits_for_a_token_not_for_a_chunk() -> None:
-    chunks = [chunk((), 0, at=11.0), chunk((4,), 1, at=12.0), chunk((5, 6), 3, "stop", at=15.0)]
-    generation = join_chunks(chunks, 10.0, streamed=True)
-    assert (generation.ttft_s, generation.e2e_latency_s, generation.itl_s) == (2.0, 5.0, 1.5)
-
-
-def test_a_lost_chunk_is_noticed() -> None:
-    with pytest.raises(InternalError, match="sequence_length=3, 2 tokens"):
-        join_chunks([chunk((4, 5), 3, "stop")], 0.0, streamed=True)
-    with pytest.raises(InternalError, match="no finish_reason"):
-        join_chunks([chunk((4,), 1)], 0.0, streamed=True)
-    with pytest.raises(InternalError, match="no finish_reason"):
-        join_chunks([], 0.0, streamed=True)
-
-
-def test_a_response_that_contradicts_itself_is_noticed() -> None:
-    outputs = {"text_output": ["a"], "output_ids": [1, 2], "sequence_length": [2], "finish_reason": [""]}
-    assert chunk_from_outputs(outputs, 0.0).counts is None
-    counts = {name: value if isinstance(value, list) else [value] for name, value in FIRST_ROUND.items()}
-    with pytest.raises(InternalError, match="3 marks for 2 tokens"):
-        chunk_from_outputs({**outputs, **counts}, 0.0)
-    with pytest.raises(InternalError, match="finish_reason"):
-        chunk_from_outputs({name: outputs[name] for name in outputs if name != "finish_reason"}, 0.0)
-    full = chunk_from_outputs({**outputs, **counts, "accepted_mask": [True, False]}, 0.0)
-    assert full.counts == SpeculationCounts(1, 4, 2, (1, 1, 0, 0))
-
-
-def test_messages_without_a_class_are_sorted_by_triton_words() -> None:
-    assert isinstance(refusal("unexpected inference input 'x' for model 'generate'"), InvalidRequestError)
-    assert isinstance(refusal("Request for unknown model: 'x' is not found"), InvalidRequestError)
-    assert isinstance(refusal("model 'generate' is not ready"), ServerUnavailableError)
-    assert isinstance(refusal("Stub process is not healthy"), EngineFailedError)
-    assert isinstance(refusal("whatever", is_client_fault=True), InvalidRequestError)
-
-
-def test_workers_answer_all_jobs_in_order_and_never_more_at_once() -> None:
-    lock, running, most = threading.Lock(), 0, 0
-
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        threading.Event().wait(0.005)
-        with lock:
-            running -= 1
-        if request.max_tokens == 3:
-            raise ServerBusyError("full")
-        return Generation(request.prompt, (request.max_tokens,), (), "stop", 0, 0, 0, (), None, 1.0)
-
-    seen: list[object] = []
-    jobs = [Job(CompletionRequest("p", max_tokens=index), "generate") for index in range(12)]
-    answers = Workers([ask] * 4).run(jobs, 2, seen.append)
-    assert most == 2
-    assert len(seen) == 12
-    assert isinstance(answers[3], ServerBusyError)
-    others = [answer.output_ids for answer in answers if isinstance(answer, Generation)]
-    assert others == [(index,) for index in range(12) if index != 3]
-
-
-def test_a_defect_in_a_worker_is_raised_not_lost() -> None:
-    def broken(request: CompletionRequest, model: str) -> Generation:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        Workers([broken] * 2).run([Job(CompletionRequest("p"), "generate")] * 5, 2)
-
-
-def test_the_command_line_prints_text_or_json(transport: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandInServer(two_rounds) as server:
-        url = server.grpc_url if transport == "grpc" else server.http_url
-        assert main(["--url", url, "x"]) == 0
-        assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "x"]) == 0
-        assert capsys.readouterr().out == "a ü b\n"
-        assert main(["--url", url, "--stream", "--json", "--stop-word", "q", "x"]) == 0
-        document = json.loads(capsys.readouterr().out)
-    assert document["output_ids"] == [5, 6, 7, 8]
-    assert document["acceptance_rate"] == 0.25
-    assert server.requests[-1][1]["stop_words"] == ["q"]
-
-
-def test_the_command_line_tells_usage_from_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ["--url", "ftp://x:1", "x"],
-        ["--timeout", "0", "x"],
-        ["--max-tokens", "many", "x"],
-        [],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
-    assert main(["--url", f"grpc://127.0.0.1:{free_port()}", "x"]) == 1
-    assert "no server answers" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from build.manifest import write_manifest
 from build.recipe import load_recipe
 from build.repository import TEMPLATES, render_recipe, render_repository, render_text, template_values
 from pipelines.errors import EngineLoadError, RepositoryError
+from pipelines.serving.sampling_tensors import PASSED_ON
 
 
 def write_template(templates: Path, model: str, text: str) -> None:
@@ -147,6 +148,16 @@ def test_unary_models_have_the_tensors_of_their_ensembles(rendered: Path) -> Non
         for kind in ("input", "output"):
             first, second = (tensors(text, kind) for text in texts)
             assert first == second
+
+
+def test_ensembles_pass_on_what_the_unary_models_pass_on(rendered: Path) -> None:
+    for ensemble, engine in (("generate", "speculative"), ("generate_target", "target")):
+        config = (rendered / ensemble / "config.pbtxt").read_text()
+        step = next(part for part in config.split("model_name: ")[1:] if part.startswith(f'"{engine}"'))
+        maps = re.findall(r'input_map { key: "(\w+)" value: "(\w+)" }', step)
+        passed_on = {outer: inner for inner, outer in maps if not outer.startswith("_") and outer != "stream"}
+        of_the_loop = {"num_draft_tokens", "use_draft_logits"} if ensemble == "generate_target" else set()
+        assert passed_on == {outer: PASSED_ON[outer] for outer in set(PASSED_ON) - of_the_loop}
 
 
 def test_every_value_has_a_use_and_every_name_a_value() -> None:

@@ -151,6 +151,9 @@ def test_what_comes_after_the_last_response_is_dropped(serve: Any) -> None:
     [
         FakeRequest(engine_tensors([1], 13)),
         FakeRequest(engine_tensors([1], 3, temperature=[0.0, 1.0])),
+        FakeRequest(engine_tensors([1], 3, num_log_probs=2)),
+        FakeRequest(engine_tensors([1], 3, logit_bias_ids=[1], logit_bias_values=[1.0, 2.0])),
+        FakeRequest(engine_tensors([1], 3, bad_words_list=[[0], [2]])),
         FakeRequest(engine_tensors([1], 3), parameters='{"inputids": 1}'),
     ],
 )

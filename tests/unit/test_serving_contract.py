@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError, RepositoryError, ServerStartError
-from pipelines.serving.chunks import Chunk, ChunkStream
 from pipelines.serving.contract import is_stop, parse_call, refuse_unknown_parameters
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.postprocessing_model import decode
 from pipelines.serving.preprocessing_model import Preprocessing
+from pipelines.serving.sampling_tensors import PASSED_ON, read_sampling, sampling_tensors
 from pipelines.serving.speculative_model import check_num_draft_tokens
-from pipelines.serving.stop_words_list import pack_stop_words, unpack_stop_words
 from pipelines.serving.triton_wire import TritonWire
+from pipelines.serving.word_list import WordKind, pack_words, unpack_words
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling_params import MAX_SEED, SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from tests.fake_triton import engine_tensors, fake_backend
 from tests.tiny_engines import write_tokenizer
@@ -37,13 +37,15 @@ def parse(tensors: dict[str, Any], **others: Any) -> Any:
 
 
 def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
-    call = parse(engine_tensors([1, 2, 3], 5))
+    call = parse(engine_tensors([1, 2, 3], 5, seed=0))
     request = call.request
     assert request.input_ids.tolist() == [1, 2, 3]
     assert (request.max_tokens, request.num_prompt_tokens, request.end_id) == (5, 3, 7)
     assert request.sampling == SamplingParams()
-    assert (request.stop_words, request.draft_input_ids.size, request.deadline_s) == ((), 0, None)
-    assert (call.streaming, call.num_draft_tokens) == (False, None)
+    assert (request.stop_words, request.bad_words, request.deadline_s) == ((), (), None)
+    assert (request.draft_input_ids.size, request.draft_logits, request.independent_noise) == (0, None, False)
+    assert (request.num_log_probs, request.return_generation_logits) == (None, False)
+    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (False, None, False)
 
 
 def test_every_tensor_reaches_the_request() -> None:
@@ -55,21 +57,99 @@ def test_every_tensor_reaches_the_request() -> None:
         draft_input_ids=[8, 9],
         end_id=11,
         stop_words_list=stop_words,
+        bad_words_list=[[RETURN], [1]],
         temperature=0.5,
         runtime_top_k=4,
         runtime_top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        min_tokens=3,
+        logit_bias_ids=[5, 0],
+        logit_bias_values=[-100.0, 0.5],
         seed=2**64 - 1,
+        return_log_probs=True,
+        num_log_probs=7,
+        draft_logits=[[0.5, 1.5], [2.5, 3.5]],
+        independent_noise=True,
+        return_generation_logits=True,
         streaming=True,
         num_draft_tokens=0,
+        use_draft_logits=True,
     )
     call = parse(tensors, timeout_us=1_000_000)
     request = call.request
     assert (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_id) == (2, [8, 9], 11)
-    assert request.stop_words == (b"def ", b"ab")
-    assert request.sampling == SamplingParams(temperature=0.5, top_k=4, top_p=0.25, seed=2**64 - 1)
+    assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
+    assert request.sampling == SamplingParams(
+        temperature=0.5,
+        top_k=4,
+        top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        min_tokens=3,
+        logit_bias=((5, -100.0), (0, 0.5)),
+        seed=2**64 - 1,
+    )
+    assert request.draft_logits is not None
+    assert request.draft_logits.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+    assert (request.num_log_probs, request.return_generation_logits, request.independent_noise) == (
+        7,
+        True,
+        True,
+    )
     assert request.deadline_s is not None
     assert 0 < request.deadline_s - time.monotonic() <= 1
-    assert (call.streaming, call.num_draft_tokens) == (True, 0)
+    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (True, 0, True)
+
+
+def test_log_probs_without_alternatives_are_asked_for_without_a_number() -> None:
+    assert parse(engine_tensors([1], 5, return_log_probs=True)).request.num_log_probs == 0
+    assert parse(engine_tensors([1], 5, return_log_probs=False)).request.num_log_probs is None
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_log_probs": False}])
+def test_alternatives_without_log_probs_are_refused(asked: dict[str, bool]) -> None:
+    with pytest.raises(InvalidRequestError, match="return_log_probs=true"):
+        parse(engine_tensors([1], 5, num_log_probs=3, **asked))
+
+
+@pytest.mark.parametrize(
+    "bias", [{"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, {"logit_bias_ids": [1]}]
+)
+def test_biases_without_their_ids_are_refused(bias: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="different lengths"):
+        parse(engine_tensors([1], 5, **bias))
+
+
+def test_a_request_without_seed_gets_one_that_readers_of_json_keep() -> None:
+    seeds = {parse(engine_tensors([1], 5)).request.sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed == int(float(seed)) for seed in seeds)
+
+
+_FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        *[_FLOATS, st.integers(-5, 2**31 - 1), *[_FLOATS] * 5, st.integers(-5, 2**31 - 1)],
+        st.lists(st.tuples(st.integers(-1, 9), _FLOATS), max_size=4).map(tuple),
+        st.integers(0, MAX_SEED),
+    )
+)
+def test_sampling_parameters_survive_the_tensors(sampling: SamplingParams) -> None:
+    assert read_sampling(sampling_tensors(sampling)) == sampling
+
+
+def test_every_sampling_parameter_is_passed_on_from_the_text_level() -> None:
+    others = {"logit_bias_ids", "logit_bias_values", "return_log_probs", "num_log_probs", "end_id"}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}
+    assert set(PASSED_ON) == fields | others | {"num_draft_tokens", "use_draft_logits"}
 
 
 def test_a_negative_end_id_means_no_end_token() -> None:
@@ -89,14 +169,14 @@ def test_stop_is_a_request_of_its_own_kind() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 260), min_size=1, max_size=5), max_size=6))
-def test_stop_words_survive_the_tensor(words: list[list[int]]) -> None:
+def test_words_survive_the_tensor(words: list[list[int]]) -> None:
     spelled = tuple(VOCABULARY.join(word) for word in words)
-    assert unpack_stop_words(pack_stop_words(words), VOCABULARY) == spelled
+    assert unpack_words(pack_words(words), VOCABULARY, WordKind.STOP) == spelled
 
 
 def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
     matrix = np.array([[65, 66, 0, 0], [1, 2, -1, -1]], dtype=np.int32)
-    assert unpack_stop_words(matrix, VOCABULARY) == (b"A", b"B")
+    assert unpack_words(matrix, VOCABULARY, WordKind.STOP) == (b"A", b"B")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +195,11 @@ def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
         [[65] * 300, [300, *[-1] * 299]],
     ],
 )
-def test_malformed_stop_words_are_refused(matrix: list[list[int]]) -> None:
-    with pytest.raises(InvalidRequestError):
-        unpack_stop_words(np.array(matrix, dtype=np.int32), VOCABULARY)
+@pytest.mark.parametrize("kind", WordKind)
+def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind: WordKind) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        unpack_words(np.array(matrix, dtype=np.int32), VOCABULARY, kind)
+    assert refused.value.what.startswith((f"{kind.list_tensor} is malformed", f"a {kind.one} is empty"))
 
 
 def test_a_parameter_that_nothing_uses_is_refused_with_the_nearest_name() -> None:
@@ -157,74 +239,6 @@ def test_draft_lengths_outside_the_range_are_refused(length: int) -> None:
         check_num_draft_tokens(length, 8)
 
 
-def text_of(chunk: Chunk) -> str:
-    tensors = {
-        "output_ids": chunk.token_ids.reshape(1, 1, -1),
-        "text_length": np.array([[chunk.text_length]]),
-    }
-    return decode(tensors, VOCABULARY)
-
-
-def chunks_of(
-    rounds: list[list[int]], stop_words: tuple[bytes, ...], *, streaming: bool, num_accepted: int = 0
-) -> list[Chunk]:
-    stream = ChunkStream(VOCABULARY, stop_words, streaming=streaming)
-    chunks = []
-    for number, ids in enumerate(rounds, start=1):
-        is_final = number == len(rounds)
-        reason = "length" if is_final else ""
-        chunk = stream.push(np.array(ids, dtype=np.int32), num_accepted, reason, is_final=is_final)
-        if chunk is not None:
-            chunks.append(chunk)
-    return chunks
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([*range(0, 256, 3), *range(256, 262)]), max_size=6), min_size=1),
-    st.sampled_from([(), (b"return",), ("☕!".encode(), b"f\xc3\xa9")]),
-)
-def test_streamed_chunks_join_to_the_whole(rounds: list[list[int]], stop_words: tuple[bytes, ...]) -> None:
-    # As an engine does: the output ends with the token that completes a stop word.
-    text, kept = b"", []
-    for ids in rounds:
-        kept.append([])
-        for token_id in ids:
-            kept[-1].append(token_id)
-            text += VOCABULARY.join([token_id])
-            if any(word in text for word in stop_words):
-                break
-        else:
-            continue
-        break
-    streamed = chunks_of(kept, stop_words, streaming=True)
-    (whole,) = chunks_of(kept, stop_words, streaming=False)
-    assert "".join(map(text_of, streamed)) == text_of(whole)
-    assert [i for chunk in streamed for i in chunk.token_ids.tolist()] == whole.token_ids.tolist()
-    assert [chunk.is_final for chunk in streamed] == [False] * (len(streamed) - 1) + [True]
-    assert streamed[-1].sequence_length == whole.sequence_length == sum(map(len, kept))
-
-
-def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() -> None:
-    rounds = [[DEF, HALF_CAFE], [CAFE_END, ord("r"), ord("e")], [ord("x"), CUP], [ord("!")]]
-    streamed = chunks_of(rounds, (b"return",), streaming=True, num_accepted=1)
-    assert [text_of(chunk) for chunk in streamed] == ["def ", " café!", "rex☕", "!"]
-    # The mask travels with its tokens, held back or not.
-    masks = [chunk.accepted_mask.tolist() for chunk in streamed]
-    assert masks == [[True], [False, True], [False, False, True, False], [True]]
-
-
-def test_a_stop_word_across_rounds_is_cut_off_with_what_follows_it() -> None:
-    rounds = [[DEF, ord("r"), ord("e")], [ord("t"), ord("u")], [*b"rn", *b" x"]]
-    streamed = chunks_of(rounds, (b"return",), streaming=True)
-    assert "".join(map(text_of, streamed)) == "def "
-    assert streamed[-1].finish_reason == "length"
-
-
-def test_an_output_that_ends_at_once_is_one_empty_chunk() -> None:
-    (chunk,) = chunks_of([[]], (), streaming=True)
-    assert (chunk.token_ids.size, chunk.text_length, chunk.is_final) == (0, 0, True)
-
-
 @pytest.fixture(scope="module")
 def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -233,24 +247,30 @@ def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     return Preprocessing(ModelParameters("preprocessing", values))
 
 
-def text_inputs(text: bytes, stop_words: list[bytes] | None = None) -> dict[str, Any]:
+def text_inputs(
+    text: bytes, stop_words: list[bytes] | None = None, bad_words: list[bytes] | None = None
+) -> dict[str, Any]:
     inputs = {
         "text_input": np.array([[text]], dtype=np.object_),
         "max_tokens": np.array([[4]], dtype=np.int32),
     }
     if stop_words is not None:
         inputs["stop_words"] = np.array([stop_words], dtype=np.object_)
+    if bad_words is not None:
+        inputs["bad_words"] = np.array([bad_words], dtype=np.object_)
     return inputs
 
 
 def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing) -> None:
-    outputs = preprocessing(text_inputs("naïve ☕".encode(), [b"return", "☕☕".encode()]))
+    outputs = preprocessing(text_inputs("naïve ☕".encode(), [b"return", "☕☕".encode()], [b" ugly"]))
     vocabulary = preprocessing._vocabulary
     assert vocabulary.join(outputs["input_ids"].ravel().tolist()).decode() == "naïve ☕"
     assert outputs["input_lengths"].tolist() == [[outputs["input_ids"].size]]
-    words = unpack_stop_words(outputs["stop_words_list"][0], vocabulary)
+    words = unpack_words(outputs["stop_words_list"][0], vocabulary, WordKind.STOP)
     assert words == (b"return", "☕☕".encode())
-    assert preprocessing(text_inputs(b"x"))["stop_words_list"].tolist() == [[[-1], [-1]]]
+    assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
+    for name in ("stop_words_list", "bad_words_list"):
+        assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
 
 
 @pytest.mark.parametrize(
@@ -276,6 +296,29 @@ def test_preprocessing_refuses(
 ) -> None:
     with pytest.raises(kind, match=words):
         preprocessing(text_inputs(text, stop_words))
+
+
+@pytest.mark.parametrize(
+    ("bad_words", "words"),
+    [
+        ([b""], "a bad word is empty"),
+        ([b"\xff"], "bad_words is not valid UTF-8"),
+        ([b"<|endoftext|>"], "logit_bias_ids"),
+        ([b"y"] * 33, "33 bad words; at most 32; send fewer bad_words"),
+    ],
+)
+def test_preprocessing_refuses_bad_words_by_their_name(
+    preprocessing: Preprocessing, bad_words: list[bytes], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        preprocessing(text_inputs(b"x", None, bad_words))
+
+
+def test_more_tokens_at_least_than_at_most_are_refused(preprocessing: Preprocessing) -> None:
+    for min_tokens in (0, 4):
+        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[min_tokens]], dtype=np.int32)})
+    with pytest.raises(InvalidRequestError, match="min_tokens=5, max_tokens=4"):
+        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[5]], dtype=np.int32)})
 
 
 def test_parameters_are_read_strictly() -> None:
