@@ -27,9 +27,10 @@ from pipelines.errors import (
 )
 from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.kv_cache import KvCache
+from pipelines.executor.padding import StepPadding
 from pipelines.executor.scheduler import Scheduler, Work
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import StepInputs, pack
+from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampler import Sampler
@@ -94,6 +95,8 @@ class Executor:
         self.limits = limits
         self.vocabulary = vocabulary
         self.on_work: Callable[[], None] = lambda: None
+        self.on_rows: Callable[[int, float], None] = lambda rows, seconds: None
+        self.padding = StepPadding()
         self.num_steps = 0
         self.engine_time_s = 0.0
         self._engine = engine
@@ -184,12 +187,14 @@ class Executor:
             return outputs[0]
         log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
         logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
+        margins = [output.margins for output in outputs if output.margins is not None]
         return Output(
             np.concatenate([output.token_ids for output in outputs]),
             outputs[-1].finish_reason,
             is_final=True,
             log_probs=LogProbs.concatenate(log_probs) if log_probs else None,
             generation_logits=np.concatenate(logits) if logits else None,
+            margins=np.concatenate(margins) if margins else None,
         )
 
     def step(self) -> None:
@@ -198,7 +203,9 @@ class Executor:
         work = self._scheduler.plan()
         if not work:
             return
-        inputs = pack([item.chunk for item in work], self._cache.block_size)
+        chunks = [item.chunk for item in work]
+        num_rows = self._step_rows(chunks)
+        inputs = pack(chunks, self._cache.block_size, num_rows)
         started_s = time.perf_counter()
         try:
             logits = self._engine.step(inputs)
@@ -207,8 +214,11 @@ class Executor:
             for item in work:
                 self._fail(item.sequence, self._step_failed(item.sequence))
             return
-        self.engine_time_s += time.perf_counter() - started_s
+        seconds = time.perf_counter() - started_s
+        self.engine_time_s += seconds
         self.num_steps += 1
+        if num_rows:
+            self.on_rows(num_rows, seconds)
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits
@@ -252,6 +262,13 @@ class Executor:
                 "so that one request of full length fits",
                 remedy="raise num_blocks or lower max_seq_len in the recipe",
             )
+
+    def _step_rows(self, chunks: list[Chunk]) -> int:
+        """Rows to compute in a step of rows alone, 0 for other steps."""
+        if not all(chunk.as_rows for chunk in chunks):
+            self.padding.forget()
+            return 0
+        return self.padding.rows(max(sum(len(chunk.token_ids) for chunk in chunks), 2))
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         bans = None

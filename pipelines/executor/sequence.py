@@ -97,6 +97,8 @@ class Sequence:
         Raises:
             DraftproofError: As ``Sampler.choose`` and ``Sampler.verify``.
         """
+        if self.request.keep_drafting is not None:
+            return self._propose(logits[0], num_fed)
         kept: list[int] = []
         num_accepted = 0
         finish_reason = ""
@@ -114,11 +116,7 @@ class Sequence:
         if self.draft_logits is not None:
             self.draft_logits = self.draft_logits[num_accepted:]
 
-        new_ids = np.array(kept, np.int32)
-        self.num_computed = min(num_fed, self.num_tokens + min(num_accepted, len(kept)))
-        self.tokens[self.num_tokens : self.num_tokens + len(kept)] = new_ids
-        self.num_tokens += len(kept)
-        self.num_output += len(kept)
+        new_ids = self._append(kept, num_fed, num_accepted)
         return Output(
             new_ids,
             finish_reason,
@@ -126,6 +124,26 @@ class Sequence:
             log_probs=self._log_probs(logits, new_ids),
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
         )
+
+    def _propose(self, logits: Logits, num_fed: int) -> Output:
+        """Take one token of a proposal that ends where drafting on no longer pays."""
+        assert self.request.keep_drafting is not None
+        token_id, margin = self.sampler.propose(logits)
+        kept: list[int] = []
+        finish_reason = self._take_token(token_id, kept)
+        if not finish_reason and not self.request.keep_drafting(margin):
+            finish_reason = "length"
+        new_ids = self._append(kept, num_fed, num_accepted=0)
+        margins = np.full(len(kept), margin, np.float32)
+        return Output(new_ids, finish_reason, is_final=bool(finish_reason), margins=margins)
+
+    def _append(self, kept: list[int], num_fed: int, num_accepted: int) -> TokenIds:
+        new_ids = np.array(kept, np.int32)
+        self.num_computed = min(num_fed, self.num_tokens + min(num_accepted, len(kept)))
+        self.tokens[self.num_tokens : self.num_tokens + len(kept)] = new_ids
+        self.num_tokens += len(kept)
+        self.num_output += len(kept)
+        return new_ids
 
     def _choose(self, logits: Logits, num_accepted: int, draft_id: int | None) -> int:
         if draft_id is None or self.draft_logits is None:

@@ -58,10 +58,13 @@ class StepInputs:
     logits_rows: npt.NDArray[np.int32]
 
 
+MIN_STEP_TOKENS = 2
+"""With a single token the matrix products run in another kernel."""
+
 _DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
 
 
-def pack(chunks: SequenceOf[Chunk], block_size: int) -> StepInputs:
+def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
     """Lay the chunks of one step out for the engine.
 
     A step of one token gets a dummy row: with a single token the matrix products run in another kernel
@@ -70,12 +73,13 @@ def pack(chunks: SequenceOf[Chunk], block_size: int) -> StepInputs:
     Args:
         chunks: At least one.
         block_size: Positions in a KV block.
+        num_tokens: Tokens in the step at least; dummy rows make up for what is missing.
 
     Returns:
         The arguments; logits come back in the order of the chunks.
     """
-    if sum(len(chunk.token_ids) for chunk in chunks) == 1:
-        chunks = (*chunks, _DUMMY_ROW)
+    num_missing = max(num_tokens, MIN_STEP_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
+    chunks = (*chunks, *[_DUMMY_ROW] * num_missing)
     past_lens: list[int] = []
     lengths: list[int] = []
     blocks: list[int] = []

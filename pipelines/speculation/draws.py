@@ -6,6 +6,8 @@ all outcomes in their place (``tests/exact``).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +16,9 @@ from pipelines.speculation.token_ids import Scores
 
 # The logarithm may be off by a last bit, and so not be quite monotonic.
 _LOG_SLACK = 1e-9
+
+MAX_MARGIN = 6.0
+"""Beyond so many nats a margin tells nothing more."""
 
 
 def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) -> int:
@@ -30,13 +35,42 @@ def draw_token(scores: Scores, seed: int, stream: NoiseStream, position: int) ->
         stream: Noise to draw with.
         position: Absolute position of the token that is chosen.
     """
+    candidates, sums = _contenders(scores, seed, stream, position, within=0.0)
+    return int(candidates[np.argmax(sums)])
+
+
+def draw_with_margin(scores: Scores, seed: int, stream: NoiseStream, position: int) -> tuple[int, float]:
+    """``draw_token`` and its margin.
+
+    Returns:
+        The token, and by how much its sum of score and noise exceeds the next best, ``MAX_MARGIN`` at
+        most.
+    """
+    candidates, sums = _contenders(scores, seed, stream, position, within=MAX_MARGIN)
+    return int(candidates[np.argmax(sums)]), margin_of(sums)
+
+
+def margin_of(scores: npt.NDArray[np.floating[Any]]) -> float:
+    """Gap between the largest and the second largest score, ``MAX_MARGIN`` at most."""
+    if len(scores) < 2:
+        return MAX_MARGIN
+    second, first = np.partition(scores, -2)[-2:]
+    return min(float(first - second), MAX_MARGIN)
+
+
+def _contenders(
+    scores: Scores, seed: int, stream: NoiseStream, position: int, within: float
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+    """Tokens whose score and noise may come ``within`` so much of the largest sum, and these sums.
+
+    Only where the score alone, with the largest noise there is, could do so is noise made of the bits.
+    """
     words = words_at(seed, stream, position, len(scores))
-    # Only where the score alone, with the largest noise there is, could win, is noise made of the bits.
     likeliest, luckiest = int(np.argmax(scores)), int(np.argmax(words))
     noise = gumbel(words[[likeliest, luckiest]])
     best = max(scores[likeliest] + noise[0], scores[luckiest] + noise[1])
-    candidates = np.flatnonzero(scores + (noise[1] + _LOG_SLACK) >= best)
-    return int(candidates[np.argmax(scores[candidates] + gumbel(words[candidates]))])
+    candidates = np.flatnonzero(scores + (noise[1] + _LOG_SLACK + within) >= best)
+    return candidates, scores[candidates] + gumbel(words[candidates])
 
 
 def draw_weighted(weights: npt.NDArray[np.float64], seed: int, stream: NoiseStream, position: int) -> int:

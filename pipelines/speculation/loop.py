@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
 """One proposal of the draft, or one verification by the target: a request in, its whole output back."""
+
+_NO_PROPOSAL = Output(NO_TOKENS, "", is_final=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ async def speculate(
     request: GenerationRequest,
     draft: EngineCall,
     target: EngineCall,
-    num_draft_tokens: int,
+    lengths: DraftLength,
     *,
     use_draft_logits: bool = False,
 ) -> AsyncIterator[Round]:
@@ -85,29 +88,30 @@ async def speculate(
     num_emitted = 0
     finish_reason = ""
     while not finish_reason:
-        num_remaining = request.max_tokens - num_emitted
-        num_wanted = min(num_draft_tokens, num_remaining - 1) if num_emitted else 0
         step = replace(request, input_ids=known, prompt_length=request.num_prompt_tokens)
-        draft_ids, draft_logits = NO_TOKENS, None
-        if num_wanted:
-            wanted = replace(
-                step,
-                max_tokens=num_wanted,
-                num_log_probs=None,
-                independent_noise=use_draft_logits,
-                return_generation_logits=use_draft_logits,
+        proposal, num_to_verify = _NO_PROPOSAL, 0
+        plan = lengths.next_round(request.max_tokens - num_emitted) if num_emitted else NO_DRAFT
+        if plan.max_tokens:
+            proposal = await draft(
+                replace(
+                    step,
+                    max_tokens=plan.max_tokens,
+                    keep_drafting=plan.keep_drafting(),
+                    num_log_probs=None,
+                    independent_noise=use_draft_logits,
+                    return_generation_logits=use_draft_logits,
+                )
             )
-            proposal = await draft(wanted)
-            draft_ids = proposal.token_ids
-            draft_logits = proposal.generation_logits if len(draft_ids) else None
+            num_to_verify = plan.num_to_verify(proposal)
+        draft_ids = proposal.token_ids[:num_to_verify]
+        draft_logits = None
+        if use_draft_logits and num_to_verify:
+            assert proposal.generation_logits is not None
+            draft_logits = proposal.generation_logits[:num_to_verify]
         verified = await target(
-            replace(
-                step,
-                draft_input_ids=draft_ids,
-                draft_logits=draft_logits,
-                max_tokens=len(draft_ids) + 1,
-            )
+            replace(step, draft_input_ids=draft_ids, draft_logits=draft_logits, max_tokens=num_to_verify + 1)
         )
+        lengths.observe(proposal, verified.token_ids)
 
         known = np.concatenate((known, verified.token_ids))
         num_emitted += len(verified.token_ids)
@@ -117,7 +121,7 @@ async def speculate(
             finish_reason = "length"
         yield Round(
             token_ids=verified.token_ids,
-            num_draft_tokens=len(draft_ids),
+            num_draft_tokens=num_to_verify,
             num_accepted_tokens=count_accepted(draft_ids, verified.token_ids),
             finish_reason=finish_reason,
             log_probs=verified.log_probs,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
@@ -33,6 +37,8 @@ class GenerationRequest:
         num_log_probs: 0 for the log probabilities of the output tokens, more for those of so many
             alternatives too, None for none.
         return_generation_logits: Whether the answer has the logits that its tokens were chosen from.
+        keep_drafting: Given: the answer has the margins of its tokens, and ends, as by "length", after the
+            token for whose margin this says no.
         independent_noise: Draw with noise that nothing else uses instead of that which draft and target
             share, and give ``end_id`` like any other token, as the last one: a proposal for the ratio
             rule.
@@ -51,6 +57,7 @@ class GenerationRequest:
     bad_words: tuple[bytes, ...] = ()
     num_log_probs: int | None = None
     return_generation_logits: bool = False
+    keep_drafting: Callable[[float], bool] | None = None
     independent_noise: bool = False
     deadline_s: float | None = None
 
@@ -146,6 +153,8 @@ class Output:
         log_probs: Of ``token_ids``, if asked for.
         generation_logits: float32 [n, vocab_size], raw, from which ``token_ids`` were chosen, if asked
             for.
+        margins: float32 [n], by how much each token was preferred to the next best, noise included, if
+            ``keep_drafting`` asks.
     """
 
     token_ids: TokenIds
@@ -153,3 +162,4 @@ class Output:
     is_final: bool
     log_probs: LogProbs | None = None
     generation_logits: Logits | None = None
+    margins: npt.NDArray[np.float32] | None = None

@@ -92,6 +92,18 @@ class Sampler:
         self._check_best(float(adjusted[token_id]))
         return token_id
 
+    def propose(self, logits: Logits) -> tuple[int, float]:
+        """The token that ``choose`` gives, and its margin over the next best, noise included.
+
+        Raises:
+            DraftproofError: As ``choose``.
+        """
+        if not self._sampling.is_greedy:
+            scores = self.law_scores(logits)
+            return draws.draw_with_margin(scores, self._sampling.seed, self._stream, self.position)
+        token_id = self.choose(logits)
+        return token_id, draws.margin_of(logits if self._leaves_logits_alone else self._adjust(logits))
+
     def verify(self, logits: Logits, draft_id: int, draft_logits: Logits) -> int:
         """The next token by the ratio rule: ``draft_id`` if it is accepted, else a recovered one.
 

@@ -1,0 +1,115 @@
+"""How likely a draft token is to be accepted, told from how clearly the draft preferred it.
+
+The margin is the gap between the best and the second best of the scores that the draft chose from, the
+noise included. Target and draft choose under the same noise, so a token that won by a wide margin wins
+with the target too unless the two models disagree by more than that: the margin predicts acceptance for
+greedy and for sampled tokens alike, which the draft's probability of a sampled token does not
+(docs/decisions/0011-draft-length.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+MARGIN_EDGES = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Borders of the classes of margins, in nats."""
+
+NUM_CLASSES = len(MARGIN_EDGES) + 1
+
+_CLASS_MEMORY = 500.0  # observations after which a class has half forgotten its prior
+_REQUEST_MEMORY = 0.93  # weight that an observation keeps when the next one comes
+_REQUEST_PRIOR = 3.0  # observations that the first ones are weighed against; forgotten like any other
+_CERTAIN = 0.995
+_LATE_MEMORY = 0.75
+_LEAST_VARIANCE = 0.1
+_SURPRISE = 2.5  # standard deviations between late and long record that mean that the text has changed
+
+
+class AcceptanceByMargin:
+    """Acceptance rate of each class of margins, over all requests of a server.
+
+    Args:
+        rates: Prior, one rate per class; from the calibration of the pair.
+        shares: Prior, how often each class occurs; sums to 1.
+    """
+
+    def __init__(self, rates: Sequence[float], shares: Sequence[float]) -> None:
+        self.rates: npt.NDArray[np.float64] = np.array(rates, np.float64)
+        self.shares: npt.NDArray[np.float64] = np.array(shares, np.float64)
+
+    def observe(self, margin_class: int, *, was_accepted: bool) -> None:
+        """Learn from one draft token that the target was asked about."""
+        self.rates[margin_class] += (was_accepted - self.rates[margin_class]) / _CLASS_MEMORY
+        self.shares *= 1 - 1 / _CLASS_MEMORY
+        self.shares[margin_class] += 1 / _CLASS_MEMORY
+
+
+class RequestAcceptance:
+    """The same for one request: the server's rates, scaled by how this request does against them.
+
+    Args:
+        common: Of the server.
+    """
+
+    def __init__(self, common: AcceptanceByMargin) -> None:
+        self._common = common
+        self._num_accepted = self._num_expected = _REQUEST_PRIOR
+        # The latest few observations, to notice a change of the text.
+        self._late_accepted = self._late_expected = self._late_variance = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Accepted over expected tokens of late; 1 at the beginning."""
+        return self._num_accepted / self._num_expected
+
+    @property
+    def rates(self) -> npt.NDArray[np.float64]:
+        """float64 [NUM_CLASSES], acceptance of this request's draft tokens by class of margin."""
+        return np.minimum(self._common.rates * self.factor, _CERTAIN)
+
+    @property
+    def mean_rate(self) -> float:
+        """Acceptance of a draft token whose margin is not known yet."""
+        return float(self.rates @ self._common.shares)
+
+    def rate(self, margin: float) -> float:
+        """Acceptance of a draft token with this margin, given that those before it are accepted."""
+        return float(min(self._common.rates[class_of(margin)] * self.factor, _CERTAIN))
+
+    def observe(self, margins: Iterable[float], num_accepted: int) -> None:
+        """Learn from a verification.
+
+        Args:
+            margins: Of the verified draft tokens, in order.
+            num_accepted: How many of them the target kept. Those after the first refused one tell nothing:
+                the target was asked about them after a token that is not its own.
+        """
+        for index, margin in enumerate(margins):
+            if index > num_accepted:
+                return
+            margin_class = class_of(margin)
+            was_accepted = index < num_accepted
+            self._add(was_accepted, float(self._common.rates[margin_class]))
+            self._common.observe(margin_class, was_accepted=was_accepted)
+
+    def _add(self, was_accepted: bool, expected: float) -> None:
+        probability = min(expected * self.factor, _CERTAIN)
+        self._late_accepted = _LATE_MEMORY * self._late_accepted + was_accepted
+        self._late_expected = _LATE_MEMORY * self._late_expected + expected
+        self._late_variance = _LATE_MEMORY**2 * self._late_variance + max(
+            probability * (1 - probability), _LEAST_VARIANCE
+        )
+        surprise = abs(self._late_accepted - self.factor * self._late_expected)
+        if surprise > _SURPRISE * self._late_variance**0.5:
+            self._num_accepted, self._num_expected = self._late_accepted, self._late_expected
+            return
+        self._num_accepted = _REQUEST_MEMORY * self._num_accepted + was_accepted
+        self._num_expected = _REQUEST_MEMORY * self._num_expected + expected
+
+
+def class_of(margin: float) -> int:
+    """Index of the class that a margin falls into."""
+    return int(np.searchsorted(MARGIN_EDGES, margin, side="right"))

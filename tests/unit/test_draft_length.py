@@ -1,0 +1,148 @@
+"""The draft-length controller in a world whose costs and acceptance are known."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
+from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
+from pipelines.speculation.request import Output
+from pipelines.speculation.step_costs import StepCosts
+from pipelines.speculation.survival import MARGIN_EDGES, AcceptanceByMargin
+
+# Measured on the pair demo-large (docs/decisions/0011-draft-length.md): seconds of a target step by rows.
+ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
+TARGET_S = (0.0138, 0.0142, 0.0146, 0.0157, 0.0182, 0.0253, 0.0329, 0.0493, 0.085)
+DRAFT_S = (0.00025, 0.00025, 0.00025, 0.00027, 0.0003, 0.0003, 0.0004, 0.0005, 0.0008)
+RATES = (0.45, 0.54, 0.63, 0.80, 0.93, 0.975, 0.987, 0.995, 0.995)
+SHARES = tuple(np.array([6.3, 8, 12, 18.5, 14, 10, 15, 7.5, 8.7]) / 100)
+MAX_DRAFT_LEN = 8
+_CUMULATIVE = np.cumsum(SHARES)[:-1].tolist()
+
+Agreement = Callable[[int], float]
+"""Round to how well the text suits the draft: 1 as calibrated, 0 not at all."""
+
+
+class World:
+    """Requests that answer for ever; the clock is the cost model's own."""
+
+    def __init__(self, num_requests: int, agreement: Agreement, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._agreement = agreement
+        self._num_requests = num_requests
+        self._target = StepCosts(ROWS, TARGET_S)
+        self._draft = StepCosts(ROWS, DRAFT_S)
+        self.lengths = DraftLengths(
+            AcceptanceByMargin(RATES, SHARES),
+            StepCosts(ROWS, DRAFT_S),
+            StepCosts(ROWS, TARGET_S),
+            MAX_DRAFT_LEN,
+        )
+
+    def adaptive(self, num_rounds: int) -> tuple[float, list[float]]:
+        """Tokens per second, and the mean number of verified draft tokens of each round."""
+        return self._run([self.lengths.begin() for _ in range(self._num_requests)], num_rounds)
+
+    def fixed(self, length: int, num_rounds: int) -> float:
+        return self._run([FixedDraftLength(length)] * self._num_requests, num_rounds)[0]
+
+    def _run(self, requests: list[DraftLength], num_rounds: int) -> tuple[float, list[float]]:
+        num_tokens, seconds, verified = 0, 0.0, []
+        for number in range(num_rounds):
+            rows = depth = 0
+            for request in requests:
+                plan = request.next_round(1000)
+                proposal, accepted = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
+                count = plan.num_to_verify(proposal)
+                num_accepted = min(accepted, count)
+                num_tokens += num_accepted + 1
+                rows += count + 1
+                depth = max(depth, len(proposal.token_ids))
+                # Token 1 was right, token 0 was not; the target's own token after the accepted ones is 1.
+                output = np.ones(num_accepted + 1, np.int32)
+                request.observe(proposal, output)
+            seconds += float(self._target.seconds(max(rows, 2)))
+            seconds += depth * float(self._draft.seconds(self._num_requests))
+            verified.append((rows - len(requests)) / len(requests))
+        return num_tokens / seconds, verified
+
+    def _draft_tokens(
+        self, count: int, keep_drafting: Callable[[float], bool] | None, number: int
+    ) -> tuple[Output, int]:
+        edges = (0.0, *MARGIN_EDGES)
+        margins, is_right = [], []
+        for _ in range(count):
+            margin_class = bisect(_CUMULATIVE, self._rng.random())
+            margins.append(edges[margin_class] + 0.01)
+            is_right.append(self._rng.random() < RATES[margin_class] * self._agreement(number))
+            if keep_drafting is not None and not keep_drafting(margins[-1]):
+                break
+        num_accepted = is_right.index(False) if False in is_right else len(is_right)
+        output = Output(np.array(is_right, np.int32), "", True, margins=np.array(margins, np.float32))
+        return output, num_accepted
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("agreement", [1.0, 0.7, 0.4, 0.1, 0.0])
+def test_adaptive_is_as_fast_as_the_best_fixed_length_and_as_no_draft(
+    num_requests: int, agreement: float
+) -> None:
+    num_rounds = 2000 // num_requests
+    adaptive, _ = World(num_requests, lambda number: agreement).adaptive(num_rounds)
+    fixed = {
+        length: World(num_requests, lambda number: agreement).fixed(length, num_rounds)
+        for length in (0, 1, 2, 4, 6, 8)
+    }
+    best = max(fixed, key=lambda length: fixed[length])
+    print(
+        f"{num_requests} requests, agreement {agreement}: {adaptive / fixed[0]:.3f} of no draft, "
+        f"{adaptive / fixed[best]:.3f} of the best fixed length {best}"
+    )
+    assert adaptive >= 0.97 * fixed[0]
+    assert adaptive >= 0.97 * fixed[best]
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_the_length_follows_a_change_of_the_text_within_ten_rounds(num_requests: int) -> None:
+    _, verified = World(num_requests, lambda number: 1.0 if number // 100 % 2 == 0 else 0.0).adaptive(400)
+    for begin in (100, 300):
+        assert np.mean(verified[begin - 50 : begin]) > 4 * np.mean(verified[begin + 10 : begin + 100])
+    settled = np.mean(verified[250:300])
+    assert np.mean(verified[210:220]) > 0.6 * settled
+
+
+def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
+    world = World(1, lambda number: 0.0)
+    request = world.lengths.begin()
+    for _ in range(60):
+        request.observe(
+            Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32)), np.ones(1, np.int32)
+        )
+    plans = [request.next_round(100) for _ in range(30)]
+    assert sum(plan.max_tokens for plan in plans) <= 15
+
+
+def test_requests_that_ended_weigh_nothing() -> None:
+    world = World(1, lambda number: 1.0)
+    alone = world.lengths.begin()
+    before = world.lengths.next_threshold()
+    others = [world.lengths.begin() for _ in range(15)]
+    assert world.lengths.next_threshold() > before
+    for other in others:
+        world.lengths.end(other)
+    assert world.lengths.next_threshold() == before
+    assert isinstance(alone, RequestDraftLength)
+
+
+def test_a_round_near_the_end_of_the_budget_drafts_less() -> None:
+    request = World(1, lambda number: 1.0).lengths.begin()
+    assert [request.next_round(remaining).max_tokens for remaining in (1, 2, 5, 100)] == [
+        0,
+        1,
+        4,
+        MAX_DRAFT_LEN,
+    ]
