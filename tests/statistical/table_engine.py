@@ -26,8 +26,8 @@ _AT_ONCE = 16
 class TableEngine:
     """Keeps the token of each position where a network keeps keys and values."""
 
-    def __init__(self, table: Table) -> None:
-        self.config = replace(recording_config(), vocab_size=table.vocab_size)
+    def __init__(self, table: Table, role: str) -> None:
+        self.config = replace(recording_config(role), vocab_size=table.vocab_size)
         self._table = table
         self._tokens = np.zeros((_NUM_BLOCKS, BLOCK_SIZE), int)
 
@@ -54,7 +54,10 @@ class TableEngine:
 
 def count_served(pair: Pair, use_draft_logits: bool, seeds: range) -> Counts:
     """As ``counting.count``, through two executors that batch and cache, many requests at once."""
-    draft, target = (Executor(TableEngine(table), table.vocabulary, _LIMITS) for table in pair.tables())
+    draft, target = (
+        Executor(TableEngine(table, role), table.vocabulary, _LIMITS)
+        for table, role in zip(pair.tables(), ("draft", "target"), strict=True)
+    )
     counter = Counter(pair, use_draft_logits)
 
     async def answer(seed: int) -> list[Round]:

@@ -15,8 +15,29 @@ from pipelines.speculation.sampler import Sampler
 from pipelines.text.bad_words import BadWords, Completions
 from pipelines.text.vocabulary import Vocabulary
 
+Ranks = Callable[[np.ndarray], np.ndarray]
+
 PROMPT = np.array([1, 2], np.int32)
 _CERTAIN = 60.0
+
+
+def reverse(best_first: np.ndarray) -> np.ndarray:
+    """The draft likes best what the target likes least: most drafts are rejected."""
+    return best_first[::-1]
+
+
+def rotate(best_first: np.ndarray) -> np.ndarray:
+    """The draft likes best what the target likes least, and agrees with it on the order of the rest.
+
+    What is recovered then are letters that the draft might well have drawn, in other proportions: noise
+    that draft and target should not share shows. With ``reverse`` it hardly does.
+    """
+    return np.roll(best_first, 1)
+
+
+def agree(best_first: np.ndarray) -> np.ndarray:
+    """The draft likes best what the target likes best, and reverses the rest: most drafts are accepted."""
+    return np.concatenate((best_first[:1], best_first[:0:-1]))
 
 
 class Table:
@@ -25,17 +46,20 @@ class Table:
     Args:
         vocab_size: Letters.
         spread: Distance between the best and the worst logit.
-        is_draft: Ranks every letter the other way round than the target does, so most drafts are rejected.
+        ranks: Of the letters, best first, those of the target: letter ``ranks[i]`` of that list has this
+            model's i-th largest logit. None for the target itself.
         first_is_certain: The first output token is letter 0. It is chosen before anything is drafted; the
             cells of a test are then left to the tokens of the rounds.
     """
 
-    def __init__(self, vocab_size: int, spread: float, *, is_draft: bool, first_is_certain: bool) -> None:
+    def __init__(
+        self, vocab_size: int, spread: float, ranks: Ranks | None, *, first_is_certain: bool
+    ) -> None:
         self.vocab_size = vocab_size
         self.vocabulary = Vocabulary(tuple(bytes([ord("a") + i]) for i in range(vocab_size)))
         self.completions = Completions(self.vocabulary)
         self._spread = spread
-        self._sign = -1 if is_draft else 1
+        self._ranks = ranks
         self._first_is_certain = first_is_certain
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -48,8 +72,10 @@ class Table:
 
     def _make(self, output: tuple[int, ...]) -> np.ndarray:
         rng = np.random.default_rng([len(output), *output])
-        levels = np.linspace(-0.5, 0.5, self.vocab_size) + rng.uniform(-0.15, 0.15, self.vocab_size)
-        logits = self._sign * self._spread * rng.permutation(levels)
+        levels = np.linspace(0.5, -0.5, self.vocab_size) + rng.uniform(-0.15, 0.15, self.vocab_size)
+        best_first = rng.permutation(self.vocab_size)
+        logits = np.empty(self.vocab_size)
+        logits[best_first if self._ranks is None else self._ranks(best_first)] = self._spread * levels
         if self._first_is_certain and not output:
             logits[0] = _CERTAIN
         return logits.astype(np.float32)
@@ -95,7 +121,9 @@ class Pair:
         vocab_size: Letters of both models.
         num_draft_tokens: K.
         request: All but the seed.
-        spread: Of the tables' logits; chosen so that about 70 % of the drafts are rejected.
+        spread: Of the tables' logits.
+        ranks: Of the draft.
+        rejected: Between which rates its drafts are rejected.
     """
 
     name: str
@@ -103,6 +131,8 @@ class Pair:
     num_draft_tokens: int
     request: GenerationRequest
     spread: float
+    ranks: Ranks = reverse
+    rejected: tuple[float, float] = (0.6, 0.8)
     first_is_certain: bool = True
 
     @property
@@ -118,8 +148,8 @@ class Pair:
     def tables(self) -> tuple[Table, Table]:
         """Draft and target."""
         draft, target = (
-            Table(self.vocab_size, self.spread, is_draft=is_draft, first_is_certain=self.first_is_certain)
-            for is_draft in (True, False)
+            Table(self.vocab_size, self.spread, ranks, first_is_certain=self.first_is_certain)
+            for ranks in (self.ranks, None)
         )
         return draft, target
 
