@@ -106,6 +106,10 @@ test: .venv/test.stamp .venv/torch.stamp ## unit and integration tests
 test-unit: .venv/test.stamp .venv/torch.stamp ## the tests that start no server
 	@$(venv) -m pytest tests/unit $(ARGS)
 
+.PHONY: test-statistical
+test-statistical: .venv/test.stamp ## test the sampled law at full size, with the power of each test (minutes)
+	@$(venv) -m pytest tests/statistical -m statistical -o faulthandler_timeout=3600 $(ARGS)
+
 .PHONY: check
 check: .venv/test.stamp ## lint, format, types, architecture
 	@$(venv) -m ruff check

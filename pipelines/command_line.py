@@ -52,7 +52,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-file",
         type=Path,
         default=HELD_OUT,
-        help="JSON lines with id and text (default: held-out prompts of the demonstration pair)",
+        help="JSON lines with id and text (default: prompts of the demonstration pair)",
     )
 
 

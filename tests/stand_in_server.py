@@ -60,7 +60,7 @@ OUTPUT_TYPES = {
     "accepted_per_position": "INT32",
     "acceptance_rate": "FP32",
 }
-_NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+NUMPY_TYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 _WAIT_FOR_CANCEL_S = 10.0
 
 Script = Callable[[dict[str, Any], str], Iterator[dict[str, Any]]]
@@ -166,7 +166,7 @@ def _grpc_inputs(request: Any) -> dict[str, Any]:
                 values.append(raw[4 : 4 + size].decode("utf-8"))
                 raw = raw[4 + size :]
         else:
-            values = np.frombuffer(raw, _NUMPY[tensor.datatype]).tolist()
+            values = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
         if list(tensor.shape) != [1, len(values)]:
             raise Refused(f"unexpected shape for input '{tensor.name}'")
         inputs[tensor.name] = values if tensor.name in ROWS else values[0]
@@ -185,7 +185,7 @@ def _grpc_response(outputs: dict[str, Any], *, is_final: bool) -> Any:
             encoded = [str(item).encode("utf-8") for item in values]
             raw = b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
         else:
-            raw = np.array(values, _NUMPY[datatype]).tobytes()
+            raw = np.array(values, NUMPY_TYPES[datatype]).tobytes()
         message.infer_response.raw_output_contents.append(raw)
     return message
 

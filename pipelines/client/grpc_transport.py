@@ -104,7 +104,7 @@ class GrpcTransport:
         try:
             return method(message, timeout=self._timeouts.read_s)
         except grpc.RpcError as error:
-            raise _typed(error, self._address, self._timeouts) from error
+            raise as_error(error, self._address, self._timeouts) from error
 
 
 class GrpcCall:
@@ -138,7 +138,7 @@ class GrpcCall:
             except queue.Empty:
                 raise timed_out("no response", self._silence_s) from None
             if isinstance(arrival, grpc.RpcError):
-                raise _typed(arrival, self._address, self._timeouts) from arrival
+                raise as_error(arrival, self._address, self._timeouts) from arrival
             if arrival is None:
                 raise unreachable(self._address, "the stream ended before the last response")
             if arrival.error_message:
@@ -175,12 +175,13 @@ def _raw(tensor: InputTensor) -> bytes:
 def _outputs(response: Any) -> dict[str, list[Any]]:
     # tritonclient's InferResult does the same in three times the time; this runs for every chunk of a stream.
     return {
-        output.name: _values(output.datatype, raw)
+        output.name: tensor_values(output.datatype, raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
+def tensor_values(datatype: str, raw: bytes) -> list[Any]:
+    """Values of a tensor as gRPC carries it, flattened; text as ``bytes``."""
     if datatype != "BYTES":
         values: list[Any] = np.frombuffer(raw, _NUMPY_TYPES[datatype]).tolist()
         return values
@@ -192,7 +193,8 @@ def _values(datatype: str, raw: bytes) -> list[Any]:
     return items
 
 
-def _typed(error: Any, address: str, timeouts: Timeouts) -> DraftproofError:
+def as_error(error: Any, address: str, timeouts: Timeouts) -> DraftproofError:
+    """The error of ours for one of gRPC's."""
     status, detail = error.code(), error.details() or ""
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return timed_out("its deadline passed", timeouts.total_s)

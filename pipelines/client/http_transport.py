@@ -57,9 +57,9 @@ class HttpTransport:
                 response.read()
                 response.close()
         except httpx.HTTPError as error:
-            raise _typed(error, self._url, self._timeouts, silence_s) from error
+            raise as_error(error, self._url, self._timeouts, silence_s) from error
         if response.status_code != httpx.codes.OK:
-            raise _refusal_of(response)
+            raise refusal_of(response)
         return HttpCall(response, self._timeouts, sent_at_s, streaming=streaming)
 
     def is_ready(self) -> bool:
@@ -87,9 +87,9 @@ class HttpTransport:
         try:
             reply = self._http.get(path)
         except httpx.HTTPError as error:
-            raise _typed(error, self._url, self._timeouts, self._timeouts.read_s) from error
+            raise as_error(error, self._url, self._timeouts, self._timeouts.read_s) from error
         if reply.status_code != httpx.codes.OK:
-            raise _refusal_of(reply)
+            raise refusal_of(reply)
         return reply.json()
 
     def _limits(self, silence_s: float) -> httpx.Timeout:
@@ -128,7 +128,7 @@ class HttpCall:
         try:
             body = self._next_event() if self._streaming else self._whole_body()
         except httpx.HTTPError as error:
-            raise _typed(error, str(self._response.url), self._timeouts, self._timeouts.read_s) from error
+            raise as_error(error, str(self._response.url), self._timeouts, self._timeouts.read_s) from error
         received_at_s = time.monotonic()
         if body is None:
             if self._is_finished:
@@ -185,7 +185,8 @@ def _json_object(body: str) -> dict[str, Any]:
     return document
 
 
-def _refusal_of(response: httpx.Response) -> DraftproofError:
+def refusal_of(response: httpx.Response) -> DraftproofError:
+    """The error behind a response whose status is not 200."""
     try:
         # A stream that ends before it begins is refused in an event, too.
         message = str(json.loads(response.text.removeprefix(_EVENT_PREFIX))["error"])
@@ -194,7 +195,8 @@ def _refusal_of(response: httpx.Response) -> DraftproofError:
     return refusal(message, is_client_fault=400 <= response.status_code < 500)
 
 
-def _typed(error: httpx.HTTPError, url: str, timeouts: Timeouts, silence_s: float) -> DraftproofError:
+def as_error(error: httpx.HTTPError, url: str, timeouts: Timeouts, silence_s: float) -> DraftproofError:
+    """The error of ours for one of httpx's; ``silence_s`` is how long it waited to read."""
     if isinstance(error, httpx.ReadTimeout):
         return timed_out("no response", silence_s)
     if isinstance(error, httpx.WriteTimeout):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
 from pipelines.prompts import Prompt
 from pipelines.validation.comparison import Divergence, first_divergence
-from pipelines.validation.proof import SPECULATIVE, TARGET_ALONE
+from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE
 
 
 @dataclass(frozen=True)

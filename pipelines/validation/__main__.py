@@ -1,135 +1,148 @@
-"""Prove on a running server that speculation changes no answer.
+"""Prove on a running server that speculation changes no answer; the report that a release is judged by.
 
-``python -m pipelines.validation --url grpc://127.0.0.1:8001 --prompts 16 --draft-lengths 0,1,2,4,8``
+``python -m pipelines.validation --recipe demo``, with ``--quick`` for a minute or two
 
-Exit codes: 0 all equal; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: what was
-compared is equal, but the server did not answer everything. The last line of standard output is JSON.
+Exit codes: 0 pass; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: what was compared
+is equal, but the server did not answer everything, or too little was asked. The last line of standard
+output is JSON; the same report for people is a page, ``.run/<recipe>/verify.html``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from pipelines.client import Client
-from pipelines.client.at_once import Workers
 from pipelines.command_line import (
     EXIT_FAIL,
     EXIT_INCONCLUSIVE,
     EXIT_INTERRUPTED,
     EXIT_PASS,
-    Progress,
     add_server_options,
     whole_number,
-    whole_numbers,
 )
 from pipelines.conditions import conditions, engine_conditions
+from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.prompts import read_prompts
+from pipelines.prompts import CORPORA, Prompt, draw_prompts
 from pipelines.running_server import engine_directories, running_server
-from pipelines.validation.margin import explain
-from pipelines.validation.proof import Pass, PassResult, Plan, prove
-from pipelines.validation.report import as_document, describe, table_head, table_row
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.validation.exact import ExactReport, run_exact
+from pipelines.validation.exact_sections import PASSES
+from pipelines.validation.html_report import as_html, write_page
+from pipelines.validation.plan import LOADS
+from pipelines.validation.report import as_document, as_text
+from pipelines.validation.section import Verdict, joint_verdict
+from pipelines.validation.sizes import QUICK, RELEASE, Size, read_limits
 
-_EXIT_CODES = {"pass": EXIT_PASS, "fail": EXIT_FAIL, "inconclusive": EXIT_INCONCLUSIVE}
+_EXIT_CODES: dict[Verdict, int] = {
+    "pass": EXIT_PASS,
+    "fail": EXIT_FAIL,
+    "inconclusive": EXIT_INCONCLUSIVE,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    size = _size(options)
     try:
-        plan = Plan(
-            prompts=read_prompts(options.prompt_file, options.prompts),
-            draft_lengths=options.draft_lengths,
-            concurrency=options.concurrency,
-            max_tokens=options.max_tokens,
-            temperatures=tuple(dict.fromkeys(options.temperatures)),
-        )
+        files = (options.prompt_file,) if options.prompt_file else CORPORA
+        prompts = draw_prompts(files, size.num_prompts)
     except InvalidRequestError as error:
         parser.error(str(error))
-    if options.prompts < max(options.concurrency):
-        parser.error(f"{options.prompts} prompts cannot be {max(options.concurrency)} requests at once")
     command_line = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        page = options.html or run_directory(options.recipe) / "verify.html"
         with running_server(options.url, options.recipe) as url:
-            return _verify(url, plan, options.recipe, command_line)
+            report, context = _verify(url, size, prompts, options.recipe, command_line)
     except DraftproofError as error:
         print(f"inconclusive: {error}", file=sys.stderr)
         print(json.dumps({"verdict": "inconclusive", "error": str(error)}))
         return EXIT_INCONCLUSIVE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    return _show(report, context, page)
 
 
-def _verify(url: str, plan: Plan, recipe: str, command_line: list[str]) -> int:
-    with Client.connect(url) as client:
-        engine_dirs = engine_directories(client)
+def _size(options: argparse.Namespace) -> Size:
+    size = QUICK if options.quick else RELEASE
+    return replace(
+        size,
+        num_prompts=options.prompts or size.num_prompts,
+        max_tokens=options.max_tokens or size.max_tokens,
+    )
+
+
+def _verify(
+    url: str, size: Size, prompts: tuple[Prompt, ...], recipe: str, command_line: list[str]
+) -> tuple[ExactReport, dict[str, Any]]:
+    nonce = secrets.token_hex(4)
+    with ExitStack() as clients:
+        connected = [clients.enter_context(Client.connect(url)) for _ in range(max(LOADS) + 1)]
+        engine_dirs = engine_directories(connected[0])
         context = conditions(
             "pipelines.validation",
             command_line,
             recipe=recipe,
-            triton_version=client.server_version(),
+            triton_version=connected[0].server_version(),
             engines=engine_conditions(engine_dirs),
+            nonce=nonce,
         )
-    progress = Progress()
-
-    def on_answer(asked: Pass, num_done: int) -> None:
-        progress.show(f"{asked}: {num_done}/{len(plan.prompts)} answers")
-
-    def on_pass(result: PassResult) -> None:
-        progress.clear()
-        print(table_row(result), flush=True)
-
-    print(
-        f"{len(plan.prompts)} prompts, {plan.max_tokens} tokens each; compared with the target alone, "
-        f"asked {min(plan.concurrency)} at a time"
-    )
-    print(table_head(), flush=True)
-    with Workers.connect(url, max(plan.concurrency), streaming=False) as workers:
-        proof = prove(plan, workers, on_answer, on_pass)
-    first = None
-    if proof.findings:
-        progress.show("looking up the logits at the first difference")
-        first = proof.findings[0], explain(proof.findings[0], engine_dirs.get("target"))
-        progress.clear()
-        print(describe(*first))
-    for reason in proof.failures():
-        print(f"FAIL: {reason}")
-    if proof.verdict == "inconclusive":
-        print(f"INCONCLUSIVE: {proof.num_missing} answers could not be compared")
-    if proof.verdict == "pass":
-        print(f"PASS: {proof.num_answers} answers, {proof.num_tokens} tokens, all the target's own")
-    print(json.dumps({**as_document(proof, first), "conditions": context}))
-    return _EXIT_CODES[proof.verdict]
+        limits = read_limits(connected[0].model_parameters("speculative"))
+        vocabulary = _vocabulary(engine_dirs.get("target"))
+        return run_exact(size, prompts, limits, connected, vocabulary, nonce), context
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
     try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 0,0.8") from None
+        return Vocabulary.from_file(engine_dir / "tokenizer.json") if engine_dir else None
+    except DraftproofError:  # the server runs on another machine: tokens are shown as ids
+        return None
+
+
+def _show(report: ExactReport, context: dict[str, Any], page: Path) -> int:
+    for section in report.sections:
+        if section.title != PASSES:  # shown while they ran
+            print(as_text(section))
+    for found in report.divergences:
+        print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
+    write_page(page, as_html(report.sections, report.divergences, report.num_divergences, context))
+    verdict = joint_verdict(report.sections)
+    print(f"\n{verdict.upper()}; the report is {page}")
+    print(json.dumps(as_document(report.sections, context)))
+    return _EXIT_CODES[verdict]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.validation",
-        description="Prove that generate gives the tokens of generate_target.",
+        description="Prove that generate gives the answers of generate_target.",
     )
     add_server_options(parser)
-    parser.add_argument("--prompts", type=whole_number(1), default=16, help="how many (%(default)s)")
+    parser.set_defaults(prompt_file=None)
     parser.add_argument(
-        "--draft-lengths", type=whole_numbers(0), default=(0, 1, 2, 4, 8), help="such as 0,1,2,4,8 (default)"
+        "--quick", action="store_true", help="a minute or two: fewer prompts and tokens, the same design"
     )
     parser.add_argument(
-        "--concurrency", type=whole_numbers(1), default=(1, 8), help="requests at once, such as 1,8 (default)"
+        "--prompts",
+        type=whole_number(2),
+        help=f"how many (default: {RELEASE.num_prompts}, with --quick {QUICK.num_prompts})",
     )
-    parser.add_argument("--max-tokens", type=whole_number(1), default=64, help="per answer (%(default)s)")
     parser.add_argument(
-        "--temperatures", type=_temperatures, default=(0.0, 0.8), help="0 is greedy; 0,0.8 by default"
+        "--max-tokens",
+        type=whole_number(1),
+        help=f"per answer (default: {RELEASE.max_tokens}, with --quick {QUICK.max_tokens})",
     )
+    parser.add_argument("--html", type=Path, help="page to write (default: .run/<recipe>/verify.html)")
     return parser
 
 

@@ -40,6 +40,15 @@ class CellTest:
     pooled_probability: float
 
 
+def cells_for(
+    law: npt.NDArray[np.float64], num_samples: int, min_expected: float = MIN_EXPECTED
+) -> tuple[int, float]:
+    """``dof`` and ``pooled_probability`` that ``fit_to_law`` will have; what a size is planned with."""
+    possible = law[law > 0]
+    pool = _pool(num_samples * possible, min_expected)
+    return len(_merge(possible, pool)) - 1, float(possible[pool].sum())
+
+
 def fit_to_law(
     counts: npt.NDArray[np.int64], law: npt.NDArray[np.float64], min_expected: float = MIN_EXPECTED
 ) -> CellTest:

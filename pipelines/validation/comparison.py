@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
-from pipelines.client import Generation
+from pipelines.client import CompletionRequest, Generation
 
 
 @dataclass(frozen=True)
@@ -12,10 +14,10 @@ class Divergence:
     """The first place where an answer differs from the target's own.
 
     Attributes:
-        kind: "token", "length", "finish_reason" or "text".
+        kind: "token", "length", "finish_reason", "text", "seed" or "log_probs".
         position: Output position, from 0; the length of the shorter answer for "length", of both for
-            the last two kinds.
-        expected: Token, length, reason or text of the target alone.
+            "finish_reason", "text" and "seed".
+        expected: Token, length, reason, text, seed or log probabilities of the target alone.
         actual: The same of the other answer.
         expected_id: The target's token at ``position``; None where its answer has ended.
         actual_id: The other answer's token there.
@@ -29,10 +31,18 @@ class Divergence:
     actual_id: int | None = None
 
 
-def first_divergence(expected: Generation, actual: Generation) -> Divergence | None:
-    """Compare token ids, then why the answer ended, then the text.
+def first_divergence(
+    expected: Generation, actual: Generation, request: CompletionRequest | None = None
+) -> Divergence | None:
+    """Compare token ids, then why the answer ended, the text, the seed and log probabilities, in bits.
 
     Equal ids with different texts would be a fault of the detokenizer, not of the loop, but a fault.
+
+    Args:
+        expected: Of the target alone.
+        actual: The other.
+        request: What both were asked; it says which seed they must name and which log probabilities they
+            must hold. None: seeds are not looked at.
 
     Returns:
         None if the answers are equal.
@@ -57,4 +67,41 @@ def first_divergence(expected: Generation, actual: Generation) -> Divergence | N
         return Divergence("finish_reason", shorter, expected.finish_reason, actual.finish_reason)
     if expected.text != actual.text:
         return Divergence("text", shorter, expected.text, actual.text)
+    seed = request.seed if request else None
+    if seed is not None and not expected.seed == actual.seed == seed:
+        return Divergence("seed", shorter, str(expected.seed), str(actual.seed))
+    return _first_log_prob(expected, actual, request)
+
+
+def _first_log_prob(
+    expected: Generation, actual: Generation, request: CompletionRequest | None
+) -> Divergence | None:
+    wanted = request.num_log_probs if request else None
+    if wanted is not None:
+        # Two answers without any would be equal, and nothing compared.
+        due = _held(expected.output_ids, expected.output_ids if wanted else ())
+        held = [_held(answer.log_probs, answer.top_log_probs) for answer in (expected, actual)]
+        if held != [due, due]:
+            return Divergence("log_probs", 0, held[0], held[1])
+    walk = zip(_log_probs(expected), _log_probs(actual), strict=True)
+    for position, (own, other) in enumerate(walk):
+        if own != other:
+            return Divergence("log_probs", position, _spelled(own), _spelled(other))
     return None
+
+
+def _held(log_probs: Sized, alternatives: Sized) -> str:
+    return f"{len(log_probs)} log probs, alternatives at {len(alternatives)} positions"
+
+
+def _log_probs(answer: Generation) -> Iterator[tuple[bytes, ...]]:
+    """Per output position everything that came, in bits: NaN equals itself, and -0.0 is not 0.0."""
+    for position in range(len(answer.output_ids)):
+        values: list[float] = list(answer.log_probs[position : position + 1])
+        for alternatives in answer.top_log_probs[position : position + 1]:
+            values += [number for alternative in alternatives for number in alternative]
+        yield tuple(struct.pack("<d", value) for value in values)
+
+
+def _spelled(values: tuple[bytes, ...]) -> str:
+    return ", ".join(repr(struct.unpack("<d", value)[0]) for value in values)

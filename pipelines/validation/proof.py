@@ -1,17 +1,15 @@
-"""Asks the target alone once per prompt, then compares every other way of asking with that.
+"""Compares every way of asking with the target alone, asked one request at a time.
 
-What it proves: for these prompts, at these draft lengths and loads, tokens, reason and text are the
+What it proves: for these prompts, with these parameters, draft lengths and loads, the answers are the
 target's own. What it does not prove: anything about other prompts, engines or machines.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.at_once import Job, Workers
 from pipelines.errors import (
     DraftproofError,
     RequestCancelledError,
@@ -20,58 +18,37 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.prompts import Prompt
+from pipelines.validation.asking import Asked, ask_pass
 from pipelines.validation.comparison import Divergence, first_divergence
-
-TARGET_ALONE = "generate_target"
-SPECULATIVE = "generate"
+from pipelines.validation.plan import TARGET_ALONE, Pass, Plan, Question, passes_of, questions_of
 
 # They say that an answer was not had, not that it is wrong.
 _NO_ANSWER = (ServerUnavailableError, ServerBusyError, RequestTimeoutError, RequestCancelledError)
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What is compared.
-
-    Attributes:
-        prompts: At least one.
-        draft_lengths: ``num_draft_tokens`` to try; 0 runs the loop without a draft.
-        concurrency: Numbers of requests at once; the smallest gives the reference.
-        max_tokens: Output tokens per answer at most.
-        temperatures: 0 is greedy; above 0 every prompt has a seed of its own.
-    """
-
-    prompts: tuple[Prompt, ...]
-    draft_lengths: tuple[int, ...]
-    concurrency: tuple[int, ...]
-    max_tokens: int
-    temperatures: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One way of asking: a model at a temperature, draft length and load."""
-
-    model: str
-    temperature: float
-    num_draft_tokens: int | None
-    num_at_once: int
-
-    def __str__(self) -> str:
-        sampling = f"T={self.temperature:g}" if self.temperature else "greedy"
-        length = "" if self.num_draft_tokens is None else f" num_draft_tokens={self.num_draft_tokens}"
-        return f"{self.model}{length} {sampling} x{self.num_at_once}"
+Answer = Generation | DraftproofError
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer that differs from the target's, or failed where the target answered."""
+    """One answer that differs from the target's, or failed where the target answered.
+
+    Attributes:
+        asked: The pass.
+        prompt: Where the request's text comes from.
+        request: As the target alone was asked.
+        expected: The target's answer.
+        actual: The other one; None where it failed.
+        divergence: Where they part; None where it failed.
+        error: How it failed; None where it did not.
+    """
 
     asked: Pass
     prompt: Prompt
+    request: CompletionRequest
+    expected: Generation
+    actual: Generation | None
     divergence: Divergence | None
     error: DraftproofError | None
-    expected: Generation
 
 
 @dataclass(frozen=True)
@@ -80,160 +57,141 @@ class PassResult:
 
     Attributes:
         asked: The way of asking.
-        num_prompts: Answers compared.
+        prompt_ids: Prompts whose answers were compared, each once.
+        num_answers: Answers compared.
         num_tokens: Tokens of the target's answers that were compared.
-        num_missing: Prompts not compared because one of the two answers was not had.
+        num_log_probs: Of these, tokens whose log probabilities were compared, too.
+        num_missing: Requests not compared because one of the two answers was not had.
+        num_rounds: Target passes of the loop.
         num_drafted: Draft tokens proposed.
         num_accepted: Those accepted.
-        findings: What differs, in the order of the prompts.
-        seconds: Wall time.
+        num_cut_off: Other requests that were cut off meanwhile.
+        findings: What differs, in the order of the questions.
+        seconds: Wall time of the pass, without the target's answers to compare with.
     """
 
     asked: Pass
-    num_prompts: int
+    prompt_ids: frozenset[str]
+    num_answers: int
     num_tokens: int
+    num_log_probs: int
     num_missing: int
+    num_rounds: int
     num_drafted: int
     num_accepted: int
+    num_cut_off: int
     findings: tuple[Finding, ...]
     seconds: float
 
 
 @dataclass(frozen=True)
-class Proof:
-    """All passes, and what they amount to."""
+class Progress:
+    """How far the proof has come; for a line on the terminal.
 
-    passes: tuple[PassResult, ...]
+    Attributes:
+        asked: The pass that runs.
+        num_passes: Of the plan.
+        num_done: Answers of this pass, or of the target for comparison.
+        num_questions: That it asks.
+        is_reference: Whether the target is being asked for the answers to compare with.
+    """
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens compared."""
-        return sum(result.num_tokens for result in self.passes)
-
-    @property
-    def num_answers(self) -> int:
-        """Answers compared."""
-        return sum(result.num_prompts for result in self.passes)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What differs, in the order of the passes."""
-        return tuple(finding for result in self.passes for finding in result.findings)
-
-    def failures(self) -> list[str]:
-        """Why the proof fails; empty if it does not."""
-        reasons = [f"{len(self.findings)} answers differ from the target's own"] if self.findings else []
-        for result in self.passes:
-            if result.num_tokens == 0 and result.num_missing == 0:
-                reasons.append(f"{result.asked}: no token was compared")
-            length = result.asked.num_draft_tokens
-            if length == 0 and result.num_drafted:
-                reasons.append(f"{result.asked}: speculation was off, but {result.num_drafted} were drafted")
-            if length and result.num_prompts and not result.num_drafted:
-                reasons.append(f"{result.asked}: nothing was drafted, so nothing was tested")
-        speculated = [result for result in self.passes if result.asked.num_draft_tokens]
-        if any(result.num_drafted for result in speculated) and not any(
-            result.num_accepted for result in speculated
-        ):
-            reasons.append("no draft token was ever accepted, so acceptance was not tested")
-        if self.num_tokens == 0:
-            reasons.append("no token was compared at all")
-        return reasons
-
-    @property
-    def num_missing(self) -> int:
-        """Comparisons that could not be made."""
-        return sum(result.num_missing for result in self.passes)
-
-    @property
-    def verdict(self) -> str:
-        """``pass``, ``fail``, or ``inconclusive`` if all that was compared is equal but some was not."""
-        if self.failures():
-            return "fail"
-        return "inconclusive" if self.num_missing else "pass"
-
-
-def passes_of(plan: Plan) -> list[Pass]:
-    """The passes of a plan in the order they are run; the first of each temperature is the reference."""
-    passes = []
-    for temperature in plan.temperatures:
-        for num_at_once in sorted(plan.concurrency):
-            passes.append(Pass(TARGET_ALONE, temperature, None, num_at_once))
-        for num_at_once in sorted(plan.concurrency):
-            for length in plan.draft_lengths:
-                passes.append(Pass(SPECULATIVE, temperature, length, num_at_once))
-    return passes
+    asked: Pass
+    num_passes: int
+    num_done: int
+    num_questions: int
+    is_reference: bool
 
 
 def prove(
     plan: Plan,
-    workers: Workers,
-    on_answer: Callable[[Pass, int], None] = lambda asked, num_done: None,
+    clients: Sequence[Asked],
+    nonce: str,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
     on_pass: Callable[[PassResult], None] = lambda result: None,
-) -> Proof:
+) -> tuple[PassResult, ...]:
     """Carry a plan out.
 
     Args:
         plan: What to compare.
-        workers: As many as the highest concurrency.
-        on_answer: Told the pass and how many of its prompts are answered.
+        clients: One more than the greatest load.
+        nonce: Text that no earlier run of this server used.
+        on_progress: Told each answer, in any thread.
         on_pass: Told each finished pass.
     """
+    passes = passes_of(plan)
+    reference: dict[CompletionRequest, Answer] = {}
     results = []
-    reference: list[Generation | DraftproofError] = []
-    for asked in passes_of(plan):
-        started_s = time.monotonic()
+    for asked in passes:
+        questions = questions_of(plan, asked, nonce)
         done: list[None] = []
 
-        def count(_: object, asked: Pass = asked, done: list[None] = done) -> None:
+        def count(
+            _: object, asked: Pass = asked, total: int = len(questions), done: list[None] = done
+        ) -> None:
             done.append(None)
-            on_answer(asked, len(done))
+            on_progress(Progress(asked, len(passes), len(done), total, is_reference=False))
 
-        answers = workers.run(_jobs(plan, asked), asked.num_at_once, count)
-        if asked.model == TARGET_ALONE and asked.num_at_once == min(plan.concurrency):
-            reference = answers
-            continue
-        results.append(_compare(plan.prompts, asked, reference, answers, time.monotonic() - started_s))
+        given = ask_pass(plan, asked, nonce, clients, count)
+        # Afterwards, so that a cold cache is cold, and one at a time, with nothing else running.
+        unknown = list(dict.fromkeys(q.request for q in questions if q.request not in reference))
+        for number, request in enumerate(unknown, start=1):
+            reference[request] = _ask(clients[0], request)
+            on_progress(Progress(asked, len(passes), number, len(unknown), is_reference=True))
+        expected = [reference[question.request] for question in questions]
+        result = compare_pass(asked, questions, expected, given.answers)
+        results.append(replace(result, num_cut_off=given.num_cut_off, seconds=given.seconds))
         on_pass(results[-1])
-    return Proof(tuple(results))
+    return tuple(results)
 
 
-def _jobs(plan: Plan, asked: Pass) -> list[Job]:
-    base = CompletionRequest(
-        "",
-        max_tokens=plan.max_tokens,
-        temperature=asked.temperature,
-        num_draft_tokens=asked.num_draft_tokens,
-    )
-    return [
-        Job(replace(base, prompt=prompt.text, seed=index if asked.temperature else None), asked.model)
-        for index, prompt in enumerate(plan.prompts)
-    ]
+def _ask(client: Asked, request: CompletionRequest) -> Answer:
+    try:
+        return client.generate(request, TARGET_ALONE)
+    except DraftproofError as error:
+        return error
 
 
-def _compare(
-    prompts: Sequence[Prompt],
+def compare_pass(
     asked: Pass,
-    reference: Sequence[Generation | DraftproofError],
-    answers: Sequence[Generation | DraftproofError],
-    seconds: float,
+    questions: Sequence[Question],
+    reference: Sequence[Answer],
+    answers: Sequence[Answer],
 ) -> PassResult:
-    num_prompts = num_tokens = num_missing = num_drafted = num_accepted = 0
+    """Compare the answers of a pass with the target's, in the order of the questions."""
+    prompt_ids = set()
+    num_answers = num_tokens = num_log_probs = num_missing = num_rounds = num_drafted = num_accepted = 0
     findings = []
-    for prompt, expected, actual in zip(prompts, reference, answers, strict=True):
+    for question, expected, actual in zip(questions, reference, answers, strict=True):
         if isinstance(expected, DraftproofError) or isinstance(actual, _NO_ANSWER):
             num_missing += 1
             continue
-        num_prompts += 1
+        num_answers += 1
+        prompt_ids.add(question.prompt.prompt_id)
         if isinstance(actual, DraftproofError):
-            findings.append(Finding(asked, prompt, None, actual, expected))
+            findings.append(Finding(asked, question.prompt, question.request, expected, None, None, actual))
             continue
         num_tokens += len(expected.output_ids)
+        num_log_probs += len(expected.log_probs)
+        num_rounds += actual.num_rounds
         num_drafted += actual.total_draft_tokens
         num_accepted += actual.total_accepted_draft_tokens
-        divergence = first_divergence(expected, actual)
+        divergence = first_divergence(expected, actual, question.request)
         if divergence is not None:
-            findings.append(Finding(asked, prompt, divergence, None, expected))
+            findings.append(
+                Finding(asked, question.prompt, question.request, expected, actual, divergence, None)
+            )
     return PassResult(
-        asked, num_prompts, num_tokens, num_missing, num_drafted, num_accepted, tuple(findings), seconds
+        asked=asked,
+        prompt_ids=frozenset(prompt_ids),
+        num_answers=num_answers,
+        num_tokens=num_tokens,
+        num_log_probs=num_log_probs,
+        num_missing=num_missing,
+        num_rounds=num_rounds,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        num_cut_off=0,
+        findings=tuple(findings),
+        seconds=0.0,
     )

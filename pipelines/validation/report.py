@@ -1,91 +1,57 @@
-"""A proof for people, and the same for machines."""
+"""Sections for people at a terminal, and for machines."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from pipelines.validation.margin import Explanation
-from pipelines.validation.proof import Finding, PassResult, Proof
+from pipelines.validation.section import Section, Table, joint_verdict
 
-_HEAD = f"{'asked of':<54} {'answers':>7} {'tokens':>7} {'differ':>6} {'missing':>7} {'accepted':>8} {'s':>6}"
-
-
-def table_head() -> str:
-    """Column titles above ``table_row``."""
-    return f"{_HEAD}\n{'-' * len(_HEAD)}"
+_WIDTH = 110
 
 
-def table_row(result: PassResult) -> str:
-    """One pass on one line."""
-    rate = f"{result.num_accepted / result.num_drafted:.3f}" if result.num_drafted else "-"
-    return (
-        f"{result.asked!s:<54} {result.num_prompts:>7} {result.num_tokens:>7} {len(result.findings):>6} "
-        f"{result.num_missing:>7} {rate:>8} {result.seconds:>6.1f}"
+def as_text(section: Section) -> str:
+    """A section as lines of text."""
+    verdict = "" if section.verdict == "info" else f": {section.verdict.upper()}"
+    parts = [f"\n{section.title}{verdict}", *textwrap.wrap(section.summary, _WIDTH)]
+    if section.table is not None and section.table.rows:
+        parts += table_lines(section.table)
+    return "\n".join([*parts, *textwrap.wrap(section.power, _WIDTH)])
+
+
+def table_lines(table: Table) -> list[str]:
+    """Titles, a rule and the rows; the first column leans left, the others right."""
+    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    return [
+        table_line(table.columns, widths),
+        "  ".join("-" * width for width in widths),
+        *(table_line(row, widths) for row in table.rows),
+    ]
+
+
+def table_line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """One row: the first cell leans left, the others right."""
+    first, *others = (
+        cell.ljust(width) if place == 0 else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
+    return "  ".join([first, *others]).rstrip()
 
 
-def describe(finding: Finding, explanation: Explanation) -> str:
-    """Where an answer parts from the target's own, in one paragraph."""
-    where = f"prompt {finding.prompt.prompt_id}, {finding.asked}"
-    if finding.divergence is None:
-        return f"{where}: failed where the target alone answered: {finding.error}"
-    divergence = finding.divergence
-    text = (
-        f"{where}: first difference ({divergence.kind}) at output position {divergence.position}: "
-        f"the target alone gives {divergence.expected!r}, this answer {divergence.actual!r}"
-    )
-    if explanation.logit_margin is None:
-        return f"{text}; logit margin not available: {explanation.why_no_margin}"
-    return (
-        f"{text}; {explanation.expected_text!r} against {explanation.actual_text!r}, "
-        f"logit margin {explanation.logit_margin:.6g}"
-    )
-
-
-def as_document(proof: Proof, first: tuple[Finding, Explanation] | None) -> dict[str, Any]:
-    """The proof, ready for JSON."""
+def as_document(sections: Sequence[Section], conditions: dict[str, Any]) -> dict[str, Any]:
+    """The report, ready for JSON; tables are left out, for ``figures`` holds what they show."""
     return {
-        "verdict": proof.verdict,
-        "failures": proof.failures(),
-        "answers_compared": proof.num_answers,
-        "tokens_compared": proof.num_tokens,
-        "answers_missing": proof.num_missing,
-        "answers_that_differ": len(proof.findings),
-        "first_divergence": _finding_document(*first) if first else None,
-        "passes": [_pass_document(result) for result in proof.passes],
-    }
-
-
-def _pass_document(result: PassResult) -> dict[str, Any]:
-    return {
-        "model": result.asked.model,
-        "temperature": result.asked.temperature,
-        "num_draft_tokens": result.asked.num_draft_tokens,
-        "requests_at_once": result.asked.num_at_once,
-        "prompts_compared": result.num_prompts,
-        "tokens_compared": result.num_tokens,
-        "answers_that_differ": len(result.findings),
-        "answers_missing": result.num_missing,
-        "total_draft_tokens": result.num_drafted,
-        "total_accepted_draft_tokens": result.num_accepted,
-        "seconds": round(result.seconds, 3),
-    }
-
-
-def _finding_document(finding: Finding, explanation: Explanation) -> dict[str, Any]:
-    divergence = finding.divergence
-    return {
-        "prompt_id": finding.prompt.prompt_id,
-        "asked": str(finding.asked),
-        "error": str(finding.error) if finding.error else None,
-        "kind": divergence.kind if divergence else None,
-        "position": divergence.position if divergence else None,
-        "expected": divergence.expected if divergence else None,
-        "actual": divergence.actual if divergence else None,
-        "expected_id": divergence.expected_id if divergence else None,
-        "actual_id": divergence.actual_id if divergence else None,
-        "expected_text": explanation.expected_text,
-        "actual_text": explanation.actual_text,
-        "logit_margin": explanation.logit_margin,
-        "why_no_margin": explanation.why_no_margin,
+        "verdict": joint_verdict(sections),
+        "sections": [
+            {
+                "title": section.title,
+                "verdict": section.verdict,
+                "summary": section.summary,
+                "power": section.power,
+                "figures": section.document,
+            }
+            for section in sections
+        ],
+        "conditions": conditions,
     }

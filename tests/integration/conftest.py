@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import queue
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import np_to_triton_dtype
 
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
 from pipelines.client import Client, Timeouts
+from pipelines.client.refusals import refusal
 from pipelines.deploy import Ports, Server
+from tests.stand_in_server import INPUT_TYPES, NUMPY_TYPES
 from tests.tiny_engines import build_tiny_pair
 
 MAX_BATCH_SIZE = 4
@@ -111,22 +117,55 @@ def http_client(server: Server) -> Client:
 
 def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/generate"
-    if isinstance(body, bytes):
-        return httpx.post(url, content=body, timeout=30, trust_env=False)
-    return httpx.post(url, json=body, timeout=30, trust_env=False)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()  # NaN may be sent, too
+    return httpx.post(url, content=content, timeout=30, trust_env=False)
+
+
+def stream_infer(
+    server: Server, tensors: Mapping[str, npt.NDArray[Any]], model: str
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """Outputs of each response, with their shapes, to any tensors over gRPC ``ModelStreamInfer``.
+
+    Raises:
+        DraftproofError: The error that the server answered.
+    """
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    responses = []
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(model, infer_inputs(tensors), enable_empty_final_response=True)
+        while True:
+            result, error = answers.get(timeout=30)
+            if error is not None:
+                raise refusal(error.message())
+            reply = result.get_response()
+            if reply.outputs:
+                responses.append({output.name: result.as_numpy(output.name) for output in reply.outputs})
+            if reply.parameters["triton_final_response"].bool_param:
+                return responses
+
+
+def infer_inputs(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
+    inputs = []
+    for name, array in tensors.items():
+        tensor = tritonclient.grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def text_tensors(**values: Any) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of the text-level models; text as ``str`` or ``bytes``, rows as lists."""
+    types = {**NUMPY_TYPES, "BYTES": np.object_}
+    tensors = {}
+    for name, value in values.items():
+        row = [item.encode() if isinstance(item, str) else item for item in np.ravel(np.array(value, object))]
+        tensors[name] = np.array([row], dtype=types[INPUT_TYPES[name]])
+    return tensors
 
 
 def kserve_inputs(prompt: bytes, max_tokens: int) -> list[Any]:
-    values = {
-        "text_input": np.array([[prompt]], dtype=np.object_),
-        "max_tokens": np.array([[max_tokens]], dtype=np.int32),
-    }
-    inputs = []
-    for name, datatype in (("text_input", "BYTES"), ("max_tokens", "INT32")):
-        tensor = tritonclient.grpc.InferInput(name, [1, 1], datatype)
-        tensor.set_data_from_numpy(values[name])
-        inputs.append(tensor)
-    return inputs
+    return infer_inputs(text_tensors(text_input=prompt, max_tokens=max_tokens))
 
 
 @pytest.fixture(params=["grpc", "http"])

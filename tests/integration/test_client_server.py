@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,9 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
 from pipelines.validation.comparison import first_divergence
 from pipelines.validation.margin import explain
-from pipelines.validation.proof import Finding, Pass
-from tests.integration.conftest import read_gauge, wait_until
+from pipelines.validation.plan import LOADS, Pass
+from pipelines.validation.proof import Finding
+from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -44,8 +46,8 @@ def grpc_url(server: Server) -> str:
     return f"grpc://127.0.0.1:{server.ports.grpc}"
 
 
-def last_document(text: str) -> dict[str, object]:
-    document: dict[str, object] = json.loads(text.splitlines()[-1])
+def last_document(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text.splitlines()[-1])
     return document
 
 
@@ -90,30 +92,45 @@ def test_a_deadline_ends_the_request_at_the_server_too(url: str, server: Server,
     assert wait_until(lambda: read_gauge(server, "draftproof_requests_running", engine="target") == 0)
 
 
-def test_the_proof_passes_and_counts(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    limits = ["--prompts", "4", "--max-tokens", "24", "--draft-lengths", "0,1,8", "--concurrency", "1,4"]
-    assert verify(["--url", grpc_url(server), *limits]) == 0
+def test_the_proof_passes_and_counts(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "verify.html"
+    files = ["--prompt-file", str(HELD_OUT), "--html", str(page)]
+    assert verify(["--url", grpc_url(server), "--quick", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
-    assert document["answers_compared"] == 2 * 4 * (1 + 2 * 3)
-    assert document["tokens_compared"] == 24 * 2 * 4 * (1 + 2 * 3)
+    equality, alone, covered, passes, acceptance = document["sections"]
+    assert [group["prompts"] for group in equality["figures"]["groups"]] == [24, 24]
+    assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
+    assert alone["figures"]["tokens_compared"] > 1000
+    assert covered["figures"]["requests_cut_off"] > 20
+    asked = passes["figures"]["passes"]
+    most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
+    assert {each["requests_at_once"] for each in asked} == {load for load in LOADS if load < most}
+    assert {each["num_draft_tokens"] for each in asked} == {None, *range(MAX_DRAFT_LEN + 1)}
+    rules = {arm["sampling"]: arm["acceptance_rate"] for arm in acceptance["figures"]["arms"]}
+    assert set(rules) == {"coupled", "uncoupled"}
+    assert 0 < rules["coupled"] < 1
+    assert "PASS" in page.read_text(encoding="utf-8")
 
 
-def test_a_divergence_is_explained_by_the_targets_own_logits(server: Server) -> None:
+def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: Server) -> None:
     prompt = PROMPTS[0]
+    request = CompletionRequest(prompt.text, max_tokens=8)
     with Client.connect(grpc_url(server)) as client:
-        engine_dir = engine_directories(client)["target"]
-        answer = client.generate(CompletionRequest(prompt.text, max_tokens=8), "generate_target")
-    for position in (0, 5):
-        ids = list(answer.output_ids)
-        ids[position] = 7 if ids[position] != 7 else 8
-        divergence = first_divergence(answer, replace(answer, output_ids=tuple(ids)))
-        finding = Finding(Pass("generate", 0.0, 4, 1), prompt, divergence, None, answer)
-        explanation = explain(finding, engine_dir)
-        assert explanation.logit_margin is not None, explanation.why_no_margin
-        assert explanation.logit_margin > 0  # the target's greedy choice is its highest logit
-        spelled = Vocabulary.from_file(engine_dir / "tokenizer.json").join([answer.output_ids[position]])
-        assert explanation.expected_text == spelled.decode("utf-8", errors="backslashreplace")
+        answer = client.generate(replace(request, num_log_probs=2), "generate_target")
+        for position in (0, 5):
+            (best, highest), (second, lower) = answer.top_log_probs[position]
+            assert best == answer.output_ids[position]
+            ids = list(answer.output_ids)
+            ids[position] = second
+            other = replace(answer, output_ids=tuple(ids))
+            asked = Pass(0, "generate", "greedy", 4, 1, False, False, False, False)
+            divergence = first_divergence(answer, other)
+            finding = Finding(asked, prompt, request, answer, other, divergence, None)
+            explanation = explain(finding, client)
+            assert explanation.logit_margin == highest - lower > 0, explanation.why_no_margin
 
 
 def test_the_bench_compares_arms_and_prints_step_and_floor(

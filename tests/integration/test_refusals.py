@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from pipelines.client import CompletionRequest
+from pipelines.client.refusals import refusal
 from pipelines.deploy import Server
 from pipelines.errors import (
     DraftproofError,
     InvalidRequestError,
     PromptTooLongError,
     RequestTimeoutError,
+    ServerBusyError,
     from_wire,
 )
+from tests.fake_triton import engine_tensors
 from tests.integration.conftest import (
+    MAX_BATCH_SIZE,
     MAX_DRAFT_LEN,
+    MAX_QUEUE_SIZE,
     grpc_client,
+    infer_inputs,
     post,
+    stream_infer,
+    text_tensors,
+    wait_until,
 )
+from tests.tiny_engines import tiny_config
 
 pytestmark = pytest.mark.triton
+
+VOCAB_SIZE = int(tiny_config()["vocab_size"])
 
 BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]] = {
     "empty prompt": ({"text_input": "", "max_tokens": 4}, InvalidRequestError, "prompt is empty"),
@@ -52,23 +72,6 @@ BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]]
         InvalidRequestError,
         "temperature=-0.5",
     ),
-    "top_p of 0": ({"text_input": "x", "max_tokens": 4, "top_p": 0.0}, InvalidRequestError, "top_p"),
-    "negative top_k": ({"text_input": "x", "max_tokens": 4, "top_k": -1}, InvalidRequestError, "top_k=-1"),
-    "empty stop word": (
-        {"text_input": "x", "max_tokens": 4, "stop_words": ["a", ""]},
-        InvalidRequestError,
-        "stop word",
-    ),
-    "special token as stop word": (
-        {"text_input": "x", "max_tokens": 4, "stop_words": ["<|endoftext|>"]},
-        InvalidRequestError,
-        "end_id",
-    ),
-    "too many stop words": (
-        {"text_input": "x", "max_tokens": 4, "stop_words": ["a"] * 33},
-        InvalidRequestError,
-        "at most 32",
-    ),
     "misspelt parameter": (
         {"text_input": "x", "max_tokens": 4, "temprature": 0.5},
         InvalidRequestError,
@@ -80,6 +83,141 @@ BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]]
         "deadline",
     ),
 }
+
+
+# What is sent besides a prompt and max_tokens=4, and words of the refusal.
+BAD_PARAMETERS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"temperature": math.inf}, "temperature=inf"),
+    ({"top_k": -1}, "top_k=-1"),
+    ({"top_p": 0.0}, "top_p=0.0"),
+    ({"top_p": 1.5}, "top_p=1.5"),
+    ({"min_p": 1.5}, "min_p=1.5"),
+    ({"min_p": -0.5}, "min_p=-0.5"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
+    ({"repetition_penalty": math.nan}, "repetition_penalty=nan"),
+    ({"presence_penalty": 2.5}, "presence_penalty=2.5"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
+    ({"min_tokens": -1}, "min_tokens=-1"),
+    ({"min_tokens": 5}, "min_tokens=5, max_tokens=4"),
+    ({"logit_bias_ids": [VOCAB_SIZE], "logit_bias_values": [1.0]}, f"id {VOCAB_SIZE}"),
+    ({"logit_bias_ids": [-1], "logit_bias_values": [1.0]}, "id -1"),
+    ({"logit_bias_ids": [3, 3], "logit_bias_values": [1.0, 1.0]}, "given twice"),
+    ({"logit_bias_ids": [3], "logit_bias_values": [100.5]}, "logit_bias of token 3=100.5"),
+    ({"logit_bias_ids": [3], "logit_bias_values": [math.nan]}, "logit_bias of token 3=nan"),
+    ({"logit_bias_ids": [3, 4], "logit_bias_values": [1.0]}, "2 ids, 1 values"),
+    ({"logit_bias_ids": [3, 4]}, "2 ids, 0 values"),
+    ({"num_log_probs": 2}, "return_log_probs=true"),
+    ({"num_log_probs": 2, "return_log_probs": False}, "return_log_probs=true"),
+    ({"num_log_probs": 21, "return_log_probs": True}, "num_log_probs=21"),
+    ({"num_log_probs": -1, "return_log_probs": True}, "num_log_probs=-1"),
+    ({"stop_words": ["a", ""]}, "a stop word is empty"),
+    ({"stop_words": ["<|endoftext|>"]}, "end_id"),
+    ({"stop_words": ["a"] * 33}, "33 stop words; at most 32"),
+    ({"bad_words": ["a", ""]}, "a bad word is empty"),
+    ({"bad_words": ["<|endoftext|>"]}, "logit_bias_ids"),
+    ({"bad_words": ["a"] * 33}, "33 bad words; at most 32"),
+)
+
+
+def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
+    reply = post(server, body, model)
+    if "error" in reply.json():
+        raise refusal(reply.json()["error"])
+
+
+@pytest.mark.parametrize("model", ["generate", "generate_target"])
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_bad_parameters_are_refused_before_they_take_a_place(
+    server: Server, transport: str, model: str
+) -> None:
+    def send(**values: Any) -> None:
+        if transport == "grpc":
+            stream_infer(server, text_tensors(text_input="x", **values), model)
+        else:
+            post_or_raise(server, {"text_input": "x", **values}, model)
+
+    with every_place_taken(server, model):
+        # Who asks for a place hears that there is none, before as after all the refusals.
+        assert wait_until(lambda: is_busy(send))
+        for values, words in BAD_PARAMETERS:
+            with pytest.raises(InvalidRequestError) as refused:
+                send(**{"max_tokens": 4, **values})
+            assert words in str(refused.value), values
+            assert str(refused.value).count("; ") >= 3, "four parts: what, values, limit, remedy"
+            assert "Traceback" not in str(refused.value)
+        assert wait_until(lambda: is_busy(send))
+
+
+@contextlib.contextmanager
+def every_place_taken(server: Server, model: str) -> Iterator[None]:
+    """Twice as many clients as there are places ask without pause."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with grpc_client(server) as client:
+            while not is_over.is_set():
+                with contextlib.suppress(ServerBusyError):
+                    client.generate(CompletionRequest("def main(", max_tokens=450, end_id=-1), model)
+                is_over.wait(0.005)
+
+    askers = 2 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
+    with ThreadPoolExecutor(askers) as pool:
+        asking = [pool.submit(ask) for _ in range(askers)]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for done in asking:
+        done.result()
+
+
+def is_busy(send: Callable[..., None]) -> bool:
+    try:
+        send(max_tokens=1)
+    except ServerBusyError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("model", ["generate_unary", "generate_target_unary"])
+def test_bad_parameters_are_refused_by_kserve_infer(server: Server, model: str) -> None:
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
+        for values, words in BAD_PARAMETERS:
+            tensors = text_tensors(**{"text_input": "x", "max_tokens": 4, **values})
+            with pytest.raises(InferenceServerException) as refused:
+                kserve.infer(model, infer_inputs(tensors))
+            assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+            error = from_wire(refused.value.message())
+            assert type(error) is InvalidRequestError
+            assert words in str(error), values
+
+
+@pytest.mark.parametrize("name", ["num_draft_tokens", "use_draft_logits"])
+def test_the_target_alone_refuses_what_only_the_loop_has(server: Server, name: str) -> None:
+    value = {"num_draft_tokens": 2, "use_draft_logits": True}[name]
+    with pytest.raises(InvalidRequestError, match=name):
+        post_or_raise(server, {"text_input": "x", "max_tokens": 4, name: value}, "generate_target")
+    with pytest.raises(InvalidRequestError, match=name):
+        tensors = text_tensors(text_input="x", max_tokens=4, **{name: value})
+        stream_infer(server, tensors, "generate_target")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"draft_logits": np.zeros((1, VOCAB_SIZE))}, "0 draft tokens"),
+        ({"draft_logits": np.zeros((1, VOCAB_SIZE)), "draft_input_ids": [3, 4]}, "2 draft tokens"),
+        ({"draft_logits": np.zeros((2, VOCAB_SIZE - 1)), "draft_input_ids": [3, 4]}, "2 draft tokens"),
+        ({"bad_words_list": [[9, 9], [2, 1]]}, "bad_words_list is malformed"),
+        ({"bad_words_list": [[0], [1]]}, "a bad word is empty"),
+    ],
+)
+@pytest.mark.parametrize("model", ["draft", "target"])
+def test_engine_models_refuse_draft_logits_that_do_not_fit_and_malformed_bad_words(
+    server: Server, model: str, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        stream_infer(server, engine_tensors([5], 4, **values), model)
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)

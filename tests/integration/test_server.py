@@ -114,6 +114,22 @@ def test_the_loop_gives_the_same_through_bls(server: Server, request: pytest.Fix
                 assert generation.text == expected.text
                 assert generation.accepted_mask == expected.accepted_mask
                 assert generation.num_rounds == expected.num_rounds
+        every = {
+            **{"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 2**64 - 1},
+            **{"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+            **{"min_tokens": 10, "bad_words": ("t",), "logit_bias": ((77, 3.0),), "num_log_probs": 4},
+        }
+        for by_ratio_rule in (False, True):
+            asked = CompletionRequest("def f(", max_tokens=60, use_draft_logits=by_ratio_rule, **every)
+            expected, generation = in_process.generate(asked), bls.generate(asked)
+            assert generation.output_ids == expected.output_ids
+            assert generation.accepted_mask == expected.accepted_mask
+            assert generation.seed == expected.seed
+            assert (generation.log_probs, generation.top_log_probs) == (
+                expected.log_probs,
+                expected.top_log_probs,
+            )
+            assert expected.total_accepted_draft_tokens > 0
         with pytest.raises(PromptTooLongError):
             bls.generate(CompletionRequest("x", max_tokens=MAX_SEQ_LEN))
 

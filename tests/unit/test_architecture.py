@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conditions": {"errors"},
     "command_line": {"errors", "prompts"},
     "running_server": {"errors", "client", "deploy"},
-    "validation": {"errors", "client", "text", "executor", *MEASURING},  # executor: logits, offline
+    "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from pipelines.validation import power
-from pipelines.validation.cell_test import compare_samples, fit_to_law
+from pipelines.validation.cell_test import cells_for, compare_samples, fit_to_law
 from pipelines.validation.families import alpha_of_each, holm
 from pipelines.validation.rates import (
     clopper_pearson,
@@ -116,6 +116,7 @@ def test_rare_cells_are_pooled_by_the_law_alone() -> None:
     # Expected: 180, 10, 6, 2.5, 1.5. The last two are too rare, and still are together: 6 joins them.
     assert [outcome.dof for outcome in outcomes] == [2, 2]
     assert outcomes[0].pooled_probability == outcomes[1].pooled_probability == pytest.approx(0.05)
+    assert cells_for(law, 200) == (2, outcomes[0].pooled_probability)
     assert outcomes[0].p_value > 0.9 > 1e-99 > outcomes[1].p_value
 
 

@@ -15,6 +15,9 @@ import pytest
 from build.recipe import EngineRecipe, KvCache, Serving
 from docs.figures import BLOCKS, main, render
 from pipelines.errors import DraftproofError, from_wire
+from pipelines.serving.word_list import MAX_WORDS
+from pipelines.speculation.log_probs import MAX_LOG_PROBS
+from pipelines.speculation.sampling_params import SamplingParams
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 
 README = (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8")
@@ -106,6 +109,33 @@ def test_the_configuration_table_has_the_keys_and_defaults_of_the_code() -> None
     assert {key for key, _ in rows} >= {f"serving.{field.name}" for field in dataclasses.fields(Serving)}
     for key, default in rows:
         assert str(defaults[key]) == default.strip(), key
+
+
+def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() -> None:
+    config = (REPOSITORY_ROOT / "model_repository" / "generate" / "config.pbtxt").read_text(encoding="utf-8")
+    declared = {
+        name: data_type + ("[]" if dims == "-1" else "")
+        for name, data_type, dims in re.findall(
+            r'^input \[{ name: "(\w+)" data_type: TYPE_(\w+) dims: \[(.*?)\]', config, re.MULTILINE
+        )
+    }
+    documented: dict[str, str] = {}
+    defaults: dict[str, str] = {}
+    table = README.partition("### Parameters of a request")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
+        names, types, _, default, _ = (cell.strip() for cell in row.split(" | "))
+        for name, data_type in zip(re.findall(r"`(\w+)`", names), types.split(", "), strict=True):
+            documented[name], defaults[name] = data_type, default
+    assert documented == declared
+    for field in dataclasses.fields(SamplingParams):
+        if field.name in defaults and field.name != "seed":
+            assert float(defaults[field.name]) == field.default, field.name
+    for name, limit in (
+        ("num_log_probs", MAX_LOG_PROBS),
+        ("stop_words", MAX_WORDS),
+        ("bad_words", MAX_WORDS),
+    ):
+        assert re.search(rf"^\| `{name}` \|[^|]*\| (?:0 to )?{limit}\b", table, re.MULTILINE), name
 
 
 def test_error_codes_in_the_documents_are_those_of_the_code() -> None:

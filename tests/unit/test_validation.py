@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.at_once import Workers
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -21,162 +18,260 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.prompts import HELD_OUT, Prompt, read_prompts
-from pipelines.validation import __main__ as command
+from pipelines.prompts import Prompt
+from pipelines.validation.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.comparison import first_divergence
-from pipelines.validation.margin import Explanation, explain
-from pipelines.validation.proof import Plan, Proof, passes_of, prove
-from pipelines.validation.report import as_document, describe
+from pipelines.validation.margin import explain
+from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE, Goal, Plan, passes_of, questions_of
+from pipelines.validation.proof import PassResult, Progress, prove
+from pipelines.validation.verdict import Group, Proof
+from tests.unit.scripted_client import Change, ScriptedClient, honest
 
-PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(4))
-PLAN = Plan(PROMPTS, (0, 2), (1, 4), 5, (0.0, 0.8))
-
-Change = Callable[[CompletionRequest, str, Generation], Generation]
-
-
-def answer(ids: tuple[int, ...], finish: str = "length", drafted: int = 0, accepted: int = 0) -> Generation:
-    text = "".join(map(str, ids))
-    return Generation(text, ids, (), finish, len(ids), drafted, accepted, (), None, 1.0)
-
-
-def honest(request: CompletionRequest, model: str) -> Generation:
-    """A server whose answers depend on prompt, temperature and seed, and on nothing else."""
-    start = sum(request.prompt.encode()) + round(request.temperature * 100) + 7 * (request.seed or 0)
-    ids = tuple((start + position) % 50 for position in range(request.max_tokens))
-    drafted = 2 * (request.num_draft_tokens or 0) if model == "generate" else 0
-    return answer(ids, drafted=drafted, accepted=drafted // 2)
+MAX_TOKENS = 12
+PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
+PLAN = Plan(
+    prompts=PROMPTS,
+    max_tokens=MAX_TOKENS,
+    max_draft_len=2,
+    loads=(1, 4),
+    num_cold=2,
+    num_alone=2,
+    mean_gap_s=0.0,
+    goal=Goal(max_rate=0.5, num_tokens=100),
+)
 
 
 def run(change: Change = lambda request, model, given: given, plan: Plan = PLAN) -> Proof:
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        return change(request, model, honest(request, model))
+    client = ScriptedClient(change)
+    return Proof(prove(plan, [client] * (max(plan.loads) + 1), "nonce"), plan.goal)
 
-    return prove(plan, Workers([ask] * max(plan.concurrency)))
+
+def change_of(
+    model: str, change: Callable[[Generation], Generation], wanted: Callable[[CompletionRequest], bool]
+) -> Change:
+    """Change the answers of one model to some requests; the requests that warm the cache are left alone."""
+
+    def apply(request: CompletionRequest, asked: str, given: Generation) -> Generation:
+        is_compared = request.max_tokens == MAX_TOKENS
+        return change(given) if asked == model and is_compared and wanted(request) else given
+
+    return apply
 
 
 def test_equal_answers_pass_and_everything_compared_is_counted() -> None:
     proof = run()
-    assert proof.verdict == "pass"
-    # Per temperature: the target alone at 4 at once, and 2 draft lengths at 2 loads.
-    assert len(proof.passes) == 2 * (1 + 2 * 2)
-    assert proof.num_answers == len(proof.passes) * len(PROMPTS)
-    assert proof.num_tokens == proof.num_answers * 5
+    assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
+    asked = passes_of(PLAN)
+    assert [result.asked for result in proof.passes] == list(asked)
+    counts = {each.number: len(questions_of(PLAN, each, "nonce")) for each in asked}
+    assert [result.num_answers for result in proof.passes] == list(counts.values())
+    assert all(result.num_tokens == MAX_TOKENS * result.num_answers for result in proof.passes)
+    greedy, seeded = proof.groups
+    assert greedy.num_prompts == seeded.num_prompts == len(PROMPTS)
+    speculative = sum(counts[each.number] for each in asked if each.model == SPECULATIVE)
+    assert greedy.num_answers + seeded.num_answers == speculative
+    assert greedy.num_log_probs > 0
+    assert seeded.num_log_probs > 0
+    assert proof.alone
+    assert all(result.num_cut_off for result in proof.passes if result.asked.with_cancellations)
+    assert not any(result.num_cut_off for result in proof.passes if not result.asked.with_cancellations)
 
 
-def test_the_reference_is_asked_once_per_prompt_and_temperature() -> None:
-    calls: list[tuple[str, float]] = []
-    lock = threading.Lock()
+def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() -> None:
+    references: Counter[CompletionRequest] = Counter()
+    progress: list[Progress] = []
+    client = ScriptedClient()
+    asked: list[tuple[str, CompletionRequest, bool]] = []
 
-    def count(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        with lock:
-            calls.append((model, request.temperature))
-        return given
+    def on_progress(state: Progress) -> None:
+        progress.append(state)
+        if state.is_reference:
+            asked.append(client.asked[-1])
 
-    run(count)
-    assert calls.count(("generate_target", 0.0)) == 2 * len(PROMPTS)  # once per load
-    assert [str(asked) for asked in passes_of(PLAN)][:3] == [
-        "generate_target greedy x1",
-        "generate_target greedy x4",
-        "generate num_draft_tokens=0 greedy x1",
-    ]
-
-
-def test_seeds_are_sent_only_where_sampling_happens_and_differ_between_prompts() -> None:
-    seeds: dict[float, set[int | None]] = {0.0: set(), 0.8: set()}
-
-    def note(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        seeds[request.temperature].add(request.seed)
-        return given
-
-    run(note)
-    assert seeds == {0.0: {None}, 0.8: {0, 1, 2, 3}}
+    prove(PLAN, [client] * 5, "nonce", on_progress)
+    references.update(request for _, request, _ in asked)
+    assert {(model, streaming) for model, _, streaming in asked} == {(TARGET_ALONE, False)}
+    assert set(references.values()) == {1}
+    everything = {q.request for each in passes_of(PLAN) for q in questions_of(PLAN, each, "nonce")}
+    assert set(references) == everything
+    assert progress[-1].num_passes == len(passes_of(PLAN))
 
 
-def test_one_wrong_token_at_one_load_fails_and_is_named() -> None:
-    def slip(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if model == "generate" and request.num_draft_tokens == 2 and request.prompt == "text 2":
-            return replace(given, output_ids=(*given.output_ids[:3], 99, given.output_ids[4]))
-        return given
+def test_requests_are_sent_as_their_pass_says() -> None:
+    for asked in passes_of(PLAN):
+        client = ScriptedClient()
+        given = ask_pass(PLAN, asked, "nonce", [client] * 5)
+        questions = questions_of(PLAN, asked, "nonce")
+        assert len(given.answers) == len(questions)
+        compared = [
+            (model, request, streaming)
+            for model, request, streaming in client.asked
+            if replace(request, num_draft_tokens=None) in {question.request for question in questions}
+        ]
+        assert len(compared) == len(questions)
+        assert {model for model, _, _ in compared} == {asked.model}
+        assert {streaming for _, _, streaming in compared} == {asked.is_streaming}
+        assert {request.num_draft_tokens for _, request, _ in compared} == {asked.num_draft_tokens}
+        primed = [request for _, request, _ in client.asked if request.max_tokens == PRIMING_TOKENS]
+        assert len(primed) == (0 if asked.is_cold else len(questions))
+        cut = [request for _, request, _ in client.asked if "nonce cut" in request.prompt]
+        assert bool(cut) is bool(client.num_closed) is asked.with_cancellations
+        assert bool(given.num_cut_off) is asked.with_cancellations
 
-    proof = run(slip)
+
+def test_a_prompt_is_in_the_cache_before_a_warm_request_and_not_before_a_cold_one() -> None:
+    client = ScriptedClient()
+    prove(replace(PLAN, loads=(1,)), [client] * 2, "nonce")
+    seen: dict[str, set[str]] = {SPECULATIVE: set(), TARGET_ALONE: set()}
+    num_cold = 0
+    for model, request, _ in client.asked:
+        if request.prompt.startswith("# nonce ") and model == SPECULATIVE:
+            assert request.prompt not in seen[SPECULATIVE] | seen[TARGET_ALONE]
+            num_cold += 1
+        elif model == SPECULATIVE and request.max_tokens == MAX_TOKENS:
+            assert request.prompt in seen[SPECULATIVE]
+        seen[model].add(request.prompt)
+    assert num_cold > 10
+
+
+def test_staggered_requests_wait_at_random_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("pipelines.validation.asking.time.sleep", waits.append)
+    proof = run(plan=replace(PLAN, mean_gap_s=0.5))
+    staggered = sum(result.num_answers for result in proof.passes if result.asked.is_staggered)
+    assert len(waits) == staggered
+    assert len(set(waits)) == len(waits)
+    assert 0.25 < sum(waits) / len(waits) < 1.0
+
+
+def test_one_wrong_token_fails_and_is_found_where_it_is() -> None:
+    def slip(given: Generation) -> Generation:
+        return replace(given, output_ids=(*given.output_ids[:3], 99, *given.output_ids[4:]))
+
+    proof = run(change_of(SPECULATIVE, slip, lambda request: "text 2" in request.prompt))
     assert proof.verdict == "fail"
-    assert len(proof.findings) == 4
-    finding = proof.findings[0]
-    assert finding.divergence is not None
-    assert (finding.prompt.prompt_id, finding.divergence.position) == ("p2", 3)
-    assert finding.divergence.actual_id == 99
-    text = describe(finding, Explanation("a", "b", 0.25))
-    assert "prompt p2, generate num_draft_tokens=2 greedy x1" in text
-    assert "position 3" in text
-    assert "'99'" in text
-    assert "logit margin 0.25" in text
-    assert "logit margin not available: no engine" in describe(
-        finding, Explanation("", "", None, "no engine")
-    )
+    assert {finding.prompt.prompt_id for finding in proof.findings} == {"p2"}
+    divergence = proof.findings[0].divergence
+    assert divergence is not None
+    assert (divergence.kind, divergence.position, divergence.actual_id) == ("token", 3, 99)
+    assert [group.num_diverged for group in proof.groups] == [1, 1]
+    assert len(proof.findings) == sum(len(result.findings) for result in proof.speculative)
+    assert "answers of draft and target together differ" in proof.failures()[0]
 
 
-def test_a_target_that_depends_on_its_batch_mates_fails() -> None:
-    running = threading.Semaphore(1)
-
+def test_a_target_that_depends_on_its_batch_mates_fails_and_is_named() -> None:
     def drift(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        alone = running.acquire(blocking=False)
-        threading.Event().wait(0.02)
-        if alone:
-            running.release()
-            return given
-        return replace(given, finish_reason="stop")
+        is_alone = threading.current_thread() is threading.main_thread()  # the reference, one at a time
+        return given if is_alone or model != TARGET_ALONE else replace(given, finish_reason="stop")
 
-    proof = run(drift, replace(PLAN, temperatures=(0.0,)))
-    assert proof.findings[0].asked.model == "generate_target"
+    proof = run(drift)
+    assert {finding.asked.model for finding in proof.findings} == {TARGET_ALONE}
+    assert any("depends on what runs beside it" in reason for reason in proof.failures())
+
+
+ANSWER = honest(CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2), TARGET_ALONE)
+ASKED = CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2)
+
+
+def ids(*token_ids: int) -> Generation:
+    return replace(ANSWER, output_ids=token_ids)
 
 
 @pytest.mark.parametrize(
-    ("other", "kind", "position"),
+    ("expected", "other", "kind", "position"),
     [
-        (answer((1, 2, 3, 4)), "", -1),
-        (answer((1, 9, 3, 4)), "token", 1),
-        (answer((1, 2, 3)), "length", 3),
-        (answer((1, 2, 3, 4, 5)), "length", 4),
-        (answer(()), "length", 0),
-        (answer((1, 9)), "token", 1),
-        (answer((1, 2, 3, 4), "stop"), "finish_reason", 4),
-        (replace(answer((1, 2, 3, 4)), text="?"), "text", 4),
+        (ids(1, 2, 3, 4), ids(1, 2, 3, 4), "", -1),
+        (ids(1, 2, 3, 4), ids(1, 9, 3, 4), "token", 1),
+        (ids(1, 2, 3, 4), ids(1, 2, 3), "length", 3),
+        (ids(1, 2, 3, 4), ids(1, 2, 3, 4, 5), "length", 4),
+        (ids(1, 2, 3, 4), ids(), "length", 0),
+        (ids(1, 2, 3, 4), ids(1, 9), "token", 1),
+        (ANSWER, replace(ANSWER, finish_reason="stop"), "finish_reason", 4),
+        (ANSWER, replace(ANSWER, text="?"), "text", 4),
+        (ANSWER, replace(ANSWER, seed=6), "seed", 4),
+        (replace(ANSWER, seed=6), replace(ANSWER, seed=6), "seed", 4),  # both ignored the one asked for
+        (ANSWER, replace(ANSWER, log_probs=(*ANSWER.log_probs[:3], -9.0)), "log_probs", 3),
+        (ANSWER, replace(ANSWER, log_probs=(-0.0, *ANSWER.log_probs[1:])), "log_probs", 0),
+        (ANSWER, replace(ANSWER, log_probs=()), "log_probs", 0),
+        (replace(ANSWER, log_probs=()), replace(ANSWER, log_probs=()), "log_probs", 0),
+        (
+            ANSWER,
+            replace(ANSWER, top_log_probs=(*ANSWER.top_log_probs[:2], ((1, -1.0),), ANSWER.top_log_probs[3])),
+            "log_probs",
+            2,
+        ),
+        (replace(ANSWER, top_log_probs=()), replace(ANSWER, top_log_probs=()), "log_probs", 0),
     ],
 )
-def test_the_first_difference_is_found(other: Generation, kind: str, position: int) -> None:
-    divergence = first_divergence(answer((1, 2, 3, 4)), other)
+def test_the_first_difference_is_found(
+    expected: Generation, other: Generation, kind: str, position: int
+) -> None:
+    divergence = first_divergence(expected, other, ASKED)
     if divergence is None:
         assert kind == ""
     else:
         assert (divergence.kind, divergence.position) == (kind, position)
 
 
+def test_log_probabilities_are_compared_in_bits() -> None:
+    nearby = math.nextafter(ANSWER.log_probs[1], 0.0)
+    other = replace(ANSWER, log_probs=(ANSWER.log_probs[0], nearby, *ANSWER.log_probs[2:]))
+    found = first_divergence(ANSWER, other, ASKED)
+    assert found is not None
+    assert (found.kind, found.position) == ("log_probs", 1)
+    assert repr(nearby) in found.actual
+    not_a_number = replace(ANSWER, log_probs=(math.nan, *ANSWER.log_probs[1:]))
+    assert first_divergence(not_a_number, not_a_number, ASKED) is None
+
+
+def test_seeds_that_the_server_drew_may_differ_and_unasked_log_probs_may_be_absent() -> None:
+    drawn = replace(ANSWER, seed=1, log_probs=(), top_log_probs=())
+    assert (
+        first_divergence(drawn, replace(drawn, seed=2), replace(ASKED, seed=None, num_log_probs=None)) is None
+    )
+    assert first_divergence(drawn, replace(drawn, seed=2)) is None
+
+
 def test_the_ids_at_a_difference_are_kept_and_an_end_has_none() -> None:
-    shorter = first_divergence(answer((1, 2, 3)), answer((1, 2), "stop"))
+    shorter = first_divergence(ids(1, 2, 3), replace(ids(1, 2), finish_reason="stop"))
     assert shorter is not None
     assert (shorter.expected_id, shorter.actual_id) == (3, None)
 
 
-def test_nothing_compared_is_a_failure() -> None:
-    proof = run(lambda request, model, given: replace(given, output_ids=(), text=""))
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda given: replace(given, output_ids=(), text="", log_probs=(), top_log_probs=()),
+            "no token was compared at all",
+        ),
+        (lambda given: replace(given, total_draft_tokens=0), "nothing was drafted"),
+        (lambda given: replace(given, total_accepted_draft_tokens=0), "no draft token was ever accepted"),
+        (lambda given: replace(given, total_draft_tokens=1), "speculation was off, but 4 were drafted"),
+    ],
+)
+def test_a_proof_that_tested_nothing_fails(change: Callable[[Generation], Generation], reason: str) -> None:
+    proof = run(lambda request, model, given: change(given))
     assert proof.verdict == "fail"
-    assert "no token was compared at all" in proof.failures()
+    assert any(reason in failure for failure in proof.failures()), proof.failures()
 
 
-def test_a_server_that_never_drafts_fails_the_proof() -> None:
-    proof = run(lambda request, model, given: replace(given, total_draft_tokens=0))
-    assert proof.verdict == "fail"
-    assert any("nothing was drafted" in reason for reason in proof.failures())
+def test_an_empty_pass_fails_though_others_compared_something() -> None:
+    def silent(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        return replace(given, output_ids=(), text="") if "nonce 20-" in request.prompt else given
+
+    whole = run()
+    assert any(result.asked.number == 20 and result.asked.is_cold for result in whole.passes)
+    failures = run(silent).failures()
+    assert [reason for reason in failures if reason.endswith("no token was compared")]
+    assert not any("at all" in reason for reason in failures)
 
 
-def test_a_server_that_never_accepts_fails_the_proof() -> None:
-    proof = run(lambda request, model, given: replace(given, total_accepted_draft_tokens=0))
-    assert proof.failures() == ["no draft token was ever accepted, so acceptance was not tested"]
-
-
-def test_drafting_while_switched_off_fails_the_proof() -> None:
-    proof = run(lambda request, model, given: replace(given, total_draft_tokens=1))
-    assert any("speculation was off, but" in reason for reason in proof.failures())
+def test_a_proof_without_any_log_probability_fails() -> None:
+    without = tuple(replace(result, num_log_probs=0) for result in run().passes)
+    assert Proof(without, PLAN.goal).failures() == [
+        "log probabilities were asked for, but none were compared"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -186,141 +281,110 @@ def test_drafting_while_switched_off_fails_the_proof() -> None:
 def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failure(
     error: DraftproofError, verdict: str
 ) -> None:
-    def fail(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if model == "generate" and request.prompt == "text 1":
-            raise error
-        return given
+    def fail(given: Generation) -> Generation:
+        raise error
 
-    proof = run(fail)
+    proof = run(change_of(SPECULATIVE, fail, lambda request: request.prompt == "text 1"))
     assert proof.verdict == verdict
-    assert proof.num_missing == (8 if verdict == "inconclusive" else 0)
+    assert bool(proof.num_missing) is (verdict == "inconclusive")
+    if verdict == "fail":
+        assert {str(finding.error) for finding in proof.findings} == {"step failed"}
+        assert sum(group.num_diverged for group in proof.groups) == 2
+    else:
+        assert proof.lacks() == [f"{proof.num_missing} answers could not be compared"]
 
 
 def test_a_prompt_that_the_target_cannot_answer_is_missing_not_equal() -> None:
-    def fail(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if request.prompt == "text 1":
+    def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if request.prompt.endswith("text 1"):
             raise InvalidRequestError("too long")
         return given
 
-    proof = run(fail)
+    proof = run(refuse)
     assert proof.verdict == "inconclusive"
-    assert proof.num_missing == len(proof.passes)
+    assert proof.num_missing > 0
+    assert {group.num_prompts for group in proof.groups} == {len(PROMPTS) - 1}
 
 
-def test_a_server_that_goes_away_leaves_the_proof_inconclusive_unless_nothing_was_compared() -> None:
+def test_a_server_that_goes_away_leaves_nothing_compared() -> None:
     def gone(request: CompletionRequest, model: str, given: Generation) -> Generation:
         raise ServerUnavailableError("gone")
 
-    assert run(gone).verdict == "fail"
+    proof = run(gone)
+    assert proof.verdict == "fail"
+    assert "no token was compared at all" in proof.failures()
 
 
-def test_the_margin_says_why_it_is_not_there(tmp_path: Path) -> None:
-    finding = run(lambda request, model, given: replace(given, text=model)).findings[0]
-    assert explain(finding, None).why_no_margin == "the tokens are equal"
-    changed = run(lambda r, m, given: replace(given, output_ids=(1,)) if m == "generate" else given)
-    assert "not on this machine" in explain(changed.findings[0], None).why_no_margin
-    assert "could not be run" in explain(changed.findings[0], tmp_path).why_no_margin
+def test_too_few_prompts_or_tokens_are_inconclusive_and_say_how_many_lack() -> None:
+    done = run()
+    strict = Proof(done.passes, Goal(max_rate=0.01, num_tokens=10**6))
+    assert strict.verdict == "inconclusive"
+    assert strict.failures() == []
+    assert f"greedy: {299 - len(PROMPTS)} prompts more are needed" in strict.lacks()[0]
+    assert any(f"{10**6 - strict.groups[1].num_tokens:,} tokens more" in lack for lack in strict.lacks())
 
 
-def test_the_document_holds_what_machines_need() -> None:
-    document = json.loads(json.dumps(as_document(run(), None)))
-    assert document["verdict"] == "pass"
-    assert document["tokens_compared"] == 200
-    assert document["passes"][1]["num_draft_tokens"] == 0
+def test_a_pass_without_the_cancellations_that_it_wants_is_inconclusive() -> None:
+    def without(result: PassResult) -> PassResult:
+        return replace(result, num_cut_off=0)
+
+    proof = Proof(tuple(without(result) for result in run().passes), PLAN.goal)
+    assert proof.verdict == "inconclusive"
+    assert all("no other request was cut off" in lack for lack in proof.lacks())
 
 
-class FakeClient:
-    """Stands in for a connected client on the command line."""
-
-    def server_version(self) -> str:
-        return "2.51.0"
-
-    def model_parameters(self, model: str) -> dict[str, str]:
-        return {}
-
-    def __enter__(self) -> FakeClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Makes the command line ask a function instead of a server."""
-
-    def install(ask: Any) -> None:
-        @contextmanager
-        def server(url: str, recipe: str) -> Iterator[str]:
-            yield "grpc://127.0.0.1:1"
-
-        monkeypatch.setattr(command, "running_server", server)
-        monkeypatch.setattr(command.Client, "connect", lambda url: FakeClient())
-        workers = lambda url, count, *, streaming: Workers([ask] * count)  # noqa: E731
-        monkeypatch.setattr(command.Workers, "connect", workers)
-
-    return install
-
-
-def test_exit_codes_tell_pass_fail_and_inconclusive(
-    scripted: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--prompts", "2", "--draft-lengths", "1", "--concurrency", "1,2", "--max-tokens", "4"]
-
-    def wrong(request: CompletionRequest, model: str) -> Generation:
-        given = honest(request, model)
-        return replace(given, output_ids=(0, 0, 0, 0)) if model == "generate" else given
-
-    def busy(request: CompletionRequest, model: str) -> Generation:
-        if model == "generate" and request.temperature:
+def test_cancellations_that_the_server_refuses_do_not_end_the_proof() -> None:
+    def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if "nonce cut" in request.prompt:
             raise ServerBusyError("full")
-        return honest(request, model)
+        return given
 
-    for ask, code, verdict in ((honest, 0, "pass"), (wrong, 1, "fail"), (busy, 3, "inconclusive")):
-        scripted(ask)
-        assert command.main(arguments) == code
-        document = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert document["verdict"] == verdict
-        assert document["conditions"]["triton_version"] == "2.51.0"
+    proof = run(refuse)
+    assert proof.verdict == "inconclusive"
+    assert proof.num_missing == 0
 
 
-def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--url", "grpc://127.0.0.1:9"]) == 3
-    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
+    group = Group("greedy", num_prompts=299, num_diverged=0, num_answers=3000, num_tokens=1, num_log_probs=1)
+    assert group.rate_bound == pytest.approx(1 - 0.05 ** (1 / 299))
+    assert group.detectable_rate(0.95) == pytest.approx(group.rate_bound)
+    assert group.detectable_rate(0.99) == pytest.approx(1 - 0.01 ** (1 / 299))
+    assert group.num_prompts_lacking(Goal(0.01, 0)) == 0
+    assert replace(group, num_prompts=298).num_prompts_lacking(Goal(0.01, 0)) == 1
+    assert replace(group, num_diverged=1).rate_bound > group.rate_bound
+    assert replace(group, num_prompts=0).rate_bound == 1.0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--draft-lengths", "1,x"],
-        ["--draft-lengths", "-1"],
-        ["--concurrency", "0"],
-        ["--prompts", "0"],
-        ["--prompts", "7"],
-        ["--prompts", "100000"],
-        ["--prompt-file", "absent.jsonl"],
-        ["--temperatures", "warm"],
-    ],
-)
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.main(arguments)
-    assert caught.value.code == 2
-    assert "error:" in capsys.readouterr().err
+def test_the_margin_is_the_difference_of_the_targets_log_probabilities() -> None:
+    def slip(given: Generation) -> Generation:
+        changed = given.output_ids[5] + 3
+        return replace(given, output_ids=(*given.output_ids[:5], changed, *given.output_ids[6:]))
+
+    proof = run(change_of(SPECULATIVE, slip, lambda request: True))
+    for finding in proof.findings:
+        client = ScriptedClient()
+        explanation = explain(finding, client)
+        assert explanation.logit_margin == pytest.approx(3 / 7), explanation.why_no_margin
+        ((model, request, _),) = client.asked
+        assert (model, request.max_tokens, request.num_log_probs) == (TARGET_ALONE, 6, 20)
+        assert request.min_tokens <= 6
+        assert len(explanation.alternatives) == 20
 
 
-def test_prompt_files_are_checked(tmp_path: Path) -> None:
-    prompts = read_prompts(HELD_OUT, 16)
-    assert len({prompt.prompt_id for prompt in prompts}) == 16
-    path = tmp_path / "prompts.jsonl"
-    for text, message in (
-        ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', "an id twice"),
-        ('{"id": "a", "text": "x"}\n', "too few"),
-        ('{"id": "a"}\n\n', "cannot be read"),
-        ("[1]\n", "cannot be read"),
-        ("nonsense\n", "cannot be read"),
-        ("", "too few"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(InvalidRequestError, match=message):
-            read_prompts(path, 2)
+def test_the_margin_says_why_it_is_not_there() -> None:
+    def reason(change: Callable[[Generation], Generation], answer: Change | None = None) -> str:
+        finding = run(change_of(SPECULATIVE, change, lambda request: True)).findings[0]
+        return explain(finding, ScriptedClient(answer or (lambda r, m, given: given))).why_no_margin
+
+    def failing(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        raise ServerUnavailableError("gone")
+
+    far = lambda given: replace(given, output_ids=(1000, *given.output_ids[1:]))  # noqa: E731
+    assert reason(lambda given: replace(given, text="?")) == "the tokens are equal"
+    assert "other answer has ended" in reason(lambda given: replace(given, output_ids=given.output_ids[:4]))
+    longer = reason(lambda given: replace(given, output_ids=(*given.output_ids, 1)))
+    assert "the target's answer has ended" in longer
+    assert "20 likeliest" in reason(far)
+    assert "did not answer again" in reason(far, failing)
+    assert "was another" in reason(far, lambda r, m, given: replace(given, output_ids=(7,)))
+    assert "no log prob" in reason(far, lambda r, m, given: replace(given, top_log_probs=()))

@@ -1,0 +1,75 @@
+"""Any model over gRPC: a stream of one request serves decoupled models and others alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+from pipelines.client.any_model import NUMPY_TYPES, ModelSpec, Tensors, spec_from_config
+from pipelines.client.grpc_transport import GrpcTransport, as_error, tensor_values
+from pipelines.client.refusals import refusal
+
+
+class GrpcModels(GrpcTransport):
+    """``ModelCalls`` over a channel of its own."""
+
+    def describe(self, model: str) -> ModelSpec:
+        """The model's configuration.
+
+        Raises:
+            InvalidRequestError: There is no such model.
+        """
+        reply = self._ask(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=model))
+        return spec_from_config(MessageToDict(reply.config, preserving_proto_field_name=True))
+
+    def infer(self, model: ModelSpec, inputs: Tensors) -> list[Tensors]:
+        """Send one request and wait for all its responses.
+
+        Raises:
+            DraftproofError: As the server answered, or the call broke.
+        """
+        message = service_pb2.ModelInferRequest(model_name=model.name)
+        # Without it the end of an answer of no responses would not be heard of.
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        for name, array in inputs.items():
+            message.inputs.add(name=name, datatype=model.inputs[name].datatype, shape=array.shape)
+            message.raw_input_contents.append(_raw(array))
+        responses: list[Tensors] = []
+        try:
+            for arrival in self._stub.ModelStreamInfer(iter((message,)), timeout=self._timeouts.total_s):
+                if arrival.error_message:
+                    raise refusal(arrival.error_message)
+                if arrival.infer_response.outputs:
+                    responses.append(_tensors(arrival.infer_response))
+        except grpc.RpcError as error:
+            raise as_error(error, self._address, self._timeouts) from error
+        return responses
+
+
+def _raw(array: npt.NDArray[Any]) -> bytes:
+    if array.dtype != np.object_:
+        return array.tobytes()
+    encoded = [str(value).encode("utf-8") for value in array.ravel()]
+    return b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
+
+
+def _tensors(response: Any) -> Tensors:
+    return {
+        output.name: _array(output.datatype, raw).reshape(tuple(output.shape))
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+def _array(datatype: str, raw: bytes) -> npt.NDArray[Any]:
+    if datatype == "BYTES":
+        return np.array(
+            [item.decode("utf-8", "replace") for item in tensor_values(datatype, raw)], np.object_
+        )
+    if datatype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, NUMPY_TYPES[datatype])

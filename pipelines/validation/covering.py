@@ -1,0 +1,74 @@
+"""Few combinations in which any two levels of any two dimensions meet: a pairwise covering array.
+
+Most faults of systems with many settings need two of them at most; trying each pair somewhere costs
+tens of combinations where the full product has thousands. The construction is greedy (Cohen et al.,
+"The AETG system", 1997) without its randomness: the same dimensions give the same array everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+Row = tuple[int, ...]
+_Cell = tuple[int, int]  # dimension, level
+_Pair = tuple[_Cell, _Cell]  # the lower dimension first
+
+
+def covering_array(num_levels: Sequence[int]) -> tuple[Row, ...]:
+    """Rows of levels such that every pair of levels of two dimensions stands in one of them.
+
+    Args:
+        num_levels: Number of levels of each dimension, at least one each; two dimensions or more.
+
+    Returns:
+        Entry d of a row is a level of dimension d, from 0. Pairs are used about equally often, so rows
+        that are there for two dimensions alone vary the others.
+    """
+    if len(num_levels) < 2 or min(num_levels) < 1:
+        raise ValueError(f"num_levels={tuple(num_levels)}: two dimensions of one level or more are needed")
+    missing = pairs_of_levels(num_levels)
+    uses: Counter[_Pair] = Counter()
+    rows = []
+    while missing:
+        row = _next_row(num_levels, missing, uses)
+        rows.append(row)
+        pairs = tuple(itertools.combinations(enumerate(row), 2))
+        uses.update(pairs)
+        missing.difference_update(pairs)
+    return tuple(rows)
+
+
+def pairs_of_levels(num_levels: Sequence[int]) -> set[_Pair]:
+    """Every pair that ``covering_array`` has to bring together."""
+    return {
+        ((first, level), (second, other))
+        for first, second in itertools.combinations(range(len(num_levels)), 2)
+        for level in range(num_levels[first])
+        for other in range(num_levels[second])
+    }
+
+
+def _next_row(num_levels: Sequence[int], missing: set[_Pair], uses: Counter[_Pair]) -> Row:
+    """The row that starts from one missing pair and takes, dimension by dimension, the most useful level."""
+    wanted: Counter[_Cell] = Counter()
+    for pair in missing:
+        wanted.update(pair)
+    # Pairs of the widest dimensions decide how many rows there are, so one of theirs begins each row.
+    first, second = min(missing, key=lambda pair: (-wanted[pair[0]] - wanted[pair[1]], pair))
+    chosen = [first, second]
+    widest_first = sorted(range(len(num_levels)), key=lambda dimension: (-num_levels[dimension], dimension))
+    for dimension in widest_first:
+        if dimension not in (first[0], second[0]):
+            cells = [(dimension, level) for level in range(num_levels[dimension])]
+            chosen.append(min(cells, key=lambda cell: (*_merit(cell, chosen, missing, uses), cell)))
+    return tuple(level for _, level in sorted(chosen))
+
+
+def _merit(
+    cell: _Cell, chosen: Sequence[_Cell], missing: set[_Pair], uses: Counter[_Pair]
+) -> tuple[int, int]:
+    """Less is better: first the missing pairs that a level brings, then how often its pairs were used."""
+    pairs = [(min(cell, other), max(cell, other)) for other in chosen]
+    return -sum(pair in missing for pair in pairs), sum(uses[pair] for pair in pairs)

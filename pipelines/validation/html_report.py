@@ -1,0 +1,54 @@
+"""The report as one page that needs nothing else: no script, no style sheet, no font from elsewhere."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pipelines.validation.section import Section, joint_verdict
+from pipelines.validation.side_by_side import SideBySide
+
+_TEMPLATES = Path(__file__).resolve().parent / "page"
+
+
+def as_html(
+    sections: Sequence[Section],
+    divergences: Sequence[SideBySide],
+    num_divergences: int,
+    conditions: dict[str, Any],
+) -> str:
+    """Make the page; every text is escaped, for prompts and answers are anything.
+
+    Args:
+        sections: In the order of the page.
+        divergences: Those that are shown.
+        num_divergences: How many there are.
+        conditions: From ``pipelines.conditions``.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("verify.html").render(
+        verdict=joint_verdict(sections),
+        sections=sections,
+        divergences=divergences,
+        num_divergences=num_divergences,
+        conditions=conditions,
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the page as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(page)
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)

@@ -1,0 +1,82 @@
+"""What two runs of the target alone say about ties, and what follows for a candidate's divergences.
+
+Where two runs of one model part, only the order of additions differed: such margins are what noise can do.
+
+- ``tie_limit``: a divergence is a tie if its margin is at most that. It is the smallest of the noise's
+  margins that a further one exceeds with probability 1 % at most (the rank ceil(0.99 (m + 1)) of m), or the
+  largest where there are too few for that (it is exceeded with probability 1 / (m + 1)). Without a single
+  noisy divergence it is 0: nothing is then excused by noise.
+- ``surprise``: how improbable a margin as large is for noise whose margins fall off at least as fast as
+  exp(-sqrt(x / scale)). Rounding itself falls off faster, as a Gaussian does; the slower law leaves room for
+  prompts whose noise differs tenfold. With scale unknown and m margins seen, whose square roots sum to S,
+  the next exceeds x with probability (1 + sqrt(x) / S)^-m: a ratio of exponentials, F-distributed with 2 and
+  2 m degrees of freedom.
+- ``rate_difference_bounds``: score interval for the difference of two rates seen on the same prompts.
+
+Sources: Vovk, Gammerman and Shafer 2005 (the rank rule, as in conformal prediction); Tango 1998, Statistics
+in Medicine 17, "Equivalence test and confidence interval for the difference in proportions for the
+paired-sample design".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy import optimize, special
+
+_TIE_QUANTILE = 0.99
+
+
+def tie_limit(noise_margins: Sequence[float]) -> float:
+    """Largest margin of a tie; margins are absolute differences of log probabilities."""
+    if not noise_margins:
+        return 0.0
+    rank = math.ceil(_TIE_QUANTILE * (len(noise_margins) + 1))
+    return sorted(noise_margins)[min(rank, len(noise_margins)) - 1]
+
+
+def surprise(margin: float, noise_margins: Sequence[float]) -> float:
+    """Probability that noise shows a margin as large; 1 where no noise was seen to compare with."""
+    total = sum(math.sqrt(noise_margin) for noise_margin in noise_margins)
+    if total == 0:
+        return 1.0
+    return float((1 + math.sqrt(margin) / total) ** -len(noise_margins))
+
+
+def rate_difference_bounds(
+    num_first_only: int, num_second_only: int, num_trials: int, confidence: float
+) -> tuple[float, float]:
+    """Bounds of first rate less second rate; each holds with ``confidence``.
+
+    Args:
+        num_first_only: Trials with the event in the first arm alone.
+        num_second_only: In the second arm alone.
+        num_trials: Trials, at least 1.
+        confidence: One-sided.
+    """
+    quantile = float(special.ndtri(confidence))
+
+    def score(difference: float) -> float:
+        """Tango's statistic; falls as the difference grows."""
+        a = 2 * num_trials
+        b = (
+            -num_first_only
+            - num_second_only
+            + (2 * num_trials - num_first_only + num_second_only) * difference
+        )
+        c = -num_second_only * difference * (1 - difference)
+        second_only = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)
+        variance = num_trials * (2 * second_only + difference * (1 - difference))
+        distance = num_first_only - num_second_only - num_trials * difference
+        if variance <= 0:
+            return math.copysign(math.inf, distance) if distance else 0.0
+        return distance / math.sqrt(variance)
+
+    def bound(level: float) -> float:
+        edge = 1 - 1e-12
+        if (score(-edge) - level) * (score(edge) - level) >= 0:  # beyond what rates can be
+            return -1.0 if level > 0 else 1.0
+        return float(optimize.brentq(lambda difference: score(difference) - level, -edge, edge))
+
+    return bound(quantile), bound(-quantile)

@@ -1,0 +1,201 @@
+"""Every outcome of the random choices, with its exact probability, in place of one sample.
+
+``Branching.install`` replaces the random primitives of ``pipelines.speculation.draws``. Code that runs
+under ``outcomes`` is then run once for every path of choices, and each path has a rational probability.
+All that is between the primitives, which is to say all of the sampler, the acceptance rules, the
+executor and the loop, is the real code.
+
+A random variable is identified by what the real noise depends on: seed, stream and position. One that is
+used twice on a path is the same noise twice, and what the first use said about it holds for the second:
+a position's noise is a cell of the simplex (``races``), a coin an interval.
+
+The loop does use noise twice, and that is harmless: after a rejection it drafts the positions behind the
+rejected one again, with the same stream and position, after other tokens. What decided about the
+rejection (the draft's noise and the coin up to the rejected position, the recovered token's noise) is
+independent of the noise behind it, so that noise is, given everything the output now contains, as fresh
+as if it had never been used. Nothing here relies on that argument: the second use is enumerated as what
+it is, and the laws come out equal all the same. They do not where the same noise decides twice about one
+position (``faulty_variants``: shared noise with the ratio rule).
+
+Probabilities are exact for the weights, and the weights are exp(score) on a grid of 1/1024 of the largest:
+an identity that holds for every law needs no finer one, and small numbers keep the fractions short. That
+``draws.law`` is the softmax is tested elsewhere (``tests/unit/test_processing.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipelines.speculation import draws
+from pipelines.speculation.noise import NoiseStream
+from tests.exact.races import Cell, Weights, untouched
+
+Result = TypeVar("Result")
+
+GRID = 1024
+
+Variable = tuple[int, int, int, str]
+"""Seed, stream, position; and whose it is, if everybody has their own."""
+
+Interval = tuple[Fraction, Fraction]
+"""What is known of a coin: where in [0, 1] it fell."""
+
+Noise = dict[Variable, "Cell | Interval"]
+"""What is known of the variables that were used; the others are untouched."""
+
+
+def exact_weights(scores: Iterable[float]) -> Weights:
+    """exp(score), the largest being 1, on the grid; 0 only where the score is -inf."""
+    scores = list(scores)
+    best = max(scores)
+    assert math.isfinite(best), f"no law in {scores}"
+    return tuple(
+        Fraction(0) if score == -math.inf else Fraction(max(1, round(math.exp(score - best) * GRID)), GRID)
+        for score in scores
+    )
+
+
+def exact_law(scores: Iterable[float]) -> Weights:
+    """``exact_weights``, normalised."""
+    weights = exact_weights(scores)
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token that was drawn."""
+
+    stream: int
+    position: int
+    token_id: int
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Result]):
+    """One way in which a piece of code can go.
+
+    Attributes:
+        probability: Given the noise it started from.
+        noise: What is known afterwards.
+        draws: Tokens that were drawn, in order.
+    """
+
+    result: Result
+    probability: Fraction
+    noise: Noise
+    draws: tuple[Draw, ...]
+
+
+@dataclass
+class Branching:
+    """Stands in for ``draws``.
+
+    Attributes:
+        owner: Named, its noise is independent of everybody else's, whatever the real noise is; "" for the
+            noise as it is.
+        num_paths: Paths that were run so far.
+        touched: Variables that the paths of the current ``outcomes`` used.
+        drawn: Tokens that the current path drew.
+    """
+
+    owner: str = ""
+    num_paths: int = 0
+    touched: set[Variable] = field(default_factory=set)
+    drawn: list[Draw] = field(default_factory=list)
+    _noise: Noise = field(default_factory=dict)
+    _probability: Fraction = Fraction(1)
+    _path: list[int] = field(default_factory=list)
+    _num_options: list[int] = field(default_factory=list)
+    _depth: int = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Branching:
+        """Replace the primitives; ``draws`` is the only module that has them."""
+        for name in ("draw_token", "draw_weighted", "is_accepted", "law"):
+            assert callable(getattr(draws, name))
+            monkeypatch.setattr(draws, name, getattr(self, name))
+        return self
+
+    def outcomes(self, noise: Noise, run: Callable[[], Result]) -> list[Outcome[Result]]:
+        """Run code once for every path of random choices in it.
+
+        Args:
+            noise: What is known of the noise before.
+            run: Must do the same on every call but for the random choices.
+        """
+        found: list[Outcome[Result]] = []
+        self.touched = set()
+        self._path, self._num_options = [], []
+        while True:
+            self._noise, self._probability, self._depth, self.drawn = dict(noise), Fraction(1), 0, []
+            result = run()
+            assert self._depth == len(self._path), "the code did something else than the last time"
+            self.num_paths += 1
+            found.append(Outcome(result, self._probability, self._noise, tuple(self.drawn)))
+            while self._path and self._path[-1] == self._num_options[-1] - 1:
+                self._path.pop()
+                self._num_options.pop()
+            if not self._path:
+                break
+            self._path[-1] += 1
+        assert sum(outcome.probability for outcome in found) == 1
+        return found
+
+    def _choose(self, num_options: int) -> int:
+        if num_options == 1:
+            return 0
+        if self._depth == len(self._path):
+            self._path.append(0)
+            self._num_options.append(num_options)
+        assert self._num_options[self._depth] == num_options, "the code did something else than the last time"
+        self._depth += 1
+        return self._path[self._depth - 1]
+
+    # The primitives, with the signatures of pipelines.speculation.draws.
+
+    def draw_token(self, scores: npt.NDArray[np.float64], seed: int, stream: int, position: int) -> int:
+        return self._draw(exact_weights(scores.tolist()), seed, stream, position)
+
+    def draw_weighted(self, weights: npt.NDArray[Any], seed: int, stream: int, position: int) -> int:
+        return self._draw(tuple(Fraction(weight) for weight in weights), seed, stream, position)
+
+    def _draw(self, weights: Weights, seed: int, stream: int, position: int) -> int:
+        variable = (seed, int(stream), position, self.owner)
+        self.touched.add(variable)
+        cell = self._noise.get(variable, untouched(len(weights)))
+        assert isinstance(cell, Cell)
+        options = cell.split(weights)
+        token_id, rest = options[self._choose(len(options))]
+        self._probability *= rest.volume / cell.volume
+        self._noise[variable] = rest
+        self.drawn.append(Draw(int(stream), position, token_id))
+        return token_id
+
+    def is_accepted(self, p: Fraction, q: Fraction, seed: int, position: int) -> bool:
+        variable = (seed, int(NoiseStream.ACCEPTANCE), position, self.owner)
+        self.touched.add(variable)
+        known = self._noise.get(variable, (Fraction(0), Fraction(1)))
+        assert isinstance(known, tuple)
+        low, high = known
+        # coin * q < p: always or never where q is 0.
+        border = min(high, max(low, Fraction(p) / Fraction(q))) if q else (high if p > 0 else low)
+        options = [
+            (is_accepted, interval)
+            for is_accepted, interval in ((True, (low, border)), (False, (border, high)))
+            if interval[0] < interval[1]
+        ]
+        is_accepted, rest = options[self._choose(len(options))]
+        self._probability *= (rest[1] - rest[0]) / (high - low)
+        self._noise[variable] = rest
+        return is_accepted
+
+    def law(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+        return np.array(exact_law(scores.tolist()), dtype=object)

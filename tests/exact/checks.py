@@ -1,0 +1,207 @@
+"""What must hold for every way in which a request can be answered; each check raises an AssertionError.
+
+A check is given all ways of one case under one rule (``Explored``). ``faulty_variants`` shows for every
+check that there is a fault that it rejects.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from pipelines.speculation.request import GenerationRequest, Output
+from tests.exact.branching import Branching, Outcome
+from tests.exact.cases import Case
+from tests.exact.exploration import Call, Exploration, Way
+from tests.exact.races import agreement, total_variation
+from tests.exact.reference import Answer, Law, law_of_proposals, law_of_target_alone, next_token_law
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Everything that can happen in one case under one rule."""
+
+    case: Case
+    rule: str
+    request: GenerationRequest
+    ways: list[Way]
+    alone: list[Outcome[Output]]
+
+    @property
+    def uses_ratio(self) -> bool:
+        return self.rule == "ratio"
+
+    @property
+    def spelling(self) -> tuple[bytes, ...]:
+        return self.case.vocabulary.bytes_of
+
+    @cached_property
+    def law(self) -> Law:
+        """Of the answers of the loop."""
+        law: defaultdict[Answer, Fraction] = defaultdict(Fraction)
+        for way in self.ways:
+            law[way.answer] += way.probability
+        return dict(law)
+
+    @cached_property
+    def proposals(self) -> dict[tuple[int, ...], list[tuple[Call, Call, Fraction]]]:
+        """By the output before it: each proposal, the verification that followed, the probability of both."""
+        found: defaultdict[tuple[int, ...], list[tuple[Call, Call, Fraction]]] = defaultdict(list)
+        for way in self.ways:
+            for call, following in zip(way.calls, way.calls[1:], strict=False):
+                if call.role == "draft":
+                    found[call.known].append((call, following, way.probability))
+        return dict(found)
+
+    def next_law(self, role: str, known: tuple[int, ...]) -> list[Fraction]:
+        """Law of the token after an output, of draft or target, by the reference."""
+        table = self.case.draft_table if role == "draft" else self.case.target_table
+        prompt = self.request.input_ids.tolist()
+        return next_token_law(table((*prompt, *known)), prompt, known, self.request, self.spelling)
+
+
+def explore(
+    branching: Branching, case: Case, rule: str, *, shares_noise: bool = True, anew: bool = False
+) -> Explored:
+    """Go every way.
+
+    Args:
+        branching: Installed.
+        shares_noise: As for ``Exploration``.
+        anew: Go every way from the beginning on executors of its own.
+    """
+    tables = case.draft_table, case.target_table, case.vocabulary
+    exploration = Exploration(branching, *tables, shares_noise=shares_noise)
+    request = case.whole_request()
+    go = exploration.ways_anew if anew else exploration.ways
+    ways = list(go(request, case.num_draft_tokens, use_draft_logits=rule == "ratio"))
+    return Explored(case, rule, request, ways, exploration.alone(request))
+
+
+def _assert_equal(found: Mapping[Hashable, Fraction], wanted: Mapping[Hashable, Fraction], what: str) -> None:
+    differing = {key for key in {*found, *wanted} if found.get(key, 0) != wanted.get(key, 0)}
+    distance = sum(abs(found.get(key, Fraction(0)) - wanted.get(key, Fraction(0))) for key in differing) / 2
+    shown = [
+        f"{key}: {float(found.get(key, 0)):.6f}, not {float(wanted.get(key, 0)):.6f}"
+        for key in sorted(differing, key=repr)[:5]
+    ]
+    assert not differing, f"{what}: total variation {float(distance):.6f}; {'; '.join(shown)}"
+
+
+def law_is_that_of_the_target_alone(explored: Explored) -> None:
+    """Tokens and finish reason of the loop have the law of the target's when it is asked without a draft."""
+    alone: defaultdict[Answer, Fraction] = defaultdict(Fraction)
+    for outcome in explored.alone:
+        alone[tuple(outcome.result.token_ids.tolist()), outcome.result.finish_reason] += outcome.probability
+    _assert_equal(explored.law, alone, "law of the answers against the target alone")
+
+
+def law_is_that_of_the_reference(explored: Explored) -> None:
+    """They have the law that the documented parameters define."""
+    wanted = law_of_target_alone(explored.case.target_table, explored.request, explored.spelling)
+    _assert_equal(explored.law, wanted, "law of the answers against the reference")
+
+
+def target_decides(explored: Explored) -> None:
+    """What the target draws is drawn as if it were alone, once per position, and is the answer.
+
+    So the answer is a function of the target's own choices, whatever the draft proposed and however its
+    choices hang together with the target's. Coupled rule only: the ratio rule gives another sample.
+    """
+    assert not explored.uses_ratio
+    wanted = {
+        outcome.draws: (tuple(outcome.result.token_ids.tolist()), outcome.result.finish_reason)
+        for outcome in explored.alone
+    }
+    assert len(wanted) == len(explored.alone)
+    for way in explored.ways:
+        drawn = tuple(draw for call in way.calls if call.role == "target" for draw in call.draws)
+        assert drawn in wanted, f"the target draws {drawn}, which it never does alone"
+        assert way.answer == wanted[drawn], f"{way.answer} although the target drew {drawn}"
+
+
+def proposals_follow_the_draft(explored: Explored) -> None:
+    """What is proposed after an output is the draft's own sample after exactly that output."""
+    for known, proposals in explored.proposals.items():
+        total = sum(probability for _, _, probability in proposals)
+        law: defaultdict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+        for call, _, probability in proposals:
+            law[call.token_ids] += probability / total
+        wanted = law_of_proposals(
+            explored.case.draft_table,
+            explored.request,
+            known,
+            proposals[0][0].num_wanted,
+            explored.spelling,
+            proposes_end=explored.uses_ratio,
+        )
+        _assert_equal(law, wanted, f"law of the proposals after {known}")
+
+
+def acceptance_is_that_of_theory(explored: Explored) -> None:
+    """A proposal's first token is accepted with the probability that the rule has on paper.
+
+    Ratio rule: 1 - TV(p, q). Coupled rule: sum_i 1 / sum_k max(p_k / p_i, q_k / q_i), over the tokens that
+    are proposed: all but the end token.
+    """
+    for known, proposals in explored.proposals.items():
+        total = sum(probability for _, _, probability in proposals)
+        accepted = sum(
+            probability
+            for call, verified, probability in proposals
+            if _first_is_kept(explored, call, verified)
+        )
+        p, q = explored.next_law("target", known), explored.next_law("draft", known)
+        if explored.uses_ratio:
+            wanted = 1 - total_variation(p, q)
+        else:
+            by_token = agreement(p, q)
+            wanted = sum(by_token) - (
+                0 if explored.request.end_id is None else by_token[explored.request.end_id]
+            )
+        assert accepted / total == wanted, (
+            f"after {known} the first draft token is accepted with probability "
+            f"{float(accepted / total):.6f}, not {float(wanted):.6f}"
+        )
+
+
+def _first_is_kept(explored: Explored, proposal: Call, verified: Call) -> bool:
+    if not proposal.token_ids:
+        return False
+    first = proposal.token_ids[0]
+    return verified.token_ids[:1] == (() if first == explored.request.end_id else (first,))
+
+
+def rounds_count_what_happened(explored: Explored) -> None:
+    """Draft tokens, accepted tokens and finish reasons of the rounds are those of the calls."""
+    for way in explored.ways:
+        calls = iter(way.calls)
+        num_emitted = 0
+        for number, part in enumerate(way.rounds):
+            call = next(calls)
+            proposal: tuple[int, ...] = ()
+            if call.role == "draft":
+                proposal, call = call.token_ids, next(calls)
+            emitted = tuple(part.token_ids.tolist())
+            assert call.role == "target" and call.known == way.answer[0][:num_emitted]
+            assert emitted == call.token_ids and len(emitted) <= len(proposal) + 1
+            assert part.num_draft_tokens == len(proposal) <= explored.case.num_draft_tokens
+            num_accepted = part.num_accepted_tokens
+            assert emitted[:num_accepted] == proposal[:num_accepted]
+            assert len(emitted) - num_accepted <= 1
+            assert bool(part.finish_reason) == (number == len(way.rounds) - 1)
+            num_emitted += len(emitted)
+        assert next(calls, None) is None and num_emitted <= explored.request.max_tokens
+
+
+CHECKS: tuple[Callable[[Explored], None], ...] = (
+    law_is_that_of_the_target_alone,
+    law_is_that_of_the_reference,
+    proposals_follow_the_draft,
+    acceptance_is_that_of_theory,
+    rounds_count_what_happened,
+)
+"""Those that hold under both rules."""

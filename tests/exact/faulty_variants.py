@@ -1,0 +1,129 @@
+"""Faults that speculative decoders have had, each a small change of the real code.
+
+``VARIANTS[name](monkeypatch)`` puts the fault in until the monkeypatch is undone. A test suite that lets
+one of them pass is itself broken: ``test_faulty_variants`` says which check rejects which, and the
+statistical tests use them as their negative controls.
+
+A variant replaces a piece of a function's source and gives the function the new code, so that every
+module that imported the function has the fault. The piece must stand there exactly once: when the code
+changes, the variant says so instead of testing nothing.
+
+Source: defects of vLLM, vllm-ascend, OpenVINO GenAI and others of 2025 and 2026; the first eleven are
+those that the project promises to reject.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from pipelines.executor.executor import Executor
+from pipelines.executor.sequence import Sequence
+from pipelines.speculation import draws, logits_processing, loop, noise
+from pipelines.speculation.sampler import Sampler
+
+Variant = Callable[[pytest.MonkeyPatch], None]
+
+_IS_ACCEPTED = "draws.is_accepted(p[draft_id], q[draft_id], seed, self.position)"
+_DRAW = "return draws.draw_token(scores, self._sampling.seed, self._stream, self.position)"
+
+
+def _changed(function: Any, piece: str, replacement: str) -> Variant:
+    """A variant in which a piece of a function reads otherwise."""
+    assert isinstance(function, FunctionType)
+
+    def apply(monkeypatch: pytest.MonkeyPatch) -> None:
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(piece) == 1, f"{function.__qualname__} no longer has {piece!r} exactly once"
+        names: dict[str, Any] = {}
+        exec(source.replace(piece, replacement), function.__globals__, names)
+        monkeypatch.setattr(function, "__code__", names[function.__name__].__code__)
+
+    return apply
+
+
+VARIANTS: dict[str, Variant] = {
+    "shared noise with the ratio rule": _changed(
+        Sampler.__init__,
+        "NoiseStream.DRAFT if request.independent_noise else NoiseStream.SHARED",
+        "NoiseStream.SHARED",
+    ),
+    "u fixed at 0": _changed(Sampler.verify, _IS_ACCEPTED, "0 * q[draft_id] < p[draft_id]"),
+    "inverted ratio": _changed(
+        Sampler.verify, _IS_ACCEPTED, "draws.is_accepted(q[draft_id], p[draft_id], seed, self.position)"
+    ),
+    "no residual": _changed(Sampler.verify, "np.maximum(p - q, 0)", "p"),
+    "q from raw logits": _changed(
+        Sampler.verify, "self.law_scores(draft_logits)", "draft_logits.astype(np.float64)"
+    ),
+    "argmax that ignores temperature": _changed(Sampler.choose, _DRAW, "return int(np.argmax(scores))"),
+    "off by one position": _changed(
+        Sequence._choose, "self.draft_logits[num_accepted]", "self.draft_logits[num_accepted - 1]"
+    ),
+    "bonus token from the draft": _changed(
+        loop.speculate,
+        "        known = np.concatenate((known, verified.token_ids))\n",
+        "        if draft_ids.size and len(verified.token_ids) > len(draft_ids):\n"
+        "            after = np.concatenate((known, draft_ids))\n"
+        "            bonus = await draft(replace(wanted, input_ids=after, max_tokens=1))\n"
+        "            verified = replace(verified, token_ids=np.concatenate((draft_ids, bonus.token_ids)))\n"
+        "        known = np.concatenate((known, verified.token_ids))\n",
+    ),
+    "reseeding per token": _changed(
+        Sampler.choose, _DRAW, "return draws.draw_token(scores, self._sampling.seed, self._stream, 0)"
+    ),
+    "a draft cache one token behind after full acceptance": _changed(
+        Executor._take,
+        "    if output.is_final:\n",
+        "    if output.finish_reason == 'length' and self.config.role == 'draft':\n"
+        "        sequence.num_computed += sequence.num_computed % self._cache.block_size > 0\n"
+        "    if output.is_final:\n",
+    ),
+    "penalties applied to one side only": _changed(
+        Sampler._adjust,
+        "if self._counts is not None:",
+        "if self._counts is not None and self._stream is NoiseStream.SHARED:",
+    ),
+    # More of the kind.
+    "a draft that takes the argmax whatever the temperature": _changed(
+        Sampler.choose,
+        _DRAW,
+        f"if self._stream is NoiseStream.DRAFT: return int(np.argmax(scores))\n        {_DRAW}",
+    ),
+    "temperature forgotten": _changed(
+        logits_processing.truncate, "scores / sampling.temperature", "scores.copy()"
+    ),
+    "recovered token drawn with the draft's noise": _changed(
+        Sampler.verify, "seed, NoiseStream.SHARED, self.position", "seed, NoiseStream.DRAFT, self.position"
+    ),
+    "target's noise off by one position": _changed(
+        Sampler.__init__,
+        "self.num_output = self.position - request.num_prompt_tokens\n",
+        "self.num_output = self.position - request.num_prompt_tokens\n"
+        "    self.position -= len(request.draft_input_ids) > 0\n",
+    ),
+    "end token never proposed to the ratio rule": _changed(
+        Sequence._take_token, "if self.request.independent_noise:", "if False:"
+    ),
+    "penalties that do not see the round's own tokens": _changed(
+        Sampler.push, "self._counts.add(token_id)", "pass"
+    ),
+    "min_tokens counted anew in every round": _changed(
+        Sampler.__init__, "self.position - request.num_prompt_tokens", "0"
+    ),
+    "coin made of the draft's noise": _changed(
+        draws.is_accepted, "NoiseStream.ACCEPTANCE", "NoiseStream.DRAFT"
+    ),
+    "one stream for all noise": _changed(noise.words_at, "[seed, stream]", "[seed, 0]"),
+    "a new seed for every token": _changed(
+        Sampler.choose,
+        _DRAW,
+        "import secrets\n"
+        "        return draws.draw_token(scores, secrets.randbits(53), self._stream, self.position)",
+    ),
+}

@@ -1,0 +1,294 @@
+"""Every request parameter has its effect through a real server, on all four models of the text level.
+
+The log probabilities that come with an answer say what the target thought at each place, so most
+effects are checked against them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tokenizers import Tokenizer
+
+from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.deploy import Server
+from tests.integration.conftest import (
+    grpc_client,
+    http_client,
+    infer_inputs,
+    post,
+    stream_infer,
+    text_tensors,
+)
+from tests.stand_in_server import INPUT_TYPES
+
+pytestmark = pytest.mark.triton
+
+MODELS = ("generate", "generate_target", "generate_unary", "generate_target_unary")
+LOOP_MODELS = ("generate", "generate_unary")
+NO_END = -1
+GREEDY = CompletionRequest("def main(", max_tokens=40, end_id=NO_END, num_log_probs=20)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.0, seed=5)
+ROUNDING = 1e-4  # of the float32 on the wire, in which the server's own comparisons are not made
+
+Ask = Callable[..., Generation]
+"""(request, changes) -> answer."""
+
+
+@pytest.fixture(params=list(itertools.product(MODELS, ("grpc", "http"))), ids="-".join)
+def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
+    """Ask one model over one transport: streamed where it can, whole otherwise."""
+    model, transport = request.param
+    streams = transport == "grpc" and not model.endswith("_unary")
+    with {"grpc": grpc_client, "http": http_client}[transport](server) as client:
+
+        def send(asked: CompletionRequest, **changes: Any) -> Generation:
+            changed = dataclasses.replace(asked, **changes)
+            return client.stream(changed, model).result() if streams else client.generate(changed, model)
+
+        yield send
+
+
+def alternatives(generation: Generation) -> Iterator[tuple[int, dict[int, float]]]:
+    """Each token of the answer and the 20 likeliest tokens at its place."""
+    for token_id, pairs in zip(generation.output_ids, generation.top_log_probs, strict=True):
+        yield token_id, dict(pairs)
+
+
+def test_log_probs_are_those_of_the_tokens_and_sorted(ask: Ask) -> None:
+    greedy, sampled = ask(GREEDY), ask(SAMPLED)
+    for generation in (greedy, sampled):
+        assert len(generation.log_probs) == len(generation.output_ids) == 40
+        tokens = zip(alternatives(generation), generation.log_probs, strict=True)
+        for (token_id, likeliest), log_prob in tokens:
+            assert len(likeliest) == 20
+            assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
+            assert sum(map(math.exp, likeliest.values())) < 1 + ROUNDING
+            assert likeliest.get(token_id, log_prob) == log_prob <= 0
+    assert all(token_id == next(iter(likeliest)) for token_id, likeliest in alternatives(greedy))
+    assert any(token_id != next(iter(likeliest)) for token_id, likeliest in alternatives(sampled))
+
+
+def test_alternatives_come_only_if_asked_for(ask: Ask) -> None:
+    full, some = ask(GREEDY), ask(GREEDY, num_log_probs=3)
+    assert some.top_log_probs == tuple(pairs[:3] for pairs in full.top_log_probs)
+    bare, none = ask(GREEDY, num_log_probs=0), ask(GREEDY, num_log_probs=None)
+    assert (bare.log_probs, bare.top_log_probs) == (full.log_probs, ())
+    assert (none.log_probs, none.top_log_probs, none.output_ids) == ((), (), full.output_ids)
+
+
+def test_the_seed_decides_and_one_that_was_drawn_can_be_used_again(ask: Ask) -> None:
+    first, second = ask(SAMPLED, seed=None), ask(SAMPLED, seed=None)
+    assert first.seed is not None
+    assert first.seed != second.seed
+    assert first.output_ids != second.output_ids
+    again = ask(SAMPLED, seed=first.seed)
+    assert (again.output_ids, again.log_probs, again.seed) == (first.output_ids, first.log_probs, first.seed)
+    assert ask(SAMPLED, seed=2**64 - 1).seed == 2**64 - 1
+
+
+def test_temperature_sharpens(ask: Ask) -> None:
+    cold, hot = ask(SAMPLED, temperature=0.01), ask(SAMPLED, temperature=1.5)
+    assert sum(cold.log_probs) > sum(hot.log_probs)
+    assert cold.output_ids == ask(GREEDY).output_ids
+
+
+def test_top_k_top_p_and_min_p_leave_only_likely_tokens(ask: Ask) -> None:
+    free = ask(SAMPLED)
+    assert any(token_id not in likeliest for token_id, likeliest in alternatives(free))
+    assert below_the_likeliest(free) < math.log(0.2)
+    for token_id, likeliest in alternatives(ask(SAMPLED, top_k=3)):
+        assert token_id in list(likeliest)[:3]
+    for token_id, likeliest in alternatives(ask(SAMPLED, top_p=0.4)):
+        above = itertools.takewhile(lambda other, own=token_id: other != own, likeliest)
+        assert sum(math.exp(likeliest[other]) for other in above) < 0.4 + ROUNDING
+    assert below_the_likeliest(ask(SAMPLED, min_p=0.2)) >= math.log(0.2) - ROUNDING
+
+
+def below_the_likeliest(generation: Generation) -> float:
+    """How far the log probability of a token lies below that of the likeliest, at most; at most 0."""
+    pairs = zip(generation.log_probs, generation.top_log_probs, strict=True)
+    return min(log_prob - likeliest[0][1] for log_prob, likeliest in pairs)
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"presence_penalty": 1.5},
+        {"presence_penalty": -1.5},
+        {"frequency_penalty": 1.0},
+        {"frequency_penalty": -0.25},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_presence_and_frequency_penalties_shift_the_logits_of_the_output(
+    ask: Ask, penalties: dict[str, float]
+) -> None:
+    plain, generation = ask(GREEDY), ask(GREEDY, **penalties)
+    assert generation.output_ids != plain.output_ids
+    presence, frequency = (penalties.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
+    counts: Counter[int] = Counter()
+    for token_id, likeliest in alternatives(generation):
+        shifted = {
+            other: log_prob - (presence * (counts[other] > 0) + frequency * counts[other])
+            for other, log_prob in likeliest.items()
+        }
+        # A token beyond the 20 that has been lifted cannot be judged from here.
+        if token_id in shifted:
+            assert shifted[token_id] >= max(shifted.values()) - ROUNDING
+        else:
+            assert counts[token_id]
+        counts[token_id] += 1
+
+
+def test_a_repetition_penalty_keeps_tokens_from_coming_again(ask: Ask, tiny_pair: tuple[Path, Path]) -> None:
+    plain, generation = ask(GREEDY), ask(GREEDY, repetition_penalty=1e6)
+    assert len(set(plain.output_ids)) < 40
+    assert len(set(generation.output_ids)) == 40
+    # Prompt tokens count, too.
+    prompt = f"def main({plain.text}"
+    prompt_ids = set(Tokenizer.from_file(str(tiny_pair[1] / "tokenizer.json")).encode(prompt).ids)
+    assert set(ask(GREEDY, prompt=prompt).output_ids) & prompt_ids
+    assert not set(ask(GREEDY, prompt=prompt, repetition_penalty=1e6).output_ids) & prompt_ids
+
+
+def test_min_tokens_puts_off_the_end_and_stop_words(ask: Ask) -> None:
+    plain = ask(GREEDY)
+    end_id = plain.output_ids[5]
+    first = plain.output_ids.index(end_id)
+    early, late = ask(GREEDY, end_id=end_id), ask(GREEDY, end_id=end_id, min_tokens=20)
+    assert (early.output_ids, early.finish_reason) == (plain.output_ids[:first], "stop")
+    assert len(late.output_ids) >= 20
+    assert end_id not in late.output_ids
+    word = plain.text[8:10]
+    assert ask(GREEDY, stop_words=(word,)).text == plain.text[: plain.text.index(word)]
+    stopped = ask(GREEDY, stop_words=(word,), min_tokens=15)
+    assert len(stopped.output_ids) > 15
+    assert word in stopped.text
+    assert stopped.output_ids == plain.output_ids[: len(stopped.output_ids)]
+
+
+def test_bad_words_are_not_in_the_text(ask: Ask) -> None:
+    plain = ask(GREEDY)
+    words = (plain.text[2:4], plain.text[11:14])
+    assert all(word in plain.text for word in words)
+    assert not any(word in ask(GREEDY, bad_words=words).text for word in words)
+    assert not any(word in ask(SAMPLED, bad_words=words).text for word in words)
+
+
+def test_logit_bias_forces_and_forbids(ask: Ask) -> None:
+    assert set(ask(GREEDY, logit_bias=((77, 100.0),)).output_ids) == {77}
+    used = set(ask(GREEDY).output_ids)
+    forbidding = tuple((token_id, -100.0) for token_id in used)
+    assert not used & set(ask(GREEDY, logit_bias=forbidding).output_ids)
+
+
+def test_everything_at_once_gives_the_same_from_all_models_streamed_or_not(server: Server) -> None:
+    everything = dataclasses.replace(
+        SAMPLED,
+        max_tokens=80,
+        temperature=0.9,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        min_tokens=10,
+        stop_words=("never there",),
+        bad_words=("t", "the"),
+        logit_bias=((77, 3.0), (12, -2.0)),
+        num_log_probs=4,
+    )
+    for request in (everything, dataclasses.replace(everything, temperature=0.0)):
+        answers = []
+        for client in (grpc_client(server), http_client(server)):
+            with client:
+                answers += [client.generate(request, model) for model in MODELS]
+                answers += [client.stream(request, model).result() for model in MODELS[:2]]
+        first = answers[0]
+        assert len(first.output_ids) == 80
+        for answer in answers[1:]:  # floats, too, are compared to the bit
+            assert answer.output_ids == first.output_ids
+            assert (answer.text, answer.seed) == (first.text, first.seed)
+            assert answer.log_probs == first.log_probs
+            assert answer.top_log_probs == first.top_log_probs
+        assert any(answer.total_accepted_draft_tokens for answer in answers)
+
+
+@pytest.mark.parametrize("model", LOOP_MODELS)
+def test_the_ratio_rule_answers_can_be_repeated_and_are_not_the_targets_own(
+    client: Client, model: str
+) -> None:
+    differ, accepted = 0, 0
+    for seed in range(4):
+        request = dataclasses.replace(SAMPLED, seed=seed)
+        coupled = client.generate(request, model)
+        by_ratio = client.generate(dataclasses.replace(request, use_draft_logits=True), model)
+        again = client.generate(dataclasses.replace(request, use_draft_logits=True), model)
+        assert by_ratio.output_ids == again.output_ids
+        assert by_ratio.log_probs == again.log_probs
+        assert len(by_ratio.log_probs) == len(by_ratio.output_ids) == 40
+        differ += by_ratio.output_ids != coupled.output_ids
+        accepted += by_ratio.total_accepted_draft_tokens
+    assert differ
+    assert accepted
+    greedy = client.generate(dataclasses.replace(GREEDY, use_draft_logits=True), model)
+    assert greedy.output_ids == client.generate(GREEDY, "generate_target").output_ids
+
+
+def raw_answers(server: Server, model: str, **values: Any) -> Iterator[dict[str, Any]]:
+    """The last response of a model over each of Triton's endpoints, outputs flattened to lists."""
+    values = {"text_input": "def main(", "max_tokens": 12, **values}
+    streamed = stream_infer(server, text_tensors(**values, stream=True), model)
+    assert len(streamed) > 1
+    yield {name: array.reshape(-1).tolist() for name, array in streamed[-1].items()}
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}"
+    reply = httpx.post(f"{url}/generate_stream", json={**values, "stream": True}, timeout=30, trust_env=False)
+    last = [line for line in reply.text.splitlines() if line.startswith("data:")][-1]
+    for document in (json.loads(last.removeprefix("data:")), post(server, values, model).json()):
+        yield {name: value if isinstance(value, list) else [value] for name, value in document.items()}
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
+        result = kserve.infer(f"{model}_unary", infer_inputs(text_tensors(**values)))
+    outputs = [output.name for output in result.get_response().outputs]
+    yield {name: result.as_numpy(name).reshape(-1).tolist() for name in outputs}
+    body = [
+        {"name": name, "shape": [1, 1], "datatype": INPUT_TYPES[name], "data": [value]}
+        for name, value in values.items()
+    ]
+    reply = httpx.post(f"{url}_unary/infer", json={"inputs": body}, timeout=30, trust_env=False)
+    yield {output["name"]: output["data"] for output in reply.json()["outputs"]}
+
+
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_empty_outputs_and_large_seeds_come_through_every_endpoint(server: Server, model: str) -> None:
+    answers = list(raw_answers(server, model, seed=2**64 - 1))
+    assert len(answers) == 5
+    for outputs in answers:
+        assert outputs["output_seed"] == [2**64 - 1]
+        assert outputs["cum_log_probs"] == [0.0]
+        for name in ("output_log_probs", "top_log_prob_ids", "top_log_probs"):
+            assert outputs[name] == [], name
+
+
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_the_sum_of_log_probs_is_that_of_the_whole_answer(server: Server, model: str) -> None:
+    asked = {"text_input": "def main(", "max_tokens": 12, "temperature": 1.0, "seed": 3}
+    whole = post(server, {**asked, "return_log_probs": True}, model).json()
+    total = 0.0
+    for log_prob in whole["output_log_probs"]:
+        total += log_prob
+    for outputs in raw_answers(server, model, temperature=1.0, seed=3, return_log_probs=True):
+        assert np.float32(outputs["cum_log_probs"][0]) == np.float32(total)

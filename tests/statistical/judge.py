@@ -1,0 +1,82 @@
+"""One family of tests at one alpha: when a test rejects, and what it can see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.validation.cell_test import CellTest, cells_for, fit_to_law
+from pipelines.validation.families import alpha_of_each
+from pipelines.validation.power import detectable_total_variation, power, samples_needed
+
+FAMILY_ALPHA = 1e-9
+NUM_TESTS = 40
+"""At least the tests of one run in this folder, also those that only assert a p-value; ``conftest`` counts
+the others."""
+
+ALPHA = alpha_of_each(FAMILY_ALPHA, NUM_TESTS)
+POWER = 0.99
+TOTAL_VARIATION = 0.01
+"""What the full size detects with ``POWER``."""
+
+MIN_EXPECTED = 25.0  # see pipelines.validation.cell_test.MIN_EXPECTED
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One test and its power."""
+
+    name: str
+    outcome: CellTest
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the samples refute what was tested."""
+        return self.outcome.p_value <= ALPHA
+
+    @property
+    def detectable(self) -> float:
+        """Total variation that is detected with ``POWER``, wherever it lies, also within pooled cells."""
+        between = detectable_total_variation(self.outcome.num_samples, self.outcome.dof, ALPHA, POWER)
+        return between + self.outcome.pooled_probability
+
+    def power_at(self, total_variation: float) -> float:
+        """Probability that this test detects a deviation, wherever it lies."""
+        between = max(0.0, total_variation - self.outcome.pooled_probability)
+        return power(self.outcome.num_samples, between, self.outcome.dof, ALPHA)
+
+    @property
+    def power_seen(self) -> float:
+        """Probability of rejecting with other seeds what these samples look like.
+
+        The noncentrality is estimated by the statistic less its degrees of freedom, its expected value
+        under the law.
+        """
+        noncentrality = max(0.0, self.outcome.statistic - self.outcome.dof)
+        if np.isinf(noncentrality):
+            return 1.0
+        total_variation = np.sqrt(noncentrality / self.outcome.num_samples) / 2
+        return power(self.outcome.num_samples, total_variation, self.outcome.dof, ALPHA)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: n={self.outcome.num_samples:.0f}, dof={self.outcome.dof}, "
+            f"p={self.outcome.p_value:.2g}; power at TV {TOTAL_VARIATION}: "
+            f"{self.power_at(TOTAL_VARIATION):.4f}; TV {self.detectable:.4f} is detected with power {POWER}"
+        )
+
+
+def judge_law(name: str, counts: np.ndarray, law: np.ndarray) -> Judgement:
+    """Counts against the law they must follow."""
+    return Judgement(name, fit_to_law(counts, law, MIN_EXPECTED))
+
+
+def size_for(law: np.ndarray) -> int:
+    """Samples with which ``TOTAL_VARIATION`` is detected with ``POWER``, fixed before any is drawn."""
+    num_samples = 100_000
+    while True:
+        dof, pooled = cells_for(law, num_samples, MIN_EXPECTED)
+        if num_samples >= samples_needed(TOTAL_VARIATION - pooled, dof, ALPHA, POWER):
+            return num_samples
+        num_samples += 5_000

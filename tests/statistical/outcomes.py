@@ -1,0 +1,126 @@
+"""Cells of the tests: which tokens followed the certain first one, and how often drafts were accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import chdtrc
+
+from pipelines.speculation.loop import Round
+from pipelines.validation.cell_test import CellTest
+from tests.statistical.reference import acceptance_by_ratio, acceptance_when_coupled, processed_law
+from tests.statistical.tables import Pair
+
+
+def joint_law(pair: Pair) -> np.ndarray:
+    """Probability of each sequence of K + 1 tokens after the certain ones, [(vocab_size + 1) ** (K + 1)].
+
+    The digit vocab_size stands for "ended". All in float64, from the target's table alone.
+    """
+    _, target = pair.tables()
+    law = np.zeros((pair.vocab_size + 1) ** pair.num_counted)
+
+    def follow(output: tuple[int, ...], probability: float) -> None:
+        if len(output) == len(pair.certain) + pair.num_counted or pair.request.end_id in output:
+            law[cell_of(pair, output)] += probability
+            return
+        for token_id, p in enumerate(processed_law(target.row(output), pair.request, output)):
+            if p:
+                follow((*output, token_id), probability * p)
+
+    follow(pair.certain, 1.0)
+    return law
+
+
+def cell_of(pair: Pair, output: tuple[int, ...]) -> int:
+    """Index of an output in ``joint_law``; ``end_id`` may stand at its end or not."""
+    counted = output[len(pair.certain) :][: pair.num_counted]
+    digits = [token_id for token_id in counted if token_id != pair.request.end_id]
+    cell = 0
+    for digit in digits + [pair.vocab_size] * (pair.num_counted - len(digits)):
+        cell = cell * (pair.vocab_size + 1) + digit
+    return cell
+
+
+MIN_VARIANCE = 100.0  # below, a sum of coins is not normal as far out as the tests look
+
+
+@dataclass
+class Acceptance:
+    """Drafts seen and accepted, against what the two laws of each context predict.
+
+    One stratum for each place in a round, apart for rounds after a full acceptance: the place where a
+    draft model's cache may have fallen behind. Not for requests with an ``end_id``: whether one was drafted
+    cannot be seen in the answer.
+
+    Attributes:
+        strata: For each (index in the round, whether after a full acceptance): drafts seen, accepted, their
+            expected number and its variance.
+    """
+
+    strata: dict[tuple[int, bool], np.ndarray] = field(default_factory=dict)
+
+    def add(self, stratum: tuple[int, bool], totals: np.ndarray) -> None:
+        """Count drafts of one stratum."""
+        self.strata[stratum] = self.strata.get(stratum, np.zeros(4)) + totals
+
+    @property
+    def rejection_rate(self) -> float:
+        """Of all drafts seen."""
+        num_seen, num_accepted, *_ = sum(self.strata.values())
+        return 1 - num_accepted / num_seen
+
+    def outcome(self) -> CellTest:
+        """Whether accepted drafts are as many as predicted in every stratum.
+
+        Each stratum adds the square of a normal deviate, of noncentrality at least n (2 d)^2 if the
+        acceptance of its n drafts is off by d on average. ``num_samples`` is the smallest n.
+        """
+        tested = [totals for totals in self.strata.values() if totals[3] > MIN_VARIANCE]
+        statistic = sum((accepted - expected) ** 2 / variance for _, accepted, expected, variance in tested)
+        num_samples = min(num_seen for num_seen, *_ in tested)
+        return CellTest(statistic, len(tested), float(chdtrc(len(tested), statistic)), num_samples, 0.0)
+
+
+@dataclass
+class Counts:
+    """What a number of seeds gave."""
+
+    cells: np.ndarray
+    acceptance: Acceptance
+
+
+class Counter:
+    """Counts the answers of one pair under one rule."""
+
+    def __init__(self, pair: Pair, use_draft_logits: bool) -> None:
+        self._pair = pair
+        self._rule = acceptance_by_ratio if use_draft_logits else acceptance_when_coupled
+        self._draft, self._target = pair.tables()
+        self._probabilities: dict[tuple[int, ...], float] = {}
+        self.counts = Counts(np.zeros((pair.vocab_size + 1) ** pair.num_counted, np.int64), Acceptance())
+
+    def take(self, rounds: list[Round]) -> None:
+        """Count one answer."""
+        output: tuple[int, ...] = ()
+        is_after_full = False
+        for part in rounds:
+            new = tuple(part.token_ids.tolist())
+            for index in range(min(part.num_draft_tokens, part.num_accepted_tokens + 1)):
+                probability = self._acceptance_after((*output, *new[:index]))
+                is_accepted = index < part.num_accepted_tokens
+                totals = np.array([1, is_accepted, probability, probability * (1 - probability)])
+                self.counts.acceptance.add((index, is_after_full), totals)
+            output += new
+            is_after_full = 0 < part.num_draft_tokens == part.num_accepted_tokens
+        self.counts.cells[cell_of(self._pair, output)] += 1
+
+    def _acceptance_after(self, output: tuple[int, ...]) -> float:
+        if output not in self._probabilities:
+            laws = [
+                processed_law(table.row(output), self._pair.request, output)
+                for table in (self._target, self._draft)
+            ]
+            self._probabilities[output] = self._rule(*laws)
+        return self._probabilities[output]

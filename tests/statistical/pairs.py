@@ -1,0 +1,77 @@
+"""What is tested: requests with every kind of parameter, and drafts that are mostly wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
+from tests.statistical.tables import PROMPT, Pair, Ranks, agree, reverse, rotate
+
+
+def _pair(
+    name: str,
+    vocab_size: int,
+    num_draft_tokens: int,
+    spread: float,
+    sampling: dict[str, Any],
+    ranks: Ranks = reverse,
+    **other: Any,
+) -> Pair:
+    request = GenerationRequest(
+        name, PROMPT, num_draft_tokens + 2, sampling=SamplingParams(**sampling), **other
+    )
+    return Pair(name, vocab_size, num_draft_tokens, request, spread, ranks)
+
+
+PAIRS = (
+    _pair("temperature", 4, 2, 3.5, {"temperature": 0.8}, rotate),
+    _pair("temperature, reversed draft", 4, 1, 2.0, {"temperature": 0.8}),
+    _pair("top_k, top_p, min_p", 4, 2, 1.8, {"temperature": 0.9, "top_k": 3, "top_p": 0.93, "min_p": 0.06}),
+    _pair(
+        "penalties",
+        3,
+        2,
+        2.6,
+        {"temperature": 1.1, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.9},
+    ),
+    _pair(
+        "bad words, min_tokens, end_id, bias",
+        4,
+        2,
+        3.4,
+        {"temperature": 1.2, "min_tokens": 2, "logit_bias": ((1, 0.7), (3, 0.5))},
+        bad_words=(b"bb", b"acb"),
+        end_id=3,
+    ),
+    _pair(
+        "all of them",
+        4,
+        3,
+        3.4,
+        {
+            "temperature": 1.4,
+            "top_k": 3,
+            "top_p": 0.95,
+            "min_p": 0.05,
+            "repetition_penalty": 1.2,
+            "presence_penalty": -0.3,
+            "frequency_penalty": 0.4,
+            "min_tokens": 3,
+            "logit_bias": ((2, -0.4),),
+        },
+        bad_words=(b"cc",),
+        end_id=3,
+    ),
+)
+
+LONG = Pair(
+    "temperature, long answers",
+    3,
+    2,
+    GenerationRequest("long", PROMPT, 12, sampling=SamplingParams(temperature=0.8)),
+    2.5,
+    ranks=agree,
+    first_is_certain=False,
+)
+"""Nothing is certain, and many rounds follow a full acceptance."""

@@ -1,0 +1,131 @@
+"""Every faulty sampler is rejected by the tests of this folder; run: pytest tests/statistical."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pipelines.executor.sequence import Sequence
+from pipelines.speculation import draws
+from pipelines.speculation.noise import NoiseStream, words_at
+from tests.exact.faulty_variants import VARIANTS, Variant
+from tests.statistical.counting import count
+from tests.statistical.judge import Judgement, judge_law
+from tests.statistical.outcomes import Counts, joint_law
+from tests.statistical.pairs import LONG, PAIRS
+from tests.statistical.table_engine import count_served
+from tests.statistical.tables import Pair
+from tests.statistical.test_sampler_law import SMALL
+from tests.statistical.test_served_law import NUM_ANSWERS
+
+_PAIRS = {pair.name: pair for pair in PAIRS}
+_BANS = "bad words, min_tokens, end_id, bias"
+
+COUPLED, RATIO = False, True
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Where a variant shows.
+
+    Attributes:
+        pair: Name of the pair.
+        use_draft_logits: The rule.
+        num_answers: With which it shows.
+    """
+
+    pair: str
+    use_draft_logits: bool
+    num_answers: int = SMALL
+
+
+REJECTED_BY: dict[str, Rejection] = {
+    "shared noise with the ratio rule": Rejection("temperature", RATIO, 6_000),
+    "u fixed at 0": Rejection("temperature", RATIO),
+    "inverted ratio": Rejection("temperature", RATIO),
+    "no residual": Rejection("top_k, top_p, min_p", RATIO),
+    "q from raw logits": Rejection("penalties", RATIO),
+    "argmax that ignores temperature": Rejection("temperature", COUPLED),
+    "off by one position": Rejection("temperature", RATIO),
+    "bonus token from the draft": Rejection("temperature", COUPLED),
+    "reseeding per token": Rejection("temperature", COUPLED),
+    "penalties applied to one side only": Rejection("penalties", RATIO),
+    "a draft that takes the argmax whatever the temperature": Rejection("temperature", RATIO),
+    "temperature forgotten": Rejection("temperature", COUPLED),
+    "recovered token drawn with the draft's noise": Rejection("temperature", RATIO, 6_000),
+    "target's noise off by one position": Rejection("temperature", COUPLED),
+    "end token never proposed to the ratio rule": Rejection(_BANS, RATIO),
+    "penalties that do not see the round's own tokens": Rejection("penalties", RATIO, 4_000),
+    "min_tokens counted anew in every round": Rejection("all of them", RATIO),
+    "coin made of the draft's noise": Rejection("top_k, top_p, min_p", RATIO),
+    "one stream for all noise": Rejection("top_k, top_p, min_p", RATIO),
+    "a new seed for every token": Rejection("temperature", COUPLED),
+}
+
+# Shows only behind a cache.
+SERVED = "a draft cache one token behind after full acceptance"
+
+
+def _cut_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(seed: int, stream: NoiseStream, position: int, count: int) -> np.ndarray:
+        return words_at(seed % 256, stream, position, count)
+
+    monkeypatch.setattr(draws, "words_at", words)
+
+
+def _accept_what_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typical acceptance (Medusa, arXiv:2401.10774): lossy by design."""
+    real = Sequence._choose
+
+    def choose(self: Sequence, logits: np.ndarray, num_accepted: int, draft_id: int | None) -> int:
+        if draft_id is not None and draws.law(self.sampler.law_scores(logits))[draft_id] > 0.05:
+            return draft_id
+        return real(self, logits, num_accepted, draft_id)
+
+    monkeypatch.setattr(Sequence, "_choose", choose)
+
+
+# Too few different seeds break no law that an enumeration of ideal noise could see.
+MORE: dict[str, tuple[Variant, Rejection]] = {
+    "seed cut to 8 bits": (_cut_the_seed, Rejection("temperature, reversed draft", COUPLED, 6_000)),
+    "likely drafts are accepted": (_accept_what_is_likely, Rejection("temperature, reversed draft", COUPLED)),
+}
+
+CONTROLS = {name: (VARIANTS[name], rejection) for name, rejection in REJECTED_BY.items()} | MORE
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_faulty_variant_is_rejected(
+    name: str, monkeypatch: pytest.MonkeyPatch, reject: Callable[[str, list[Judgement]], None]
+) -> None:
+    monkeypatch.setattr(secrets, "randbits", random.Random(1).getrandbits)  # for "a new seed for every token"
+    variant, rejection = CONTROLS[name]
+    variant(monkeypatch)
+    pair = _PAIRS[rejection.pair]
+    reject(name, _judgements(pair, count(pair, rejection.use_draft_logits, range(rejection.num_answers))))
+
+
+@pytest.mark.parametrize("use_draft_logits", [COUPLED, RATIO], ids=["coupled", "ratio"])
+def test_a_draft_cache_one_token_behind_is_rejected(
+    use_draft_logits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    reject: Callable[[str, list[Judgement]], None],
+) -> None:
+    VARIANTS[SERVED](monkeypatch)
+    reject(SERVED, _judgements(LONG, count_served(LONG, use_draft_logits, range(NUM_ANSWERS))))
+
+
+def test_every_faulty_variant_is_a_control() -> None:
+    assert {*REJECTED_BY, SERVED} == {*VARIANTS}
+
+
+def _judgements(pair: Pair, counts: Counts) -> list[Judgement]:
+    judgements = [judge_law("joint law", counts.cells, joint_law(pair))]
+    if pair.request.end_id is None:
+        judgements.append(Judgement("acceptance", counts.acceptance.outcome()))
+    return judgements
