@@ -18,6 +18,7 @@ from pipelines.executor.engine import EngineConfig
 from pipelines.executor.executor import Executor, ExecutorLimits
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
@@ -88,7 +89,9 @@ def measure_overhead(num_at_once: int, num_draft_tokens: int) -> BatcherOverhead
         prompt = np.arange(index, index + PROMPT_LEN, dtype=np.int32)
         request = GenerationRequest(f"overhead-{index}", prompt, OUTPUT_LEN)
         if num_draft_tokens:
-            async for _ in speculate(request, draft.complete, target.complete, num_draft_tokens):
+            async for _ in speculate(
+                request, draft.complete, target.complete, FixedDraftLength(num_draft_tokens)
+            ):
                 pass
         else:
             async for _ in target.generate(request):

@@ -13,9 +13,13 @@ mean acceptance. Here every token of every request is judged.
 
 from __future__ import annotations
 
+import logging
+import time
+
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting
 from pipelines.speculation.request import Output
@@ -33,6 +37,9 @@ _THRESHOLDS = np.array(
 )
 _NEVER = 2.0  # no probability is above it
 _NUM_SAMPLES = 32
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+
+_LOG = logging.getLogger(__name__)
 
 
 class DraftLengths:
@@ -58,7 +65,10 @@ class DraftLengths:
         self._draft_costs = draft_costs
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
+        self.num_draft_failures = 0
         self._num_decisions_left = 0
+        self._retry_at_s = 0.0
+        self._retry_after_s = _FIRST_RETRY_S
         # What margins may come: the same evenly spread cases every time, so that decisions do not flicker.
         self._cases = _even_cases(_NUM_SAMPLES, max_draft_len)
 
@@ -85,6 +95,27 @@ class DraftLengths:
             self._num_decisions_left = len(self._requests)
         self._num_decisions_left -= 1
         return self.threshold
+
+    @property
+    def draft_is_there(self) -> bool:
+        """Whether the draft is worth asking: it did not fail lately."""
+        return time.monotonic() >= self._retry_at_s
+
+    def draft_failed(self, error: DraftproofError) -> None:
+        """Do without the draft for a while, longer each time it fails again."""
+        self.num_draft_failures += 1
+        if not self.draft_is_there:
+            return  # another request of the same step
+        if self._retry_after_s == _FIRST_RETRY_S:
+            _LOG.warning("the draft fails, requests go on with the target alone: %s", error)
+        self._retry_at_s = time.monotonic() + self._retry_after_s
+        self._retry_after_s = min(2 * self._retry_after_s, _LAST_RETRY_S)
+
+    def draft_answered(self) -> None:
+        """Note that the draft is there."""
+        if self._retry_after_s != _FIRST_RETRY_S:
+            _LOG.warning("the draft answers again")
+            self._retry_after_s = _FIRST_RETRY_S
 
     def _best_threshold(self) -> float:
         num_requests = len(self._requests)
@@ -125,6 +156,8 @@ class RequestDraftLength:
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """What to draft now."""
+        if not self._lengths.draft_is_there:
+            return NO_DRAFT
         threshold = self._lengths.next_threshold()
         limit = min(self._lengths.max_draft_len, num_remaining - 1)
         if limit < 1:
@@ -138,9 +171,14 @@ class RequestDraftLength:
             return _PROBE
         return NO_DRAFT
 
+    def draft_failed(self, error: DraftproofError) -> None:
+        """Let all requests do without the draft for a while."""
+        self._lengths.draft_failed(error)
+
     def observe(self, proposal: Output, token_ids: TokenIds) -> None:
         """Learn from a round, tokens that were not verified but whose place is known now included."""
         if proposal.margins is not None:
+            self._lengths.draft_answered()
             margins = proposal.margins[: len(token_ids)].tolist()
             num_accepted = count_accepted(proposal.token_ids, token_ids)
             self.acceptance.observe(margins, num_accepted)

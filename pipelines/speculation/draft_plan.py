@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipelines.errors import DraftproofError
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import TokenIds
 
@@ -36,6 +37,9 @@ class DraftLength(Protocol):
     def observe(self, proposal: Output, token_ids: TokenIds) -> None:
         """Learn from a round: what was drafted, verified or not, and what became output."""
 
+    def draft_failed(self, error: DraftproofError) -> None:
+        """Note that the draft did not answer; the round goes on without it."""
+
 
 class FixedDraftLength:
     """Drafts the same number in every round, fewer near the end.
@@ -53,6 +57,9 @@ class FixedDraftLength:
 
     def observe(self, proposal: Output, token_ids: TokenIds) -> None:
         """Learn nothing."""
+
+    def draft_failed(self, error: DraftproofError) -> None:
+        """Try again in the next round."""
 
 
 def all_of(num_draft_tokens: int) -> DraftPlan:

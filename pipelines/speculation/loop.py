@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength
 from pipelines.speculation.log_probs import LogProbs
@@ -60,7 +61,7 @@ async def speculate(
     """Answer one request by rounds of drafting and verifying.
 
     The joined ``token_ids`` are the target's own output, whatever the draft proposes and whatever
-    ``num_draft_tokens`` is. With ``use_draft_logits`` they follow the target's law instead, and are
+    ``lengths`` decides. With ``use_draft_logits`` they follow the target's law instead, and are
     another sample of it. The first round drafts nothing: it reads the prompt and gives the first
     token as early as the target alone would.
 
@@ -73,8 +74,7 @@ async def speculate(
         draft: Proposes ``max_tokens`` tokens after ``input_ids``; fewer if it would end the output.
         target: Verifies ``draft_input_ids`` and answers with the accepted ones and one of its own, or
             fewer if the output ends among them.
-        num_draft_tokens: Draft tokens per round, at least 0; less near the end of the budget, since a
-            round of k draft tokens may emit k + 1.
+        lengths: Decides what each round drafts.
         use_draft_logits: Accept by the ratio rule: the draft draws with noise of its own and hands its
             logits over.
 
@@ -82,7 +82,8 @@ async def speculate(
         One ``Round`` per target pass; the last has a ``finish_reason``.
 
     Raises:
-        DraftproofError: Whatever a callable raises passes through.
+        DraftproofError: Whatever the target raises passes through. A draft that fails is told to
+            ``lengths``, and the round goes on without it.
     """
     known = request.input_ids
     num_emitted = 0
@@ -92,17 +93,19 @@ async def speculate(
         proposal, num_to_verify = _NO_PROPOSAL, 0
         plan = lengths.next_round(request.max_tokens - num_emitted) if num_emitted else NO_DRAFT
         if plan.max_tokens:
-            proposal = await draft(
-                replace(
-                    step,
-                    max_tokens=plan.max_tokens,
-                    keep_drafting=plan.keep_drafting(),
-                    num_log_probs=None,
-                    independent_noise=use_draft_logits,
-                    return_generation_logits=use_draft_logits,
-                )
+            wanted = replace(
+                step,
+                max_tokens=plan.max_tokens,
+                keep_drafting=plan.keep_drafting(),
+                num_log_probs=None,
+                independent_noise=use_draft_logits,
+                return_generation_logits=use_draft_logits,
             )
-            num_to_verify = plan.num_to_verify(proposal)
+            try:
+                proposal = await draft(wanted)
+                num_to_verify = plan.num_to_verify(proposal)
+            except DraftproofError as error:
+                lengths.draft_failed(error)
         draft_ids = proposal.token_ids[:num_to_verify]
         draft_logits = None
         if use_draft_logits and num_to_verify:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.executor.executor import Executor
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.text.vocabulary import Vocabulary
@@ -188,7 +189,9 @@ def _run(
     use_draft_logits: bool,
 ) -> tuple[Round, ...]:
     async def collect() -> tuple[Round, ...]:
-        rounds = speculate(request, draft, target, num_draft_tokens, use_draft_logits=use_draft_logits)
+        rounds = speculate(
+            request, draft, target, FixedDraftLength(num_draft_tokens), use_draft_logits=use_draft_logits
+        )
         return tuple([part async for part in rounds])
 
     return run_at_once(collect())

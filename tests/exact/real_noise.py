@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampler import Sampler
@@ -52,7 +53,9 @@ def an_answer_can_be_had_again() -> None:
         return make_executor(logits, case.vocabulary, role).complete(step)
 
     async def speculated() -> list[int]:
-        rounds = speculate(request, partial(complete, "draft"), partial(complete, "target"), 3)
+        rounds = speculate(
+            request, partial(complete, "draft"), partial(complete, "target"), FixedDraftLength(3)
+        )
         return [token_id async for part in rounds for token_id in part.token_ids.tolist()]
 
     alone = run_at_once(complete("target", request)).token_ids.tolist()

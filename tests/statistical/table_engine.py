@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pipelines.executor.executor import Executor, ExecutorLimits
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from tests.recording_engine import BLOCK_SIZE, recording_config
 from tests.statistical.outcomes import Counter, Counts
@@ -65,7 +66,7 @@ def count_served(pair: Pair, use_draft_logits: bool, seeds: range) -> Counts:
             pair.with_seed(seed),
             draft.complete,
             target.complete,
-            pair.num_draft_tokens,
+            FixedDraftLength(pair.num_draft_tokens),
             use_draft_logits=use_draft_logits,
         )
         return [part async for part in rounds]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines.executor.sequence import Sequence as RequestState
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampler import Sampler
@@ -169,7 +170,11 @@ def answers(
 
     async def answer(seed: int) -> list[Round]:
         rounds = speculate(
-            pair.with_seed(seed), draft, target, pair.num_draft_tokens, use_draft_logits=use_draft_logits
+            pair.with_seed(seed),
+            draft,
+            target,
+            FixedDraftLength(pair.num_draft_tokens),
+            use_draft_logits=use_draft_logits,
         )
         return [part async for part in rounds]
 

@@ -24,6 +24,7 @@ from pipelines.errors import (
 )
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling_params import SamplingParams
@@ -55,7 +56,7 @@ def alone(req: GenerationRequest) -> list[int]:
 
 
 async def rounds_of(req: GenerationRequest, draft: Executor, target: Executor, length: int) -> list[Round]:
-    return [part async for part in speculate(req, draft.complete, target.complete, length)]
+    return [part async for part in speculate(req, draft.complete, target.complete, FixedDraftLength(length))]
 
 
 def tokens_of(rounds: list[Round]) -> list[int]:
@@ -134,7 +135,9 @@ def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.Dat
         if lengths[index] == 0:
             return (await target.complete(requests[index])).token_ids.tolist()
         rounds = []
-        async for part in speculate(requests[index], draft.complete, target.complete, lengths[index]):
+        async for part in speculate(
+            requests[index], draft.complete, target.complete, FixedDraftLength(lengths[index])
+        ):
             rounds.append(part)
             if index in cancelled:
                 return []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError, InvalidRequestError
 from pipelines.executor.executor import Executor
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
@@ -104,7 +105,9 @@ def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: 
 
     async def one(req: GenerationRequest, length: int) -> Output:
         await asyncio.sleep(0.0005 * (length % 3))
-        return joined([part async for part in speculate(req, draft.complete, target.complete, length)])
+        return joined(
+            [part async for part in speculate(req, draft.complete, target.complete, FixedDraftLength(length))]
+        )
 
     async def everyone() -> list[Output]:
         return list(await asyncio.gather(*(map(one, asked, lengths))))
@@ -122,7 +125,9 @@ def test_the_ratio_rule_answers_any_combination_within_its_limits(
     draft, target = draft_and_target()
 
     async def rounds() -> list[Round]:
-        loop = speculate(req, draft.complete, target.complete, length, use_draft_logits=True)
+        loop = speculate(
+            req, draft.complete, target.complete, FixedDraftLength(length), use_draft_logits=True
+        )
         return [part async for part in loop]
 
     answer = joined(run([draft, target], rounds))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError
 from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
@@ -60,7 +61,7 @@ class ScriptedDraft:
 def run(draft: ScriptedDraft, target: ScriptedTarget, max_tokens: int, num_draft_tokens: int) -> list[Round]:
     async def collect() -> list[Round]:
         request = GenerationRequest("test", ids(PROMPT), max_tokens)
-        return [part async for part in speculate(request, draft, target, num_draft_tokens)]
+        return [part async for part in speculate(request, draft, target, FixedDraftLength(num_draft_tokens))]
 
     return asyncio.run(collect())
 
@@ -123,7 +124,9 @@ def test_the_error_of_an_engine_passes_through() -> None:
         raise EngineFailedError("an engine step failed", values="v", limit="l", remedy="r")
 
     async def collect() -> None:
-        async for _ in speculate(GenerationRequest("test", ids(PROMPT), 4), failing, failing, 2):
+        async for _ in speculate(
+            GenerationRequest("test", ids(PROMPT), 4), failing, failing, FixedDraftLength(2)
+        ):
             pass
 
     with pytest.raises(EngineFailedError):

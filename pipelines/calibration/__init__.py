@@ -1,0 +1,1 @@
+"""Measures a pair of engines after they are built; ``python -m pipelines.calibration`` does it."""

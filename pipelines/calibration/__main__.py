@@ -1,0 +1,85 @@
+"""Measure what a pair's steps cost here and how its margins tell acceptance.
+
+``python -m pipelines.calibration --draft engines/demo/draft-... --target engines/demo/target-... --output FILE``
+
+Does nothing if the file is there. Exit codes: 0 measured or there; 1 an engine cannot be used; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.calibration.acceptance import measure_acceptance
+from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
+from pipelines.errors import DraftproofError
+from pipelines.executor.engine import Engine
+from pipelines.executor.executor import Executor, ExecutorLimits
+from pipelines.prompts import HELD_OUT, read_prompts
+from pipelines.speculation.calibration import Calibration
+
+_NUM_PROMPTS = 16
+_PROMPT_TOKENS = 64
+_LIMITS = ExecutorLimits(
+    max_batch_size=_NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.output.exists():
+        return 0
+    try:
+        calibrate(options.draft, options.target, options.max_rows, options.prompt_file).write(options.output)
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"calibrated: {options.output}")
+    return 0
+
+
+def calibrate(draft_dir: Path, target_dir: Path, max_rows: int, prompt_file: Path = HELD_OUT) -> Calibration:
+    """Measure a pair.
+
+    Args:
+        draft_dir: Engine.
+        target_dir: Engine.
+        max_rows: Rows of the largest step that serving makes.
+        prompt_file: Texts to continue.
+
+    Raises:
+        EngineLoadError: An engine cannot be loaded.
+        InvalidRequestError: The prompts cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    costs = [measure_step_costs(Engine(path, NUM_BLOCKS), max_rows) for path in (draft_dir, target_dir)]
+    tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
+    prompts = [
+        np.array(tokenizer.encode(prompt.text).ids[:_PROMPT_TOKENS], np.int32)
+        for prompt in read_prompts(prompt_file, _NUM_PROMPTS)
+    ]
+    draft, target = (Executor.load(path, _LIMITS) for path in (draft_dir, target_dir))
+    rates, shares = measure_acceptance(draft, target, prompts)
+    return Calibration(costs[0], costs[1], rates, shares)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.calibration", description="Measure a pair of engines."
+    )
+    parser.add_argument("--draft", type=Path, required=True, help="folder of the draft's engine")
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target's engine")
+    parser.add_argument("--max-rows", type=int, default=144, help="rows of the largest step (%(default)s)")
+    parser.add_argument("--prompt-file", type=Path, default=HELD_OUT, help="texts to continue, JSON lines")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
