@@ -34,11 +34,11 @@ from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.prompts import CORPORA, Prompt, draw_prompts
 from pipelines.running_server import engine_directories, running_server
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.validation.exact import ExactReport, run_exact
+from pipelines.validation.exact import run_exact
 from pipelines.validation.exact_sections import PASSES
 from pipelines.validation.html_report import as_html, write_page
 from pipelines.validation.plan import LOADS
-from pipelines.validation.report import as_document, as_text
+from pipelines.validation.report import Report, as_document, as_text
 from pipelines.validation.section import Verdict, joint_verdict
 from pipelines.validation.sizes import QUICK, RELEASE, Size, read_limits
 
@@ -84,7 +84,7 @@ def _size(options: argparse.Namespace) -> Size:
 
 def _verify(
     url: str, size: Size, prompts: tuple[Prompt, ...], recipe: str, command_line: list[str]
-) -> tuple[ExactReport, dict[str, Any]]:
+) -> tuple[Report, dict[str, Any]]:
     nonce = secrets.token_hex(4)
     with ExitStack() as clients:
         connected = [clients.enter_context(Client.connect(url)) for _ in range(max(LOADS) + 1)]
@@ -109,16 +109,16 @@ def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
         return None
 
 
-def _show(report: ExactReport, context: dict[str, Any], page: Path) -> int:
+def _show(report: Report, context: dict[str, Any], page: Path) -> int:
     for section in report.sections:
         if section.title != PASSES:  # shown while they ran
             print(as_text(section))
     for found in report.divergences:
         print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
-    write_page(page, as_html(report.sections, report.divergences, report.num_divergences, context))
+    write_page(page, as_html(report, context))
     verdict = joint_verdict(report.sections)
     print(f"\n{verdict.upper()}; the report is {page}")
-    print(json.dumps(as_document(report.sections, context)))
+    print(json.dumps(as_document(report, context)))
     return _EXIT_CODES[verdict]
 
 
