@@ -214,7 +214,7 @@ def test_the_sections_of_a_proof_that_passes_say_what_was_done(capsys: pytest.Ca
 
 def test_the_sections_of_a_proof_that_fails_show_the_divergences() -> None:
     def slip(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if model == SPECULATIVE and request.num_draft_tokens == 2 and request.max_tokens == QUICK.max_tokens:
+        if model == SPECULATIVE and request.num_draft_tokens and request.max_tokens == QUICK.max_tokens:
             return replace(given, output_ids=(*given.output_ids[:3], 99, *given.output_ids[4:]))
         return given
 
@@ -229,8 +229,10 @@ def test_the_sections_of_a_proof_that_fails_show_the_divergences() -> None:
     covered = parts["What was covered"].table
     assert covered is not None
     differ = {row[:2]: row[5] for row in covered.rows}
-    assert differ["num_draft_tokens", "1"] == "0"
-    assert differ["num_draft_tokens", "2"] == str(report.num_divergences)
+    assert differ["num_draft_tokens", "0"] == "0"
+    with_draft = [int(differ["num_draft_tokens", length]) for length in "12"]
+    assert min(with_draft) > 0
+    assert sum(with_draft) == report.num_divergences
 
 
 def test_a_target_that_depends_on_the_load_fails_a_section_of_its_own() -> None:
