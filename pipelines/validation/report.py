@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.validation.section import Section, Table, joint_verdict
@@ -26,6 +26,10 @@ class Report:
     sections: tuple[Section, ...]
     divergences: tuple[SideBySide, ...] = ()
     num_divergences: int = 0
+
+    def with_sections(self, more: Sequence[Section]) -> Report:
+        """The same report with sections at its end."""
+        return replace(self, sections=(*self.sections, *more))
 
 
 def as_text(section: Section) -> str:

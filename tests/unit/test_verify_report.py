@@ -18,7 +18,9 @@ from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.prompts import Prompt
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation import __main__ as command
+from pipelines.validation import runs
 from pipelines.validation.acceptance import measure_acceptance
+from pipelines.validation.against import Foreign
 from pipelines.validation.comparison import first_divergence
 from pipelines.validation.exact import run_exact
 from pipelines.validation.html_report import as_html
@@ -300,7 +302,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
 
         client = ScriptedClient(change)
         monkeypatch.setattr(command, "running_server", server)
-        monkeypatch.setattr(command.Client, "connect", lambda url: client)
+        monkeypatch.setattr(runs.Client, "connect", lambda url: client)
+        # A function has no law: it answers the same every time.
+        monkeypatch.setattr(runs, "_law", lambda prompts, clients: [section("pass")])
 
     return install
 
@@ -326,6 +330,7 @@ def test_exit_codes_tell_pass_fail_and_inconclusive(
         printed = capsys.readouterr().out
         document = json.loads(printed.splitlines()[-1])
         assert document["verdict"] == verdict
+        assert "Title" not in [each["title"] for each in document["sections"]]  # the law: not in a hurry
         assert document["conditions"]["triton_version"] == "2.51.0"
         assert document["conditions"]["command"].endswith(" ".join(arguments))
         assert f"{verdict.upper()}; the report is {page}" in printed
@@ -342,6 +347,30 @@ def test_too_few_prompts_for_a_release_are_inconclusive(
     printed = capsys.readouterr().out
     assert "295 prompts more are needed" in printed
     assert "tokens more are needed, 200,000 in all" in printed
+    assert "Title: PASS" in printed  # the law without a seed belongs to a release
+
+
+def test_another_server_is_examined_with_the_models_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Foreign] = []
+
+    def examine(foreign: Foreign, on_answer: object) -> list[Section]:
+        asked.append(foreign)
+        return [section("inconclusive")]
+
+    monkeypatch.setattr(runs, "verify_foreign", examine)
+    monkeypatch.setattr(runs.Client, "connect", lambda url: ScriptedClient())
+    page = tmp_path / "page.html"
+    models = ["--model", "fast", "--control-model", "slow", "--expect", "exact", "--draft-lengths", "2,5"]
+    arguments = ["--against", "http://there:1", "--quick", *models, "--html", str(page)]
+    assert command.main(arguments) == 3
+    (foreign,) = asked
+    assert (foreign.url, foreign.expect, foreign.draft_lengths) == ("http://there:1", "exact", (2, 5))
+    assert (foreign.names.candidate, foreign.names.control) == ("fast", "slow")
+    assert (len(foreign.prompts), foreign.max_tokens) == (QUICK.num_prompts, QUICK.max_tokens)
+    assert "Title: INCONCLUSIVE" in capsys.readouterr().out
+    assert "verification of http://there:1" in page.read_text(encoding="utf-8")
 
 
 def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +386,8 @@ def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
         ["--prompts", "100000"],
         ["--max-tokens", "0"],
         ["--prompt-file", "absent.jsonl"],
-        ["--draft-lengths", "1"],
+        ["--draft-lengths", "0"],
+        ["--expect", "miracles"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
