@@ -1,6 +1,7 @@
 """Prove on a running server that speculation changes no answer; the report that a release is judged by.
 
-``python -m pipelines.validation --recipe demo``, with ``--quick`` for a minute or two
+``python -m pipelines.validation --recipe demo``, with ``--quick`` for a minute or two;
+``--against URL`` examines any Triton server with NVIDIA's tensor names.
 
 Exit codes: 0 pass; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: what was compared
 is equal, but the server did not answer everything, or too little was asked. The last line of standard
@@ -11,15 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pipelines.client import Client
 from pipelines.command_line import (
     EXIT_FAIL,
     EXIT_INCONCLUSIVE,
@@ -27,20 +24,20 @@ from pipelines.command_line import (
     EXIT_PASS,
     add_server_options,
     whole_number,
+    whole_numbers,
 )
-from pipelines.conditions import conditions, engine_conditions
-from pipelines.deploy.server import run_directory
+from pipelines.deploy.server import RUN, run_directory
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.prompts import CORPORA, Prompt, draw_prompts
-from pipelines.running_server import engine_directories, running_server
-from pipelines.text.vocabulary import Vocabulary
-from pipelines.validation.exact import ExactReport, run_exact
+from pipelines.running_server import running_server
+from pipelines.validation.against import NVIDIA, Foreign
 from pipelines.validation.exact_sections import PASSES
+from pipelines.validation.foreign_server import ModelNames
 from pipelines.validation.html_report import as_html, write_page
-from pipelines.validation.plan import LOADS
-from pipelines.validation.report import as_document, as_text
+from pipelines.validation.report import Report, as_document, as_text
+from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
 from pipelines.validation.section import Verdict, joint_verdict
-from pipelines.validation.sizes import QUICK, RELEASE, Size, read_limits
+from pipelines.validation.sizes import QUICK, RELEASE, Size
 
 _EXIT_CODES: dict[Verdict, int] = {
     "pass": EXIT_PASS,
@@ -61,9 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        page = options.html or run_directory(options.recipe) / "verify.html"
-        with running_server(options.url, options.recipe) as url:
-            report, context = _verify(url, size, prompts, options.recipe, command_line)
+        page = options.html or (RUN if options.against else run_directory(options.recipe)) / "verify.html"
+        report, context = _verify(options, size, prompts, command_line)
     except DraftproofError as error:
         print(f"inconclusive: {error}", file=sys.stderr)
         print(json.dumps({"verdict": "inconclusive", "error": str(error)}))
@@ -83,42 +79,33 @@ def _size(options: argparse.Namespace) -> Size:
 
 
 def _verify(
-    url: str, size: Size, prompts: tuple[Prompt, ...], recipe: str, command_line: list[str]
-) -> tuple[ExactReport, dict[str, Any]]:
-    nonce = secrets.token_hex(4)
-    with ExitStack() as clients:
-        connected = [clients.enter_context(Client.connect(url)) for _ in range(max(LOADS) + 1)]
-        engine_dirs = engine_directories(connected[0])
-        context = conditions(
-            "pipelines.validation",
-            command_line,
-            recipe=recipe,
-            triton_version=connected[0].server_version(),
-            engines=engine_conditions(engine_dirs),
-            nonce=nonce,
+    options: argparse.Namespace, size: Size, prompts: tuple[Prompt, ...], command_line: list[str]
+) -> tuple[Report, Conditions]:
+    if options.against:
+        foreign = Foreign(
+            url=options.against,
+            prompts=prompts,
+            names=ModelNames(candidate=options.model, control=options.control_model),
+            expect=options.expect,
+            draft_lengths=options.draft_lengths,
+            max_tokens=size.max_tokens,
+            tokenizer=options.tokenizer,
         )
-        limits = read_limits(connected[0].model_parameters("speculative"))
-        vocabulary = _vocabulary(engine_dirs.get("target"))
-        return run_exact(size, prompts, limits, connected, vocabulary, nonce), context
+        return verify_other(foreign, command_line)
+    with running_server(options.url, options.recipe) as url:
+        return verify_own(Own(url, options.recipe, size, prompts), command_line)
 
 
-def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
-    try:
-        return Vocabulary.from_file(engine_dir / "tokenizer.json") if engine_dir else None
-    except DraftproofError:  # the server runs on another machine: tokens are shown as ids
-        return None
-
-
-def _show(report: ExactReport, context: dict[str, Any], page: Path) -> int:
+def _show(report: Report, context: Conditions, page: Path) -> int:
     for section in report.sections:
         if section.title != PASSES:  # shown while they ran
             print(as_text(section))
     for found in report.divergences:
         print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
-    write_page(page, as_html(report.sections, report.divergences, report.num_divergences, context))
+    write_page(page, as_html(report, context))
     verdict = joint_verdict(report.sections)
     print(f"\n{verdict.upper()}; the report is {page}")
-    print(json.dumps(as_document(report.sections, context)))
+    print(json.dumps(as_document(report, context)))
     return _EXIT_CODES[verdict]
 
 
@@ -143,6 +130,18 @@ def _parser() -> argparse.ArgumentParser:
         help=f"per answer (default: {RELEASE.max_tokens}, with --quick {QUICK.max_tokens})",
     )
     parser.add_argument("--html", type=Path, help="page to write (default: .run/<recipe>/verify.html)")
+    other = parser.add_argument_group("any Triton server with NVIDIA's tensor names")
+    other.add_argument("--against", metavar="URL", default="", help="its address; ours is left alone")
+    other.add_argument("--model", default=NVIDIA.candidate, help="with a draft (%(default)s)")
+    other.add_argument("--control-model", default=NVIDIA.control, help="the target alone (%(default)s)")
+    other.add_argument(
+        "--expect",
+        choices=("audit", "exact"),
+        default="audit",
+        help="audit: tell ties from faults, where results depend on the batch; exact: equality",
+    )
+    other.add_argument("--draft-lengths", type=whole_numbers(1), default=(4,), help="such as 1,4 (4)")
+    other.add_argument("--tokenizer", type=Path, help="tokenizer.json, if there is no model preprocessing")
     return parser
 
 

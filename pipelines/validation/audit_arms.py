@@ -39,7 +39,7 @@ class AuditPlan:
         max_tokens: Output tokens per answer at most.
         control: Model of the target alone.
         candidate: Model of draft and target.
-        draft_lengths: One arm for each; None is the server's own choice.
+        draft_lengths: One arm for each.
         num_at_once: Requests at once in every arm but the reference.
     """
 
@@ -47,7 +47,7 @@ class AuditPlan:
     max_tokens: int
     control: str
     candidate: str
-    draft_lengths: tuple[int | None, ...]
+    draft_lengths: tuple[int, ...]
     num_at_once: int
 
 
@@ -140,10 +140,10 @@ def ask_all(
     noise = compare(f"target alone {load}", ask(f"target alone {load}", plan.control, None, plan.num_at_once))
     candidates = []
     for length in plan.draft_lengths:
-        name = f"{plan.candidate} {'' if length is None else f'num_draft_tokens={length} '}{load}"
+        name = f"{plan.candidate} num_draft_tokens={length} {load}"
         answers = ask(name, plan.candidate, length, plan.num_at_once)
         arm = compare(name, answers)
-        if tells_drafting() and length != 0:
+        if tells_drafting() and length:
             drafted = sum(answer.total_draft_tokens for answer in answers if isinstance(answer, Generation))
             arm = Arm(arm.name, arm.partings, arm.missing, drafted)
         candidates.append(arm)

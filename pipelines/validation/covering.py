@@ -14,6 +14,7 @@ from collections.abc import Sequence
 Row = tuple[int, ...]
 _Cell = tuple[int, int]  # dimension, level
 _Pair = tuple[_Cell, _Cell]  # the lower dimension first
+_Uses = Counter[tuple[_Cell, ...]]  # of levels alone and in pairs
 
 
 def covering_array(num_levels: Sequence[int]) -> tuple[Row, ...]:
@@ -23,19 +24,20 @@ def covering_array(num_levels: Sequence[int]) -> tuple[Row, ...]:
         num_levels: Number of levels of each dimension, at least one each; two dimensions or more.
 
     Returns:
-        Entry d of a row is a level of dimension d, from 0. Pairs are used about equally often, so rows
-        that are there for two dimensions alone vary the others.
+        Entry d of a row is a level of dimension d, from 0. Levels are used about equally often, and so
+        are pairs: rows that are there for two dimensions alone vary the others.
     """
     if len(num_levels) < 2 or min(num_levels) < 1:
         raise ValueError(f"num_levels={tuple(num_levels)}: two dimensions of one level or more are needed")
     missing = pairs_of_levels(num_levels)
-    uses: Counter[_Pair] = Counter()
+    uses: _Uses = Counter()
     rows = []
     while missing:
         row = _next_row(num_levels, missing, uses)
         rows.append(row)
         pairs = tuple(itertools.combinations(enumerate(row), 2))
         uses.update(pairs)
+        uses.update((cell,) for cell in enumerate(row))
         missing.difference_update(pairs)
     return tuple(rows)
 
@@ -50,7 +52,7 @@ def pairs_of_levels(num_levels: Sequence[int]) -> set[_Pair]:
     }
 
 
-def _next_row(num_levels: Sequence[int], missing: set[_Pair], uses: Counter[_Pair]) -> Row:
+def _next_row(num_levels: Sequence[int], missing: set[_Pair], uses: _Uses) -> Row:
     """The row that starts from one missing pair and takes, dimension by dimension, the most useful level."""
     wanted: Counter[_Cell] = Counter()
     for pair in missing:
@@ -66,9 +68,7 @@ def _next_row(num_levels: Sequence[int], missing: set[_Pair], uses: Counter[_Pai
     return tuple(level for _, level in sorted(chosen))
 
 
-def _merit(
-    cell: _Cell, chosen: Sequence[_Cell], missing: set[_Pair], uses: Counter[_Pair]
-) -> tuple[int, int]:
-    """Less is better: first the missing pairs that a level brings, then how often its pairs were used."""
+def _merit(cell: _Cell, chosen: Sequence[_Cell], missing: set[_Pair], uses: _Uses) -> tuple[int, int]:
+    """Less is better: the missing pairs that a level brings, then how often it and its pairs were used."""
     pairs = [(min(cell, other), max(cell, other)) for other in chosen]
-    return -sum(pair in missing for pair in pairs), sum(uses[pair] for pair in pairs)
+    return -sum(pair in missing for pair in pairs), uses[(cell,)] + sum(uses[pair] for pair in pairs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pipelines.command_line import Progress
 from pipelines.prompts import Prompt
@@ -16,30 +15,14 @@ from pipelines.validation.margin import explain
 from pipelines.validation.plan import passes_of
 from pipelines.validation.proof import PassResult, prove
 from pipelines.validation.proof import Progress as State
-from pipelines.validation.report import table_line
-from pipelines.validation.section import Section
-from pipelines.validation.side_by_side import SideBySide, side_by_side
+from pipelines.validation.report import Report, table_line
+from pipelines.validation.side_by_side import side_by_side
 from pipelines.validation.sizes import Limits, Size, plan_of
 from pipelines.validation.verdict import Proof
 
 _NUM_SHOWN = 20  # divergences that are looked up and laid side by side
 _AT_ONCE_FOR_ACCEPTANCE = 8
 _PASS_WIDTHS = (72, 7, 7, 6, 7, 8, 7, 7)
-
-
-@dataclass(frozen=True)
-class ExactReport:
-    """What came of it.
-
-    Attributes:
-        sections: Of the report.
-        divergences: The first few, side by side.
-        num_divergences: How many there are.
-    """
-
-    sections: list[Section]
-    divergences: list[SideBySide]
-    num_divergences: int
 
 
 def run_exact(
@@ -49,7 +32,7 @@ def run_exact(
     clients: Sequence[Asked],
     vocabulary: Vocabulary | None,
     nonce: str,
-) -> ExactReport:
+) -> Report:
     """Prove, look the differences up, and measure acceptance.
 
     Args:
@@ -91,7 +74,8 @@ def run_exact(
         clients[:_AT_ONCE_FOR_ACCEPTANCE],
     )
     line.clear()
-    return ExactReport([*exact_sections(proof, divergences), acceptance], divergences, len(proof.findings))
+    sections = (*exact_sections(proof, divergences), acceptance)
+    return Report(sections, tuple(divergences), len(proof.findings))
 
 
 def _powers_of_two(most: int) -> tuple[int, ...]:

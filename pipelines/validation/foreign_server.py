@@ -48,12 +48,14 @@ class ForeignServer:
 
     Attributes:
         not_checked: What a model could not be asked or did not tell, in the order it was found.
+        silent_on_drafting: Models of which an answer came without a count of draft tokens.
     """
 
     def __init__(self, calls: ModelCalls) -> None:
         self._calls = calls
         self._specs: dict[str, ModelSpec] = {}
         self.not_checked: dict[str, None] = {}  # a set that keeps its order
+        self.silent_on_drafting: set[str] = set()
 
     def generate(self, request: CompletionRequest, model: str) -> Generation:
         """Ask for a whole greedy answer.
@@ -79,6 +81,8 @@ class ForeignServer:
                 limit="an output text_output",
                 remedy="look into the log of the server",
             )
+        if "total_draft_tokens" not in responses[-1]:
+            self.silent_on_drafting.add(model)
         return self._generation(responses, request)
 
     def spec(self, model: str) -> ModelSpec:
@@ -134,9 +138,13 @@ class ForeignServer:
                 remedy="name the models to compare with --model and --control-model",
             )
         if "top_k" not in spec.inputs:
-            self._note(f"{spec.name} has no input top_k: that it answers greedily is its own choice")
+            self.not_checked[
+                f"{spec.name} has no input top_k: whether it answers greedily is its own choice"
+            ] = None
         if "num_draft_tokens" in values and "num_draft_tokens" not in spec.inputs:
-            self._note(f"{spec.name} has no input num_draft_tokens: the draft length is its own choice")
+            self.not_checked[f"{spec.name} has no input num_draft_tokens: the length is its own choice"] = (
+                None
+            )
         return {name: spec.tensor(name, [value]) for name, value in values.items() if name in spec.inputs}
 
     def _generation(self, responses: list[Tensors], request: CompletionRequest) -> Generation:
@@ -160,9 +168,6 @@ class ForeignServer:
             ttft_s=None,
             e2e_latency_s=0.0,
         )
-
-    def _note(self, what: str) -> None:
-        self.not_checked[what] = None
 
 
 def _text(array: Any) -> str:

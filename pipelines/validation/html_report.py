@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from pipelines.validation.section import Section, joint_verdict
-from pipelines.validation.side_by_side import SideBySide
+from pipelines.validation.report import Report
+from pipelines.validation.section import joint_verdict
 
 _TEMPLATES = Path(__file__).resolve().parent / "page"
 
 
-def as_html(
-    sections: Sequence[Section],
-    divergences: Sequence[SideBySide],
-    num_divergences: int,
-    conditions: dict[str, Any],
-) -> str:
+def as_html(report: Report, conditions: dict[str, Any]) -> str:
     """Make the page; every text is escaped, for prompts and answers are anything.
 
     Args:
-        sections: In the order of the page.
-        divergences: Those that are shown.
-        num_divergences: How many there are.
+        report: What is shown.
         conditions: From ``pipelines.conditions``.
     """
     environment = jinja2.Environment(
@@ -37,10 +29,8 @@ def as_html(
         lstrip_blocks=True,
     )
     return environment.get_template("verify.html").render(
-        verdict=joint_verdict(sections),
-        sections=sections,
-        divergences=divergences,
-        num_divergences=num_divergences,
+        verdict=joint_verdict(report.sections),
+        report=report,
         conditions=conditions,
     )
 

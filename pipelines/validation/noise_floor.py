@@ -2,10 +2,12 @@
 
 Where two runs of one model part, only the order of additions differed: such margins are what noise can do.
 
-- ``tie_limit``: a divergence is a tie if its margin is at most that. It is the smallest of the noise's
-  margins that a further one exceeds with probability 1 % at most (the rank ceil(0.99 (m + 1)) of m), or the
-  largest where there are too few for that (it is exceeded with probability 1 / (m + 1)). Without a single
-  noisy divergence it is 0: nothing is then excused by noise.
+- ``tie_limit``: a divergence is a tie if its margin is at most twice a quantile of the noise's margins. The
+  quantile is the smallest of them that a further one exceeds with probability 1 % at most (the rank
+  ceil(0.99 (m + 1)) of m), or the largest where there are too few for that; the largest of m understates
+  what noise can do, a further one exceeds it with probability 1 / (m + 1), hence twice. A wrong token is
+  some hundred times further from the target's. Without a single noisy divergence the limit is 0: nothing
+  is then excused by noise.
 - ``surprise``: how improbable a margin as large is for noise whose margins fall off at least as fast as
   exp(-sqrt(x / scale)). Rounding itself falls off faster, as a Gaussian does; the slower law leaves room for
   prompts whose noise differs tenfold. With scale unknown and m margins seen, whose square roots sum to S,
@@ -26,6 +28,7 @@ from collections.abc import Sequence
 from scipy import optimize, special
 
 _TIE_QUANTILE = 0.99
+_TIE_FACTOR = 2.0
 
 
 def tie_limit(noise_margins: Sequence[float]) -> float:
@@ -33,7 +36,7 @@ def tie_limit(noise_margins: Sequence[float]) -> float:
     if not noise_margins:
         return 0.0
     rank = math.ceil(_TIE_QUANTILE * (len(noise_margins) + 1))
-    return sorted(noise_margins)[min(rank, len(noise_margins)) - 1]
+    return _TIE_FACTOR * sorted(noise_margins)[min(rank, len(noise_margins)) - 1]
 
 
 def surprise(margin: float, noise_margins: Sequence[float]) -> float:

@@ -1,14 +1,35 @@
-"""Sections for people at a terminal, and for machines."""
+"""What a proof ends in, for people at a terminal and for machines."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.validation.section import Section, Table, joint_verdict
+from pipelines.validation.side_by_side import SideBySide
 
 _WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is shown.
+
+    Attributes:
+        sections: In the order in which they are read.
+        divergences: The first few answers that differ, side by side.
+        num_divergences: How many there are.
+    """
+
+    sections: tuple[Section, ...]
+    divergences: tuple[SideBySide, ...] = ()
+    num_divergences: int = 0
+
+    def with_sections(self, more: Sequence[Section]) -> Report:
+        """The same report with sections at its end."""
+        return replace(self, sections=(*self.sections, *more))
 
 
 def as_text(section: Section) -> str:
@@ -39,10 +60,10 @@ def table_line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([first, *others]).rstrip()
 
 
-def as_document(sections: Sequence[Section], conditions: dict[str, Any]) -> dict[str, Any]:
+def as_document(report: Report, conditions: dict[str, Any]) -> dict[str, Any]:
     """The report, ready for JSON; tables are left out, for ``figures`` holds what they show."""
     return {
-        "verdict": joint_verdict(sections),
+        "verdict": joint_verdict(report.sections),
         "sections": [
             {
                 "title": section.title,
@@ -51,7 +72,7 @@ def as_document(sections: Sequence[Section], conditions: dict[str, Any]) -> dict
                 "power": section.power,
                 "figures": section.document,
             }
-            for section in sections
+            for section in report.sections
         ],
         "conditions": conditions,
     }

@@ -122,10 +122,10 @@ def test_too_few_prompts_are_inconclusive_and_the_number_needed_passes() -> None
     assert needed == 299
     assert verdict_of(arm({}, needed), arm({}, needed)).verdict == "pass"
     assert verdict_of(arm({}, needed - 1), arm({}, needed - 1)).verdict == "inconclusive"
-    one = verdict_of(arm({1: 0.01, 2: 0.02}, 300), arm({4: 0.03}, 300))
+    one = verdict_of(arm({1: 0.01, 2: 0.02}, 300), arm({4: 0.05}, 300))
     needed = int(one.summary.split("about ")[1].split()[0])
     assert needed == 473
-    assert verdict_of(arm({1: 0.01, 2: 0.02}, needed), arm({4: 0.03}, needed)).verdict == "pass"
+    assert verdict_of(arm({1: 0.01, 2: 0.02}, needed), arm({4: 0.05}, needed)).verdict == "pass"
 
 
 def test_prompts_without_an_answer_and_arms_without_a_draft_are_no_pass() -> None:
@@ -216,13 +216,13 @@ def test_drafted_tokens_are_counted() -> None:
 
 def test_a_tie_is_what_a_further_noise_margin_hardly_exceeds() -> None:
     assert tie_limit([]) == 0.0
-    assert tie_limit([0.3, 0.1]) == 0.3
-    assert tie_limit([float(rank) for rank in range(1, 200)]) == 198.0
+    assert tie_limit([0.3, 0.1]) == 0.6
+    assert tie_limit([float(rank) for rank in range(1, 200)]) == 2 * 198.0
     rng = np.random.default_rng(6)
     exceeded = 0
     for _ in range(4000):
         margins = np.abs(rng.normal(size=150))
-        exceeded += margins[0] > tie_limit(list(margins[1:]))
+        exceeded += margins[0] > tie_limit(list(margins[1:])) / 2
     assert exceeded / 4000 <= 0.015
 
 

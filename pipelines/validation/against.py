@@ -1,0 +1,144 @@
+"""``make verify`` against a server that is not ours: the audit, or equality, through NVIDIA's tensors.
+
+What cannot be asked or is not told there is a section of its own, so that a pass claims no more than it
+shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines.client.any_model import ModelCalls, ModelSpec, connect_to_models
+from pipelines.client.at_once import Workers
+from pipelines.errors import InvalidRequestError, VerificationError
+from pipelines.prompts import Prompt
+from pipelines.validation.audit import judge, judge_exact
+from pipelines.validation.audit_arms import AuditPlan, MarginOf, ask_all
+from pipelines.validation.foreign_server import ForeignServer, ModelNames
+from pipelines.validation.replay import Margin, Replay, TokenizerFile
+from pipelines.validation.section import Section
+
+Expectation = Literal["audit", "exact"]
+NVIDIA = ModelNames()
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What is compared, and how.
+
+    Attributes:
+        url: As ``Client.connect`` takes it.
+        prompts: At least one.
+        names: Of the server's models.
+        expect: "audit" where kernels depend on the batch, "exact" where equality is promised.
+        draft_lengths: One comparison for each.
+        max_tokens: Output tokens per answer at most.
+        num_at_once: Requests at once, but for the reference.
+        tokenizer: ``tokenizer.json``; None for the server's model ``preprocessing``.
+    """
+
+    url: str
+    prompts: tuple[Prompt, ...]
+    names: ModelNames = NVIDIA
+    expect: Expectation = "audit"
+    draft_lengths: tuple[int, ...] = (4,)
+    max_tokens: int = 64
+    num_at_once: int = 8
+    tokenizer: Path | None = None
+
+
+def verify_foreign(
+    foreign: Foreign,
+    on_answer: Callable[[str, int], None] = lambda name, num_done: None,
+    connect: Callable[[str], ModelCalls] = connect_to_models,
+) -> list[Section]:
+    """Compare the candidate with the control on one server.
+
+    Args:
+        foreign: What to compare.
+        on_answer: Told the way of asking and how many of its prompts are answered.
+        connect: Makes the calls of one worker.
+
+    Returns:
+        The noise floor, one section for each draft length, and what was not checked.
+
+    Raises:
+        DraftproofError: The server does not answer, or has not these models.
+    """
+    names = foreign.names
+    servers = [ForeignServer(connect(foreign.url)) for _ in range(foreign.num_at_once)]
+
+    def close() -> None:
+        for server in servers:
+            server.close()
+
+    with Workers([server.generate for server in servers], close) as workers:
+        candidate = _model(servers[0], names.candidate, "--model")
+        _model(servers[0], names.control, "--control-model")
+        plan = AuditPlan(
+            prompts=foreign.prompts,
+            max_tokens=foreign.max_tokens,
+            control=names.control,
+            candidate=names.candidate,
+            # Where the model does not let the length be chosen, one is as good as another.
+            draft_lengths=foreign.draft_lengths[: None if "num_draft_tokens" in candidate.inputs else 1],
+            num_at_once=foreign.num_at_once,
+        )
+        not_checked = dict(_not_checked(servers[0], foreign))
+        audit = ask_all(
+            plan,
+            workers,
+            _margin_of(servers[0], foreign),
+            lambda: not any(names.candidate in server.silent_on_drafting for server in servers),
+            on_answer,
+        )
+        for server in servers:
+            not_checked.update(server.not_checked)
+            if names.candidate in server.silent_on_drafting:
+                not_checked[f"whether {names.candidate} drafted anything: it does not tell"] = None
+    sections = judge(audit) if foreign.expect == "audit" else judge_exact(audit)
+    return [*sections, _not_checked_section(list(not_checked))]
+
+
+def _model(server: ForeignServer, name: str, option: str) -> ModelSpec:
+    try:
+        return server.spec(name)
+    except InvalidRequestError as error:
+        raise VerificationError(
+            "the server has not the models to compare",
+            values=str(error),
+            limit=f"a model {name}",
+            remedy=f"name another with {option}",
+        ) from error
+
+
+def _margin_of(server: ForeignServer, foreign: Foreign) -> MarginOf:
+    names = foreign.names
+    if not server.has(names.engine):
+        return lambda *_: Margin(None, f"the server has no model {names.engine} to ask for logits")
+    if foreign.tokenizer is not None:
+        return Replay(server, names, TokenizerFile(foreign.tokenizer)).margin
+    if not server.has(names.preprocessing):
+        return lambda *_: Margin(None, f"the server has no model {names.preprocessing}: give --tokenizer")
+    return Replay(server, names).margin
+
+
+def _not_checked(server: ForeignServer, foreign: Foreign) -> dict[str, None]:
+    notes = [
+        "sampled answers: NVIDIA's loop repeats the seed every round, so their law is not the target's",
+        "penalties, stop words, bad words, biases, streaming and cancellation",
+    ]
+    for model in (foreign.names.control, foreign.names.candidate):
+        spec = server.spec(model)
+        if "output_ids" not in spec.outputs:
+            notes.append(f"token ids: {model} gives only text, and different tokens may spell one text")
+        if "finish_reason" not in spec.outputs:
+            notes.append(f"why answers end: {model} does not tell")
+    return dict.fromkeys(notes)
+
+
+def _not_checked_section(notes: list[str]) -> Section:
+    return Section("Not checked", "info", "; ".join(notes) + ".", document={"not_checked": notes})

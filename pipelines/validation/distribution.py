@@ -1,0 +1,214 @@
+"""Without a seed: do the answers of ``generate`` follow the law of the target alone?
+
+Both models are asked the same prompts many times without a seed, ``generate`` by each rule of acceptance,
+and the target alone once more as often (A/A). Two tests compare each rule with the target: position by
+position (``prefix_test``) and the Hamming discrepancy (``hamming_mmd``). The same tests on the two samples
+of the target show what equal laws look like on this server; if they reject, nothing here is to be trusted.
+
+"Not found different" is no proof of equality, so a pass also needs the upper bound of the total variation
+at every position to lie below a stated limit. What it does not show: laws of prefixes too rare to be
+compared, of tokens merged as rare, and of positions beyond the first few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import special
+
+from pipelines.validation.drawing import Arm, Draws
+from pipelines.validation.families import alpha_of_each
+from pipelines.validation.hamming_mmd import permutation_p_value
+from pipelines.validation.power import detectable_total_variation
+from pipelines.validation.prefix_test import PositionTest, SamplePair, compare_positions
+from pipelines.validation.section import Section, Table, Verdict
+
+ALPHA = 1e-3
+"""Probability that a right server fails, over all tests of all rules. A release is judged by one run, so
+this is 1 run in 1,000; the sampler itself is tested at 1e-9 where samples cost nothing."""
+CONFIDENCE = 0.95
+POWER = 0.99
+LIMIT = 0.1
+"""Total variation per token that may remain possible: 16 prompts of 250 answers just show it."""
+
+_PERMUTATIONS = 9999
+_PROBABILITY_OF_SUCCESS = 0.9  # that an equal server passes with the number of answers we ask for
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All tests of one pair of arms.
+
+    Attributes:
+        positions: One test for each.
+        discrepancy_p_value: Of all tokens together.
+        alpha_each: Level of each test.
+    """
+
+    positions: tuple[PositionTest, ...]
+    discrepancy_p_value: float
+    alpha_each: float
+
+    @property
+    def rejections(self) -> list[str]:
+        """The tests that reject equal laws."""
+        p_values = {f"token {test.position}": test.p_value for test in self.positions}
+        p_values["all tokens together"] = self.discrepancy_p_value
+        return [f"{name} (p = {p:.2g})" for name, p in p_values.items() if p <= self.alpha_each]
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the samples agree better than independent ones do."""
+        dof = sum(test.dof for test in self.positions)
+        statistic = sum(test.statistic for test in self.positions)
+        return dof > 0 and float(special.chdtr(dof, statistic)) <= self.alpha_each
+
+
+def compare(pairs: Sequence[SamplePair], num_families: int) -> Comparison:
+    """Run all tests on the answers of two models to the same prompts; alpha is shared by the families."""
+    positions = compare_positions(pairs)
+    alpha_each = alpha_of_each(ALPHA, num_families * (len(positions) + 1))
+    return Comparison(positions, permutation_p_value(pairs, _PERMUTATIONS), alpha_each)
+
+
+def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
+    """Compare each candidate with the target alone, and the target with itself.
+
+    Args:
+        draws: Answers of all arms.
+        limit: Total variation, per token, above which the bound does not pass.
+
+    Returns:
+        One section for each candidate.
+    """
+    if draws.smallest_sample == 0:
+        reason = f"no answers to compare: {draws.first_error}"
+        return [
+            Section(_title(candidate), "inconclusive", reason, document=draws.as_document())
+            for candidate in draws.candidates
+        ]
+    itself = compare(draws.target_against_itself, len(draws.candidates))
+    return [_judge(candidate, itself, draws, limit) for candidate in draws.candidates]
+
+
+def _judge(arm: Arm, itself: Comparison, draws: Draws, limit: float) -> Section:
+    candidate = compare(draws.against_target(arm), len(draws.candidates))
+    faults, doubts = draws.seed_faults(), []
+    if itself.rejections or itself.shares_noise:
+        doubts.append("the target alone differs from itself: its answers are not independent samples")
+    elif candidate.rejections:
+        faults.append(f"another law than the target's: {', '.join(candidate.rejections)}")
+    elif candidate.shares_noise:
+        doubts.append("the answers agree better than independent samples do: both models share their noise")
+    doubts += _doubts(candidate.positions, limit, draws.smallest_sample)
+    if draws.first_error:
+        doubts.append(f"{draws.num_missing} answers are missing, the first because: {draws.first_error}")
+    bounds = ", ".join(f"{test.upper_bound(CONFIDENCE):.3f}" for test in candidate.positions)
+    verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
+    reasons = faults or doubts or ["no test finds a difference from the target alone"]
+    summary = (
+        f"{'; '.join(reasons)}. Total variation of the next token is below {bounds} (tokens 1 to "
+        f"{len(candidate.positions)}, {CONFIDENCE:.0%} confidence each; limit {limit:g}). "
+        f"{draws.seeds_seen()}"
+    )
+    document = draws.as_document() | {
+        "alpha": ALPHA,
+        "confidence": CONFIDENCE,
+        "against_target": _comparison_document(candidate),
+        "target_against_itself": _comparison_document(itself),
+    }
+    return Section(_title(arm), verdict, summary, _table(candidate, itself), _power(candidate), document)
+
+
+def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -> list[str]:
+    untested = [str(test.position) for test in positions if not test.dof]
+    if untested:
+        return [f"token {', '.join(untested)}: no prefix has answers enough to compare"]
+    if all(test.upper_bound(CONFIDENCE) <= limit for test in positions):
+        return []
+    growth = max(test.growth_needed(limit, CONFIDENCE, _PROBABILITY_OF_SUCCESS) for test in positions)
+    needed = max(math.ceil(growth * num_answers), num_answers + 1)
+    return [
+        f"{num_answers} answers per prompt and model do not show a total variation below {limit:g}; "
+        f"about {needed} would ({_PROBABILITY_OF_SUCCESS:.0%} of the time if the laws are equal)"
+    ]
+
+
+def _title(candidate: Arm) -> str:
+    return f"Distribution without a seed: {candidate.name}"
+
+
+_COLUMNS = (
+    "compared",
+    "prefixes",
+    "answers tested",
+    "no choice",
+    "merged as rare",
+    "chi-square / dof",
+    "p",
+    "p of A/A",
+    "TV below",
+    "A/A below",
+    "TV found",
+)
+
+
+def _table(candidate: Comparison, itself: Comparison) -> Table:
+    rows = []
+    for test, control in zip(candidate.positions, itself.positions, strict=True):
+        rows.append(
+            (
+                f"token {test.position}",
+                str(test.num_prefixes),
+                f"{test.share_tested:.0%}",
+                f"{test.share_certain:.0%}",
+                f"{test.merged_probability:.0%}",
+                f"{test.statistic:.1f} / {test.dof}",
+                f"{test.p_value:.2g}",
+                f"{control.p_value:.2g}",
+                f"{test.upper_bound(CONFIDENCE):.3f}",
+                f"{control.upper_bound(CONFIDENCE):.3f}",
+                f"{_detectable(test, candidate.alpha_each):.3f}",
+            )
+        )
+    p_values = f"{candidate.discrepancy_p_value:.2g}", f"{itself.discrepancy_p_value:.2g}"
+    rows.append(("all tokens together", "", "100%", "", "", "", *p_values, "", "", ""))
+    return Table(_COLUMNS, tuple(rows))
+
+
+def _power(candidate: Comparison) -> str:
+    found = ", ".join(f"{_detectable(test, candidate.alpha_each):.3f}" for test in candidate.positions)
+    return (
+        f"At family-wise alpha {ALPHA:g} a mean total variation of {found} (tokens 1 to "
+        f"{len(candidate.positions)}) is found with probability {POWER} or more, whatever its form; the "
+        "comparison of all tokens together only adds to that."
+    )
+
+
+def _detectable(test: PositionTest, alpha: float) -> float:
+    if not test.dof:
+        return 1.0
+    return min(1.0, detectable_total_variation(test.num_samples, test.dof, alpha, POWER))
+
+
+def _comparison_document(comparison: Comparison) -> dict[str, object]:
+    return {
+        "p_value_of_all_tokens_together": comparison.discrepancy_p_value,
+        "positions": [
+            {
+                "position": test.position,
+                "num_prefixes": test.num_prefixes,
+                "share_tested": test.share_tested,
+                "share_certain": test.share_certain,
+                "merged_probability": test.merged_probability,
+                "statistic": test.statistic,
+                "dof": test.dof,
+                "p_value": test.p_value,
+                "total_variation_upper_bound": test.upper_bound(CONFIDENCE),
+                "total_variation_detectable": _detectable(test, comparison.alpha_each),
+            }
+            for test in comparison.positions
+        ],
+    }

@@ -1,0 +1,213 @@
+"""Many unseeded answers to the same prompts: ``generate`` by each rule, and twice the target alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.at_once import Job, Workers
+from pipelines.errors import DraftproofError
+from pipelines.prompts import Prompt
+from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE
+from pipelines.validation.prefix_test import SamplePair, TokenSequence
+
+_ENDED = -1  # in the place of tokens that an answer did not reach
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of asking."""
+
+    name: str
+    model: str
+    use_draft_logits: bool = False
+
+
+COUPLED = Arm("coupled rule", SPECULATIVE)
+RATIO = Arm("ratio rule", SPECULATIVE, use_draft_logits=True)
+_TARGET = Arm("target alone", TARGET_ALONE)
+_TARGET_AGAIN = Arm("target alone, again", TARGET_ALONE)
+
+
+@dataclass(frozen=True)
+class DrawPlan:
+    """What is asked.
+
+    Attributes:
+        prompts: At least one.
+        candidates: What is compared with the target alone.
+        num_answers: For each prompt and arm.
+        num_tokens: Output tokens that are compared. With one draft token less than that, a round can
+            reject, draw a residual and add a bonus token within them.
+        temperature: Above 0.
+        num_at_once: Requests at once.
+    """
+
+    prompts: tuple[Prompt, ...]
+    candidates: tuple[Arm, ...] = (COUPLED, RATIO)
+    num_answers: int = 250
+    num_tokens: int = 4
+    temperature: float = 1.0
+    num_at_once: int = 8
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Answers of all arms.
+
+    Attributes:
+        candidates: What is compared with the target alone.
+        samples: Of each arm, for each prompt in the same order, its answers.
+        seeds: All seeds that the server returned; None where it returned none.
+        num_missing: Answers not had.
+        first_error: Of the first of these; "" if all were had.
+        num_replayed: Answers asked for again with the seed that the server had returned.
+        num_replays_different: Those that came out otherwise.
+    """
+
+    candidates: tuple[Arm, ...]
+    samples: Mapping[Arm, Sequence[Sequence[TokenSequence]]]
+    seeds: tuple[int | None, ...]
+    num_missing: int = 0
+    first_error: str = ""
+    num_replayed: int = 0
+    num_replays_different: int = 0
+
+    @property
+    def smallest_sample(self) -> int:
+        """Answers of the arm and prompt that has fewest."""
+        return min(len(sample) for samples in self.samples.values() for sample in samples)
+
+    def against_target(self, candidate: Arm) -> list[SamplePair]:
+        """A candidate's answers and the target's, prompt by prompt."""
+        return list(zip(self.samples[candidate], self.samples[_TARGET], strict=True))
+
+    @property
+    def target_against_itself(self) -> list[SamplePair]:
+        """Both samples of the target alone."""
+        return self.against_target(_TARGET_AGAIN)
+
+    def seed_faults(self) -> list[str]:
+        """What the returned seeds prove wrong.
+
+        Of 20,000 seeds of 53 random bits two are equal once in 45 million runs.
+        """
+        faults = []
+        seen = Counter(seed for seed in self.seeds if seed is not None)
+        num_repeated = sum(count - 1 for count in seen.values())
+        if num_repeated:
+            faults.append(f"{num_repeated} of {len(self.seeds)} answers came with a seed used before")
+        if self.num_replays_different:
+            faults.append(
+                f"{self.num_replays_different} of {self.num_replayed} answers came out otherwise when asked "
+                "for with the seed that the server had returned"
+            )
+        return faults
+
+    def seeds_seen(self) -> str:
+        """The seeds in a sentence."""
+        num_returned = sum(seed is not None for seed in self.seeds)
+        if num_returned < len(self.seeds):
+            return f"Not checked: {len(self.seeds) - num_returned} answers came without their seed."
+        num_different = len(set(self.seeds))
+        return f"{num_different} different seeds in {num_returned} answers; {self.num_replayed} replayed."
+
+    def as_document(self) -> dict[str, object]:
+        """Counts, ready for JSON."""
+        return {
+            "answers_per_prompt_and_model": self.smallest_sample,
+            "prompts": len(self.samples[_TARGET]),
+            "answers_missing": self.num_missing,
+            "seeds_returned": sum(seed is not None for seed in self.seeds),
+            "seeds_different": len(set(self.seeds) - {None}),
+            "answers_replayed": self.num_replayed,
+            "replays_different": self.num_replays_different,
+        }
+
+
+def draw(
+    plan: DrawPlan,
+    workers: Workers,
+    on_answer: Callable[[int, int], None] = lambda num_done, num_all: None,
+) -> Draws:
+    """Ask for all answers, those of all arms mixed so that each meets the same load.
+
+    Args:
+        plan: What to ask.
+        workers: At least ``num_at_once``.
+        on_answer: Told how many answers are there, and of how many.
+    """
+    arms = (*plan.candidates, _TARGET, _TARGET_AGAIN)
+    slots = [
+        (index, arm) for index in range(len(plan.prompts)) for arm in arms for _ in range(plan.num_answers)
+    ]
+    random.Random(0).shuffle(slots)
+    num_done = 0
+
+    def count(_: object) -> None:
+        nonlocal num_done
+        num_done += 1
+        on_answer(num_done, len(slots))
+
+    jobs = [_job(plan, index, arm) for index, arm in slots]
+    answers = workers.run(jobs, plan.num_at_once, count)
+    samples: dict[Arm, list[list[TokenSequence]]] = {arm: [[] for _ in plan.prompts] for arm in arms}
+    had = [answer for answer in answers if isinstance(answer, Generation)]
+    errors = [answer for answer in answers if isinstance(answer, DraftproofError)]
+    for (index, arm), answer in zip(slots, answers, strict=True):
+        if isinstance(answer, Generation):
+            samples[arm][index].append(_padded(answer, plan.num_tokens))
+    num_replayed, num_different = _replay(plan, workers, slots, answers)
+    return Draws(
+        candidates=plan.candidates,
+        samples=samples,
+        seeds=tuple(answer.seed for answer in had),
+        num_missing=len(errors),
+        first_error=str(errors[0]) if errors else "",
+        num_replayed=num_replayed,
+        num_replays_different=num_different,
+    )
+
+
+def _replay(
+    plan: DrawPlan,
+    workers: Workers,
+    slots: Sequence[tuple[int, Arm]],
+    answers: Sequence[Generation | DraftproofError],
+) -> tuple[int, int]:
+    """Ask the target alone for an answer of each prompt with the seed of one of the coupled rule.
+
+    Returns:
+        How many could be compared, and how many of them differ.
+    """
+    chosen: dict[int, Generation] = {}
+    for (index, arm), answer in zip(slots, answers, strict=True):
+        if arm == COUPLED and isinstance(answer, Generation) and answer.seed is not None:
+            chosen.setdefault(index, answer)
+    jobs = [_job(plan, index, _TARGET, chosen[index].seed) for index in chosen]
+    replays = workers.run(jobs, plan.num_at_once)
+    pairs = [
+        (first, second)
+        for first, second in zip(chosen.values(), replays, strict=True)
+        if isinstance(second, Generation)
+    ]
+    return len(pairs), sum(first.output_ids != second.output_ids for first, second in pairs)
+
+
+def _job(plan: DrawPlan, index: int, arm: Arm, seed: int | None = None) -> Job:
+    request = CompletionRequest(
+        plan.prompts[index].text,
+        max_tokens=plan.num_tokens,
+        temperature=plan.temperature,
+        seed=seed,
+        num_draft_tokens=plan.num_tokens - 1 if arm.model == SPECULATIVE else None,
+        use_draft_logits=arm.use_draft_logits,
+    )
+    return Job(request, arm.model)
+
+
+def _padded(answer: Generation, length: int) -> TokenSequence:
+    return (*answer.output_ids, *[_ENDED] * (length - len(answer.output_ids)))
