@@ -1,6 +1,6 @@
 """Measure what a pair's steps cost here and how its margins tell acceptance.
 
-``python -m pipelines.calibration --draft engines/demo/draft-... --target engines/demo/target-... --output FILE``
+``python -m pipelines.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
 
 Does nothing if the file is there. Exit codes: 0 measured or there; 1 an engine cannot be used; 2 wrong usage.
 """

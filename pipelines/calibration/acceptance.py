@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelines.errors import DraftproofError
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import DraftPlan
+from pipelines.speculation.draft_plan import DraftPlan, Proposal
 from pipelines.speculation.loop import speculate
-from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.speculation.survival import NUM_CLASSES, class_of
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 _DRAFT_LENGTH = 4
 _TEMPERATURES = (0.0, 0.8)
@@ -34,21 +33,19 @@ class _Recorder:
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         return DraftPlan(
+            NO_TOKENS,
             min(_DRAFT_LENGTH, num_remaining - 1),
             lambda: lambda margin: True,
-            lambda proposal: len(proposal.token_ids),
+            lambda drafted: len(drafted.token_ids),
         )
 
-    def observe(self, proposal: Output, token_ids: TokenIds) -> None:
-        if proposal.margins is None:
+    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
+        if proposal.drafted is None or proposal.drafted.margins is None:
             return
         num_accepted = count_accepted(proposal.token_ids, token_ids)
-        for index, margin in enumerate(proposal.margins[: len(token_ids)].tolist()):
+        for index, margin in enumerate(proposal.drafted.margins[: len(token_ids)].tolist()):
             self.num_seen[class_of(margin)] += 1
             self.num_accepted[class_of(margin)] += index < num_accepted
-
-    def draft_failed(self, error: DraftproofError) -> None:
-        raise error
 
 
 def measure_acceptance(

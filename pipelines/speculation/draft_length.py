@@ -13,19 +13,18 @@ mean acceptance. Here every token of every request is judged.
 
 from __future__ import annotations
 
-import logging
-import time
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
+from pipelines.speculation.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Speculation is left when it promises less than doing without, and taken up again when it promises more
 # by this share.
@@ -37,9 +36,6 @@ _THRESHOLDS = np.array(
 )
 _NEVER = 2.0  # no probability is above it
 _NUM_SAMPLES = 32
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
-
-_LOG = logging.getLogger(__name__)
 
 
 class DraftLengths:
@@ -65,16 +61,22 @@ class DraftLengths:
         self._draft_costs = draft_costs
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
-        self.num_draft_failures = 0
         self._num_decisions_left = 0
-        self._retry_at_s = 0.0
-        self._retry_after_s = _FIRST_RETRY_S
         # What margins may come: the same evenly spread cases every time, so that decisions do not flicker.
         self._cases = _even_cases(_NUM_SAMPLES, max_draft_len)
 
-    def begin(self) -> RequestDraftLength:
-        """Take a request into account, until ``end``."""
-        request = RequestDraftLength(self)
+    def begin(
+        self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
+    ) -> RequestDraftLength:
+        """Take a request into account, until ``end``.
+
+        Args:
+            prompt_ids: int32 [n], searched for continuations.
+            acceptance: What is known from earlier requests of the same session.
+            sees_margins: Whether lengths may depend on the margins of the tokens themselves. With the ratio
+                rule they must not: leaving out what the draft was unsure of would bend the law.
+        """
+        request = RequestDraftLength(self, prompt_ids, acceptance, sees_margins=sees_margins)
         self._requests.add(request)
         self._num_decisions_left = 0
         return request
@@ -96,95 +98,108 @@ class DraftLengths:
         self._num_decisions_left -= 1
         return self.threshold
 
-    @property
-    def draft_is_there(self) -> bool:
-        """Whether the draft is worth asking: it did not fail lately."""
-        return time.monotonic() >= self._retry_at_s
-
-    def draft_failed(self, error: DraftproofError) -> None:
-        """Do without the draft for a while, longer each time it fails again."""
-        self.num_draft_failures += 1
-        if not self.draft_is_there:
-            return  # another request of the same step
-        if self._retry_after_s == _FIRST_RETRY_S:
-            _LOG.warning("the draft fails, requests go on with the target alone: %s", error)
-        self._retry_at_s = time.monotonic() + self._retry_after_s
-        self._retry_after_s = min(2 * self._retry_after_s, _LAST_RETRY_S)
-
-    def draft_answered(self) -> None:
-        """Note that the draft is there."""
-        if self._retry_after_s != _FIRST_RETRY_S:
-            _LOG.warning("the draft answers again")
-            self._retry_after_s = _FIRST_RETRY_S
-
     def _best_threshold(self) -> float:
-        num_requests = len(self._requests)
-        classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], self._cases)
-        rates = np.stack([request.acceptance.rates for request in self._requests])
-        # [requests, samples, positions]: probability that all draft tokens up to a position are accepted.
-        survival = np.cumprod(rates[:, classes], axis=2)
+        requests = list(self._requests)
+        num_requests = len(requests)
+        survival = self._survival(requests)
+        drafts = np.array([not request.uses_lookup for request in requests])
+        means = np.array([request.acceptance.mean_rate for request in requests])
         thresholds = _THRESHOLDS[:, np.newaxis, np.newaxis, np.newaxis]
         is_verified = survival >= thresholds
-        lengths = np.count_nonzero(is_verified, axis=3)
-        rows = num_requests + lengths.mean(axis=2).sum(axis=1)
-        tokens = num_requests + (is_verified * survival).sum(axis=3).mean(axis=2).sum(axis=1)
-        # The first token is drafted in any case; the longest proposal is waited for.
-        means = np.array([request.acceptance.mean_rate for request in self._requests])
+        rows = num_requests + is_verified.sum(axis=(1, 3)).mean(axis=1)
+        tokens = num_requests + (is_verified * survival).sum(axis=(1, 3)).mean(axis=1)
+        # A draft's first token is drafted in any case; the longest proposal is waited for.
         goes_on = survival[:, :, :-1] * means[:, np.newaxis, np.newaxis] >= thresholds
-        depth = 1 + np.count_nonzero(goes_on, axis=3).max(axis=1).mean(axis=1)
-        draft_s = float(self._draft_costs.seconds(num_requests))
-        goodput = tokens / (self._target_costs.seconds(rows) + depth * draft_s)
+        depths = (1 + np.count_nonzero(goes_on, axis=3)) * drafts[:, np.newaxis]
+        draft_s = float(self._draft_costs.seconds(max(int(drafts.sum()), 1)))
+        seconds = self._target_costs.seconds(rows) + depths.max(axis=1).mean(axis=1) * draft_s
+        goodput = tokens / seconds
         without = num_requests / float(self._target_costs.seconds(num_requests))
         best = int(np.argmax(goodput))
         is_on = self.threshold != _NEVER
         needed = without if is_on else without * (1 + _HYSTERESIS)
         return float(_THRESHOLDS[best]) if goodput[best] > needed else _NEVER
 
+    def _survival(self, requests: list[RequestDraftLength]) -> npt.NDArray[np.float64]:
+        """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
+        classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], self._cases)
+        rates = np.stack([request.acceptance.rates for request in requests])
+        by_model: npt.NDArray[np.float64] = np.cumprod(rates[:, classes], axis=2)
+        lookup_rates = np.array([request.lookup.rate for request in requests])
+        by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, self.max_draft_len + 1)
+        is_better = by_lookup.sum(axis=1) > by_model.mean(axis=1).sum(axis=1)
+        for request, uses_lookup in zip(requests, is_better.tolist(), strict=True):
+            request.uses_lookup = uses_lookup
+        by_model[is_better] = by_lookup[is_better][:, np.newaxis, :]
+        return by_model
+
 
 class RequestDraftLength:
     """Decides for one request, round by round.
 
+    Attributes:
+        acceptance: Of the draft model's tokens.
+        lookup: Continuations found in the request's own text.
+        uses_lookup: Whether these promise more now than the draft model.
+
     Args:
         lengths: Knows the other requests.
+        prompt_ids: int32 [n].
+        acceptance: From earlier requests; None to begin anew.
+        sees_margins: See ``DraftLengths.begin``.
     """
 
-    def __init__(self, lengths: DraftLengths) -> None:
-        self.acceptance = RequestAcceptance(lengths.acceptance)
+    def __init__(
+        self,
+        lengths: DraftLengths,
+        prompt_ids: TokenIds,
+        acceptance: RequestAcceptance | None,
+        *,
+        sees_margins: bool,
+    ) -> None:
+        self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
+        self.lookup = LookupDraft(prompt_ids if sees_margins else NO_TOKENS)
+        self.uses_lookup = False
         self._lengths = lengths
+        self._sees_margins = sees_margins
         self._num_rounds_off = 0
         self._probe_agreed = False
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """What to draft now."""
-        if not self._lengths.draft_is_there:
-            return NO_DRAFT
         threshold = self._lengths.next_threshold()
         limit = min(self._lengths.max_draft_len, num_remaining - 1)
         if limit < 1:
             return NO_DRAFT
+        if threshold < _NEVER and self.uses_lookup:
+            ready_ids = self.lookup.propose(min(limit, _num_above(threshold, self.lookup.rate)))
+            return replace(NO_DRAFT, ready_ids=ready_ids)
         if threshold < _NEVER:
             self._num_rounds_off = 0
             return self._plan(threshold, limit)
         self._num_rounds_off += 1
-        if self._num_rounds_off >= _PROBE_INTERVAL or self._probe_agreed:
+        if self._sees_margins and (self._num_rounds_off >= _PROBE_INTERVAL or self._probe_agreed):
             self._num_rounds_off = 0
             return _PROBE
         return NO_DRAFT
 
-    def draft_failed(self, error: DraftproofError) -> None:
-        """Let all requests do without the draft for a while."""
-        self._lengths.draft_failed(error)
-
-    def observe(self, proposal: Output, token_ids: TokenIds) -> None:
+    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, tokens that were not verified but whose place is known now included."""
-        if proposal.margins is not None:
-            self._lengths.draft_answered()
-            margins = proposal.margins[: len(token_ids)].tolist()
-            num_accepted = count_accepted(proposal.token_ids, token_ids)
-            self.acceptance.observe(margins, num_accepted)
+        self.lookup.append(token_ids)
+        drafted = proposal.drafted
+        if drafted is None or proposal.num_ready:
+            return
+        num_accepted = count_accepted(drafted.token_ids, token_ids)
+        if drafted.margins is not None:
+            self.acceptance.observe(drafted.margins[: len(token_ids)].tolist(), num_accepted)
             self._probe_agreed = num_accepted > 0
+        else:
+            self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
 
     def _plan(self, threshold: float, limit: int) -> DraftPlan:
+        if not self._sees_margins:
+            return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
+
         def start() -> KeepDrafting:
             survival = 1.0
 
@@ -195,15 +210,23 @@ class RequestDraftLength:
 
             return keep_drafting
 
-        def num_to_verify(proposal: Output) -> int:
-            assert proposal.margins is not None
-            survival = np.cumprod([self.acceptance.rate(margin) for margin in proposal.margins.tolist()])
+        def num_to_verify(drafted: Output) -> int:
+            if drafted.margins is None:  # an engine behind a wire that does not carry them
+                return len(drafted.token_ids)
+            survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
             return int(np.count_nonzero(survival >= threshold))
 
-        return DraftPlan(limit, start, num_to_verify)
+        return DraftPlan(NO_TOKENS, limit, start, num_to_verify)
 
 
-_PROBE = DraftPlan(1, lambda: lambda margin: False, lambda proposal: 0)
+_PROBE = DraftPlan(NO_TOKENS, 1, lambda: lambda margin: False, lambda drafted: 0)
+
+
+def _num_above(threshold: float, rate: float) -> int:
+    """How many draft tokens of acceptance ``rate`` each are accepted together with probability above."""
+    if rate <= 0:
+        return 0
+    return int(np.log(threshold) / np.log(min(rate, 0.999)))
 
 
 def _even_cases(num_samples: int, num_positions: int) -> npt.NDArray[np.float64]:

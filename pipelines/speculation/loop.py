@@ -8,6 +8,7 @@ does; the loop only counts what the target kept.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,15 +16,13 @@ import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength, Proposal
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import TokenIds
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
 """One proposal of the draft, or one verification by the target: a request in, its whole output back."""
-
-_NO_PROPOSAL = Output(NO_TOKENS, "", is_final=True)
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Round:
         num_draft_tokens: Draft tokens that this round verified.
         num_accepted_tokens: Leading tokens of ``token_ids`` that were draft tokens.
         finish_reason: "" while the output goes on, else "stop" or "length".
+        num_ready_tokens: Leading draft tokens that came without the draft model.
         log_probs: The target's, of ``token_ids``; None if the request does not ask for them.
     """
 
@@ -42,6 +42,7 @@ class Round:
     num_draft_tokens: int
     num_accepted_tokens: int
     finish_reason: str
+    num_ready_tokens: int = 0
     log_probs: LogProbs | None = None
 
     @property
@@ -82,37 +83,37 @@ async def speculate(
         One ``Round`` per target pass; the last has a ``finish_reason``.
 
     Raises:
-        DraftproofError: Whatever the target raises passes through. A draft that fails is told to
-            ``lengths``, and the round goes on without it.
+        DraftproofError: Whatever the target raises passes through. Where the draft fails, the round goes
+            on without it.
     """
     known = request.input_ids
     num_emitted = 0
     finish_reason = ""
     while not finish_reason:
         step = replace(request, input_ids=known, prompt_length=request.num_prompt_tokens)
-        proposal, num_to_verify = _NO_PROPOSAL, 0
         plan = lengths.next_round(request.max_tokens - num_emitted) if num_emitted else NO_DRAFT
+        drafted = None
         if plan.max_tokens:
             wanted = replace(
                 step,
+                input_ids=np.concatenate((known, plan.ready_ids)),
                 max_tokens=plan.max_tokens,
                 keep_drafting=plan.keep_drafting(),
                 num_log_probs=None,
                 independent_noise=use_draft_logits,
                 return_generation_logits=use_draft_logits,
             )
-            try:
-                proposal = await draft(wanted)
-                num_to_verify = plan.num_to_verify(proposal)
-            except DraftproofError as error:
-                lengths.draft_failed(error)
-        draft_ids = proposal.token_ids[:num_to_verify]
+            with suppress(DraftproofError):  # whoever made ``draft`` counts and announces it
+                drafted = await draft(wanted)
+        proposal = Proposal.of(plan, drafted)
+        num_verified = proposal.num_verified
+        draft_ids = proposal.token_ids[:num_verified]
         draft_logits = None
-        if use_draft_logits and num_to_verify:
-            assert proposal.generation_logits is not None
-            draft_logits = proposal.generation_logits[:num_to_verify]
+        if num_verified and use_draft_logits:
+            assert drafted is not None and drafted.generation_logits is not None
+            draft_logits = drafted.generation_logits[:num_verified]
         verified = await target(
-            replace(step, draft_input_ids=draft_ids, draft_logits=draft_logits, max_tokens=num_to_verify + 1)
+            replace(step, draft_input_ids=draft_ids, draft_logits=draft_logits, max_tokens=num_verified + 1)
         )
         lengths.observe(proposal, verified.token_ids)
 
@@ -124,8 +125,9 @@ async def speculate(
             finish_reason = "length"
         yield Round(
             token_ids=verified.token_ids,
-            num_draft_tokens=num_to_verify,
+            num_draft_tokens=num_verified,
             num_accepted_tokens=count_accepted(draft_ids, verified.token_ids),
             finish_reason=finish_reason,
+            num_ready_tokens=proposal.num_ready,
             log_probs=verified.log_probs,
         )

@@ -95,6 +95,12 @@ class RequestAcceptance:
             self._add(was_accepted, float(self._common.rates[margin_class]))
             self._common.observe(margin_class, was_accepted=was_accepted)
 
+    def observe_unseen(self, num_compared: int, num_accepted: int) -> None:
+        """Learn from draft tokens whose margins are not known."""
+        mean = float(self._common.rates @ self._common.shares)
+        for index in range(min(num_compared, num_accepted + 1)):
+            self._add(index < num_accepted, mean)
+
     def _add(self, was_accepted: bool, expected: float) -> None:
         probability = min(expected * self.factor, _CERTAIN)
         self._late_accepted = _LATE_MEMORY * self._late_accepted + was_accepted

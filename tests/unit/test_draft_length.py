@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
-from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
+from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength, Proposal
 from pipelines.speculation.request import Output
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import MARGIN_EDGES, AcceptanceByMargin
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Measured on the pair demo-large (docs/decisions/0011-draft-length.md): seconds of a target step by rows.
 ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
@@ -34,6 +35,7 @@ class World:
         self._rng = np.random.default_rng(seed)
         self._agreement = agreement
         self._num_requests = num_requests
+        self._position = 0
         self._target = StepCosts(ROWS, TARGET_S)
         self._draft = StepCosts(ROWS, DRAFT_S)
         self.lengths = DraftLengths(
@@ -45,7 +47,7 @@ class World:
 
     def adaptive(self, num_rounds: int) -> tuple[float, list[float]]:
         """Tokens per second, and the mean number of verified draft tokens of each round."""
-        return self._run([self.lengths.begin() for _ in range(self._num_requests)], num_rounds)
+        return self._run([self.lengths.begin(NO_TOKENS) for _ in range(self._num_requests)], num_rounds)
 
     def fixed(self, length: int, num_rounds: int) -> float:
         return self._run([FixedDraftLength(length)] * self._num_requests, num_rounds)[0]
@@ -56,14 +58,15 @@ class World:
             rows = depth = 0
             for request in requests:
                 plan = request.next_round(1000)
-                proposal, accepted = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
-                count = plan.num_to_verify(proposal)
+                drafted, accepted = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
+                proposal = Proposal.of(plan, drafted if plan.max_tokens else None)
+                count = proposal.num_verified
                 num_accepted = min(accepted, count)
                 num_tokens += num_accepted + 1
                 rows += count + 1
                 depth = max(depth, len(proposal.token_ids))
-                # Token 1 was right, token 0 was not; the target's own token after the accepted ones is 1.
-                output = np.ones(num_accepted + 1, np.int32)
+                # Token 0 is never right; the others never repeat, so there is nothing to look up.
+                output = _truth(self._position, num_accepted + 1)
                 request.observe(proposal, output)
             seconds += float(self._target.seconds(max(rows, 2)))
             seconds += depth * float(self._draft.seconds(self._num_requests))
@@ -82,8 +85,13 @@ class World:
             if keep_drafting is not None and not keep_drafting(margins[-1]):
                 break
         num_accepted = is_right.index(False) if False in is_right else len(is_right)
-        output = Output(np.array(is_right, np.int32), "", True, margins=np.array(margins, np.float32))
-        return output, num_accepted
+        self._position += 100
+        token_ids = np.where(is_right, _truth(self._position, len(is_right)), 0).astype(np.int32)
+        return Output(token_ids, "", True, margins=np.array(margins, np.float32)), num_accepted
+
+
+def _truth(position: int, count: int) -> TokenIds:
+    return np.arange(position + 1, position + 1 + count, dtype=np.int32)
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16])
@@ -117,20 +125,19 @@ def test_the_length_follows_a_change_of_the_text_within_ten_rounds(num_requests:
 
 def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
     world = World(1, lambda number: 0.0)
-    request = world.lengths.begin()
+    request = world.lengths.begin(NO_TOKENS)
     for _ in range(60):
-        request.observe(
-            Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32)), np.ones(1, np.int32)
-        )
+        drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
+        request.observe(Proposal(drafted.token_ids, 1, 0, drafted), np.ones(1, np.int32))
     plans = [request.next_round(100) for _ in range(30)]
     assert sum(plan.max_tokens for plan in plans) <= 15
 
 
 def test_requests_that_ended_weigh_nothing() -> None:
     world = World(1, lambda number: 1.0)
-    alone = world.lengths.begin()
+    alone = world.lengths.begin(NO_TOKENS)
     before = world.lengths.next_threshold()
-    others = [world.lengths.begin() for _ in range(15)]
+    others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
     assert world.lengths.next_threshold() > before
     for other in others:
         world.lengths.end(other)
@@ -139,10 +146,24 @@ def test_requests_that_ended_weigh_nothing() -> None:
 
 
 def test_a_round_near_the_end_of_the_budget_drafts_less() -> None:
-    request = World(1, lambda number: 1.0).lengths.begin()
+    request = World(1, lambda number: 1.0).lengths.begin(NO_TOKENS)
     assert [request.next_round(remaining).max_tokens for remaining in (1, 2, 5, 100)] == [
         0,
         1,
         4,
         MAX_DRAFT_LEN,
     ]
+
+
+def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
+    world = World(1, lambda number: 0.4)
+    request = world.lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
+    plan = request.next_round(100)
+    assert plan.max_tokens == 0
+    assert plan.ready_ids.tolist() == list(range(8))
+    # The text changes: what is looked up is wrong, and soon no longer proposed.
+    for number in range(10):
+        request.observe(Proposal.of(plan, None), np.array([100 + number], np.int32))
+        request.lookup.append(np.arange(9, dtype=np.int32))
+        plan = request.next_round(100)
+    assert len(plan.ready_ids) <= 2
