@@ -85,7 +85,7 @@ def _verify(
         foreign = Foreign(
             url=options.against,
             prompts=prompts,
-            names=ModelNames(candidate=options.model, control=options.control_model),
+            names=ModelNames(options.model, options.control_model, options.engine_model),
             expect=options.expect,
             draft_lengths=options.draft_lengths,
             max_tokens=size.max_tokens,
@@ -134,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     other.add_argument("--against", metavar="URL", default="", help="its address; ours is left alone")
     other.add_argument("--model", default=NVIDIA.candidate, help="with a draft (%(default)s)")
     other.add_argument("--control-model", default=NVIDIA.control, help="the target alone (%(default)s)")
+    other.add_argument("--engine-model", default=NVIDIA.engine, help="asked for logits (%(default)s)")
     other.add_argument(
         "--expect",
         choices=("audit", "exact"),

@@ -31,7 +31,7 @@ this is 1 run in 1,000; the sampler itself is tested at 1e-9 where samples cost 
 CONFIDENCE = 0.95
 POWER = 0.99
 LIMIT = 0.1
-"""Total variation per token that may remain possible: 16 prompts of 250 answers just show it."""
+"""Total variation per token that may remain possible."""
 
 _PERMUTATIONS = 9999
 _PROBABILITY_OF_SUCCESS = 0.9  # that an equal server passes with the number of answers we ask for
@@ -83,17 +83,16 @@ def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
     Returns:
         One section for each candidate.
     """
-    if draws.smallest_sample == 0:
-        reason = f"no answers to compare: {draws.first_error}"
-        return [
-            Section(_title(candidate), "inconclusive", reason, document=draws.as_document())
-            for candidate in draws.candidates
-        ]
-    itself = compare(draws.target_against_itself, len(draws.candidates))
+    num_rules = len(draws.candidates)
+    itself = compare(draws.target_against_itself, num_rules) if draws.smallest_sample() else None
     return [_judge(candidate, itself, draws, limit) for candidate in draws.candidates]
 
 
-def _judge(arm: Arm, itself: Comparison, draws: Draws, limit: float) -> Section:
+def _judge(arm: Arm, itself: Comparison | None, draws: Draws, limit: float) -> Section:
+    errors, num_answers = draws.errors_of(arm), draws.smallest_sample(arm)
+    if itself is None or num_answers == 0:
+        reason = f"there are no answers to compare: {errors[0]}"
+        return Section(_title(arm), "inconclusive", reason, document=draws.as_document())
     candidate = compare(draws.against_target(arm), len(draws.candidates))
     faults, doubts = draws.seed_faults(), []
     if itself.rejections or itself.shares_noise:
@@ -102,9 +101,9 @@ def _judge(arm: Arm, itself: Comparison, draws: Draws, limit: float) -> Section:
         faults.append(f"another law than the target's: {', '.join(candidate.rejections)}")
     elif candidate.shares_noise:
         doubts.append("the answers agree better than independent samples do: both models share their noise")
-    doubts += _doubts(candidate.positions, limit, draws.smallest_sample)
-    if draws.first_error:
-        doubts.append(f"{draws.num_missing} answers are missing, the first because: {draws.first_error}")
+    doubts += _doubts(candidate.positions, limit, num_answers)
+    if errors:
+        doubts.append(f"{len(errors)} answers are missing, the first because: {errors[0]}")
     bounds = ", ".join(f"{test.upper_bound(CONFIDENCE):.3f}" for test in candidate.positions)
     verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
     reasons = faults or doubts or ["no test finds a difference from the target alone"]
@@ -114,6 +113,8 @@ def _judge(arm: Arm, itself: Comparison, draws: Draws, limit: float) -> Section:
         f"{draws.seeds_seen()}"
     )
     document = draws.as_document() | {
+        "answers_per_prompt_and_model": num_answers,
+        "answers_missing": len(errors),
         "alpha": ALPHA,
         "confidence": CONFIDENCE,
         "against_target": _comparison_document(candidate),

@@ -40,17 +40,22 @@ class DrawPlan:
         prompts: At least one.
         candidates: What is compared with the target alone.
         num_answers: For each prompt and arm.
-        num_tokens: Output tokens that are compared. With one draft token less than that, a round can
-            reject, draw a residual and add a bonus token within them.
+        num_tokens: Output tokens that are compared.
+        num_draft_tokens: At most one less than that: then a round can reject, draw a residual and add a
+            bonus token within the tokens that are compared.
         temperature: Above 0.
+        top_k: A narrow law: with few tokens to choose from, each is seen often enough, and so are the
+            prefixes of later positions. 0 for all tokens, most of which are then merged as rare.
         num_at_once: Requests at once.
     """
 
     prompts: tuple[Prompt, ...]
     candidates: tuple[Arm, ...] = (COUPLED, RATIO)
-    num_answers: int = 250
-    num_tokens: int = 4
+    num_answers: int = 500
+    num_tokens: int = 3
+    num_draft_tokens: int = 2
     temperature: float = 1.0
+    top_k: int = 4
     num_at_once: int = 8
 
 
@@ -61,25 +66,27 @@ class Draws:
     Attributes:
         candidates: What is compared with the target alone.
         samples: Of each arm, for each prompt in the same order, its answers.
+        errors: Of each arm, why answers were not had.
         seeds: All seeds that the server returned; None where it returned none.
-        num_missing: Answers not had.
-        first_error: Of the first of these; "" if all were had.
         num_replayed: Answers asked for again with the seed that the server had returned.
         num_replays_different: Those that came out otherwise.
     """
 
     candidates: tuple[Arm, ...]
     samples: Mapping[Arm, Sequence[Sequence[TokenSequence]]]
+    errors: Mapping[Arm, Sequence[str]]
     seeds: tuple[int | None, ...]
-    num_missing: int = 0
-    first_error: str = ""
     num_replayed: int = 0
     num_replays_different: int = 0
 
-    @property
-    def smallest_sample(self) -> int:
-        """Answers of the arm and prompt that has fewest."""
-        return min(len(sample) for samples in self.samples.values() for sample in samples)
+    def smallest_sample(self, *candidates: Arm) -> int:
+        """Answers of the prompt that has fewest, from the target alone or one of the candidates."""
+        arms = (*candidates, _TARGET, _TARGET_AGAIN)
+        return min(len(sample) for arm in arms for sample in self.samples[arm])
+
+    def errors_of(self, candidate: Arm) -> list[str]:
+        """Why answers of a candidate or the target alone were not had."""
+        return [error for arm in (candidate, _TARGET, _TARGET_AGAIN) for error in self.errors[arm]]
 
     def against_target(self, candidate: Arm) -> list[SamplePair]:
         """A candidate's answers and the target's, prompt by prompt."""
@@ -118,9 +125,7 @@ class Draws:
     def as_document(self) -> dict[str, object]:
         """Counts, ready for JSON."""
         return {
-            "answers_per_prompt_and_model": self.smallest_sample,
             "prompts": len(self.samples[_TARGET]),
-            "answers_missing": self.num_missing,
             "seeds_returned": sum(seed is not None for seed in self.seeds),
             "seeds_different": len(set(self.seeds) - {None}),
             "answers_replayed": self.num_replayed,
@@ -156,17 +161,18 @@ def draw(
     answers = workers.run(jobs, plan.num_at_once, count)
     samples: dict[Arm, list[list[TokenSequence]]] = {arm: [[] for _ in plan.prompts] for arm in arms}
     had = [answer for answer in answers if isinstance(answer, Generation)]
-    errors = [answer for answer in answers if isinstance(answer, DraftproofError)]
+    errors: dict[Arm, list[str]] = {arm: [] for arm in arms}
     for (index, arm), answer in zip(slots, answers, strict=True):
         if isinstance(answer, Generation):
             samples[arm][index].append(_padded(answer, plan.num_tokens))
+        else:
+            errors[arm].append(str(answer))
     num_replayed, num_different = _replay(plan, workers, slots, answers)
     return Draws(
         candidates=plan.candidates,
         samples=samples,
+        errors=errors,
         seeds=tuple(answer.seed for answer in had),
-        num_missing=len(errors),
-        first_error=str(errors[0]) if errors else "",
         num_replayed=num_replayed,
         num_replays_different=num_different,
     )
@@ -202,8 +208,9 @@ def _job(plan: DrawPlan, index: int, arm: Arm, seed: int | None = None) -> Job:
         plan.prompts[index].text,
         max_tokens=plan.num_tokens,
         temperature=plan.temperature,
+        top_k=plan.top_k,
         seed=seed,
-        num_draft_tokens=plan.num_tokens - 1 if arm.model == SPECULATIVE else None,
+        num_draft_tokens=plan.num_draft_tokens if arm.model == SPECULATIVE else None,
         use_draft_logits=arm.use_draft_logits,
     )
     return Job(request, arm.model)

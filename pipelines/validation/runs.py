@@ -23,7 +23,7 @@ from pipelines.validation.exact import run_exact
 from pipelines.validation.plan import LOADS
 from pipelines.validation.report import Report
 from pipelines.validation.section import Section
-from pipelines.validation.sizes import Size, read_limits
+from pipelines.validation.sizes import Limits, Size, read_limits
 
 Conditions = dict[str, Any]
 _PROGRAM = "pipelines.validation"
@@ -68,7 +68,7 @@ def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
         vocabulary = _vocabulary(engine_dirs.get("target"))
         report = run_exact(own.size, own.prompts, limits, connected, vocabulary, nonce)
         if own.size.num_for_law:
-            report = report.with_sections(_law(own.prompts[: own.size.num_for_law], connected))
+            report = report.with_sections(_law(own.prompts[: own.size.num_for_law], limits, connected))
     return report, context
 
 
@@ -89,8 +89,8 @@ def verify_other(foreign: Foreign, command_line: list[str]) -> tuple[Report, Con
     return Report(tuple(sections)), context
 
 
-def _law(prompts: tuple[Prompt, ...], clients: list[Client]) -> list[Section]:
-    plan = DrawPlan(prompts)
+def _law(prompts: tuple[Prompt, ...], limits: Limits, clients: list[Client]) -> list[Section]:
+    plan = DrawPlan(prompts, num_draft_tokens=min(DrawPlan.num_draft_tokens, limits.max_draft_len))
     line = Progress()
     workers = Workers([client.generate for client in clients[: plan.num_at_once]])
     draws = draw(plan, workers, lambda done, total: line.show(f"answers without a seed: {done}/{total}"))

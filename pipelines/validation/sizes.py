@@ -8,25 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import VerificationError
 from pipelines.prompts import Prompt
-from pipelines.validation.drawing import DrawPlan
 from pipelines.validation.plan import LOADS, Goal, Plan
-
-
-@dataclass(frozen=True)
-class LawSize:
-    """How much is asked without a seed.
-
-    Attributes:
-        num_prompts: Different prompts.
-        num_answers: To each, of each model and rule.
-        num_tokens: Output tokens that are compared.
-        limit: Total variation of the next token that may remain possible.
-    """
-
-    num_prompts: int
-    num_answers: int
-    num_tokens: int
-    limit: float
 
 
 @dataclass(frozen=True)
@@ -42,7 +24,6 @@ class Size:
         num_for_law: Prompts that are answered hundreds of times without a seed; 0 leaves that out, for
             fewer answers would show nothing.
         goal: As in ``Plan``.
-        law: For answers without a seed.
     """
 
     num_prompts: int
@@ -52,11 +33,10 @@ class Size:
     num_for_acceptance: int
     num_for_law: int
     goal: Goal
-    law: LawSize
 
 
-RELEASE = Size(320, 128, 8, 40, 64, 16, Goal(max_rate=0.01, num_tokens=200_000), LawSize(8, 500, 3, 0.1))
-QUICK = Size(24, 16, 2, 4, 8, 0, Goal(max_rate=0.125, num_tokens=0), LawSize(4, 100, 2, 0.4))
+RELEASE = Size(320, 128, 8, 40, 64, 8, Goal(max_rate=0.01, num_tokens=200_000))
+QUICK = Size(24, 16, 2, 4, 8, 0, Goal(max_rate=0.125, num_tokens=0))
 
 _MEAN_GAP_S = 0.1
 
@@ -92,17 +72,6 @@ def read_limits(parameters: Mapping[str, str]) -> Limits:
             limit="max_draft_len, max_batch_size and max_queue_size are whole numbers",
             remedy="render the model repository anew with 'make repository'",
         ) from error
-
-
-def draw_plan_of(size: LawSize, prompts: tuple[Prompt, ...], limits: Limits) -> DrawPlan:
-    """The plan for answers without a seed."""
-    return DrawPlan(
-        prompts[: size.num_prompts],
-        num_answers=size.num_answers,
-        num_tokens=size.num_tokens,
-        num_draft_tokens=min(size.num_tokens - 1, limits.max_draft_len),
-        num_at_once=min(8, limits.max_requests),
-    )
 
 
 def plan_of(size: Size, prompts: tuple[Prompt, ...], limits: Limits) -> Plan:

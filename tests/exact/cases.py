@@ -121,7 +121,7 @@ CASES = {
         {"top_k": 2}, {"end_id": None}, num_draft_tokens=1, max_tokens=5, prompt=(1, 2, 1, 2, 2)
     ),
     "K=3, with bonus token": Case(num_draft_tokens=3, max_tokens=5),
-    "K=3, more rounds": Case({"top_k": 2}, {"end_id": None}, num_draft_tokens=3, max_tokens=6),
+    "more rounds": Case({"top_k": 2}, {"end_id": None}, max_tokens=6),
     "K=3, reversed draft, four tokens": Case(num_draft_tokens=3, draft="reversed", vocabulary=FOUR),
     "K=3, clipped by max_tokens": Case(num_draft_tokens=3, max_tokens=2),
     "one-token prompt": Case({"repetition_penalty": 1.5}, prompt=(2,)),

@@ -191,7 +191,8 @@ def rounds_count_what_happened(explored: Explored) -> None:
             assert part.num_draft_tokens == len(proposal) <= explored.case.num_draft_tokens
             num_accepted = part.num_accepted_tokens
             assert emitted[:num_accepted] == proposal[:num_accepted]
-            assert len(emitted) - num_accepted <= 1
+            behind, proposed_behind = emitted[num_accepted:], proposal[num_accepted:]
+            assert not behind or behind[:1] != proposed_behind[:1]
             assert bool(part.finish_reason) == (number == len(way.rounds) - 1)
             num_emitted += len(emitted)
         assert next(calls, None) is None and num_emitted <= explored.request.max_tokens

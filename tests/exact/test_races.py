@@ -65,8 +65,8 @@ def test_two_models_agree_at_least_as_often_as_the_bound_says(
     ],
 )
 def test_the_real_noise_makes_two_models_agree_as_often(p: tuple[float, ...], q: tuple[float, ...]) -> None:
-    """10,000 positions of one seed, so always the same ones; six standard deviations."""
-    num_positions = 10_000
+    """4,000 positions of one seed, so always the same ones; six standard deviations."""
+    num_positions = 4000
     with np.errstate(divide="ignore"):
         scores = [np.log(np.array(law)) for law in (p, q)]
     joint = np.zeros((3, 3))

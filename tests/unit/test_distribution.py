@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.at_once import Workers
-from pipelines.errors import ServerBusyError
+from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.prompts import Prompt
 from pipelines.validation.distribution import ALPHA, compare, judge
 from pipelines.validation.drawing import COUPLED, RATIO, DrawPlan, Draws, draw
@@ -178,6 +178,18 @@ def test_too_few_answers_are_inconclusive_and_the_number_needed_suffices() -> No
     needed = int(few.summary.split("about ")[1].split()[0])
     assert 60 < needed < 400
     assert only(TableServer(), num_answers=needed).verdict == "pass"
+
+
+def test_a_rule_that_the_server_refuses_is_no_pass_and_leaves_the_other_as_it_is() -> None:
+    class WithoutRatioRule(TableServer):
+        def ask(self, request: CompletionRequest, model: str) -> Generation:
+            if request.use_draft_logits:
+                raise InvalidRequestError("this server has no draft logits")
+            return super().ask(request, model)
+
+    coupled, ratio = sections(WithoutRatioRule())
+    assert coupled.verdict == "pass"
+    assert ratio.verdict == "inconclusive" and "has no draft logits" in ratio.summary
 
 
 def test_missing_answers_are_never_a_pass() -> None:

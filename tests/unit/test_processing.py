@@ -149,6 +149,14 @@ def test_tokens_that_tie_are_left_out_from_the_highest_id_on(
         assert not (~kept[:-1] & kept[1:]).any()
 
 
+@pytest.mark.parametrize(("top_p", "num_kept"), [(0.25, 3), (0.5, 6), (0.5 + 1e-9, 7), (0.75, 9), (1.0, 12)])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_exactly(top_p: float, num_kept: int) -> None:
+    """Twelve equal tokens, whose sums are exact: the border that the other tests leave out."""
+    sampler = make_sampler(make_request([1], [], {"temperature": 1.0, "top_p": top_p}))
+    scores = sampler.law_scores(np.zeros(VOCAB_SIZE, np.float32))
+    assert np.flatnonzero(np.isfinite(scores)).tolist() == list(range(num_kept))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("sampling", [{}, {"repetition_penalty": 1.3}, {"top_k": 2, "top_p": 0.5}])

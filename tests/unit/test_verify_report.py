@@ -304,7 +304,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
         monkeypatch.setattr(command, "running_server", server)
         monkeypatch.setattr(runs.Client, "connect", lambda url: client)
         # A function has no law: it answers the same every time.
-        monkeypatch.setattr(runs, "_law", lambda prompts, clients: [section("pass")])
+        monkeypatch.setattr(runs, "_law", lambda prompts, limits, clients: [section("pass")])
 
     return install
 
