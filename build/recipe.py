@@ -89,7 +89,8 @@ class Serving:
         max_seq_len: Prompt and answer together, tokens.
         max_queue_size: Requests that may wait.
         max_draft_len: Most draft tokens of a round.
-        num_draft_tokens: Draft tokens of a round where a request does not say; 0 = no speculation.
+        num_draft_tokens: Draft tokens of a round where a request does not say; 0 for no speculation, None
+            to follow acceptance and load.
         engine_access: ``in_process``: the loop holds both engines. ``bls``: it calls models of the server.
     """
 
@@ -98,7 +99,7 @@ class Serving:
     max_seq_len: int = 1024
     max_queue_size: int = 64
     max_draft_len: int = 8
-    num_draft_tokens: int = 4
+    num_draft_tokens: int | None = None
     engine_access: str = "in_process"
 
 
@@ -188,7 +189,7 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
     serving = recipe.serving
     if not recipe.name.replace("-", "").replace("_", "").isalnum():
         raise _fail(path, "a value is out of range", f"name={recipe.name!r}", "letters, digits, - and _")
-    if serving.num_draft_tokens > serving.max_draft_len:
+    if (serving.num_draft_tokens or 0) > serving.max_draft_len:
         raise _fail(
             path,
             "serving.num_draft_tokens is too large",

@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,13 +21,18 @@ from pathlib import Path
 from build.engines import build_engines
 from build.manifest import verify_manifest
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
-from pipelines.errors import DraftproofError, RepositoryError
+from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
 RUN = REPOSITORY_ROOT / ".run"
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STRAY = re.compile(r"\$(?!\{)")
+
+
+def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
+    """Where the measurements of a pair lie; ``python -m pipelines.calibration`` makes them."""
+    return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
 
 
 def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path) -> dict[str, str]:
@@ -54,7 +60,9 @@ def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path, run
         "max_seq_len": str(serving.max_seq_len),
         "max_queue_size": str(serving.max_queue_size),
         "max_draft_len": str(serving.max_draft_len),
-        "num_draft_tokens": str(serving.num_draft_tokens),
+        "num_draft_tokens": "adaptive" if serving.num_draft_tokens is None else str(serving.num_draft_tokens),
+        "calibration_file": str(calibration_file(draft_engine, target_engine)),
+        "draft_length_file": str(run / "draft_length.json"),
         "engine_access": serving.engine_access,
     }
 
@@ -190,6 +198,27 @@ def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: 
     return destination
 
 
+def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> None:
+    """Have the pair measured, unless it is; in a process of its own, whose memory goes with it.
+
+    Raises:
+        EngineBuildError: It could not be.
+    """
+    serving = recipe.serving
+    max_rows = min(serving.max_batch_size * (serving.max_draft_len + 1), serving.max_num_tokens)
+    output = calibration_file(draft_engine, target_engine)
+    command = [sys.executable, "-m", "pipelines.calibration", "--output", str(output)]
+    command += ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise EngineBuildError(
+            "the pair could not be measured",
+            values=done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}",
+            limit="both engines must run on this machine",
+            remedy="run 'make doctor'; the engines themselves are built",
+        )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
     parser = argparse.ArgumentParser(
@@ -200,7 +229,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(options.recipe)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
-        destination = render_recipe(recipe, Path(engines["draft"]), Path(engines["target"]))
+        draft, target = Path(engines["draft"]), Path(engines["target"])
+        measure_pair(recipe, draft, target)
+        destination = render_recipe(recipe, draft, target)
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

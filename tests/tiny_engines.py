@@ -20,8 +20,18 @@ from build.checkpoint import (
 from build.checkpoint_config import parse_config
 from build.network import network_from_checkpoint
 from build.openvino_engine import EngineSettings, write_engine
+from build.repository import calibration_file
 from build.tensor_file import Tensor
 from build.weight_only import apply_quantization
+from pipelines.speculation.calibration import Calibration, EngineCosts
+
+# As if it were worth drafting: a target this small would be better off alone.
+TINY_CALIBRATION = Calibration(
+    draft=EngineCosts(rows=(2, 36), seconds=(0.0005, 0.001), change_s=0.0),
+    target=EngineCosts(rows=(2, 36), seconds=(0.02, 0.03), change_s=0.0),
+    acceptance_rates=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99),
+    margin_shares=(0.12, 0.12, 0.12, 0.12, 0.12, 0.1, 0.1, 0.1, 0.1),
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_TOKENIZER = ROOT / "engines" / "demo_pair" / "target" / "tokenizer.json"
@@ -234,7 +244,9 @@ def build_tiny_pair(
         "num_threads": num_threads,
         "kv_cache_dtype": kv_cache_dtype,
     }
-    return (
+    engines = (
         build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),
         build_tiny_engine(directory, config, weights, role="target", **options),
     )
+    TINY_CALIBRATION.write(calibration_file(*engines))
+    return engines

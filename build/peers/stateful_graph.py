@@ -41,6 +41,8 @@ class StatefulGraph(LlamaGraph):
             "position_ids": _parameter("position_ids", [-1, -1], ov.Type.i64),
             "beam_idx": _parameter("beam_idx", [-1], ov.Type.i32),
         }
+        for name, parameter in self.inputs.items():
+            parameter.set_friendly_name(name)  # GenAI's pass looks some up by this name
         self.states: list[Any] = []
         self.cos, self.sin = self._rotary_tables()
         # The pass drops the mask, because paged attention is causal by itself, but it looks for one.
@@ -78,7 +80,9 @@ class StatefulGraph(LlamaGraph):
         if group == 1:
             return x
         ones = np.array([1, 1, group, 1, 1], np.int64)
-        spread = ops.broadcast(ops.unsqueeze(x, _integers(2)), ops.constant(ones), broadcast_spec="BIDIRECTIONAL")
+        spread = ops.broadcast(
+            ops.unsqueeze(x, _integers(2)), ops.constant(ones), broadcast_spec="BIDIRECTIONAL"
+        )
         return ops.reshape(
             spread, _integers([0, config.num_attention_heads, -1, config.head_size]), special_zero=True
         )
@@ -114,9 +118,7 @@ class StatefulGraph(LlamaGraph):
         x = _rms_norm(x, network.final_norm, self.config.norm_epsilon)
         logits = _linear(x, network.lm_head)
         logits.output(0).get_tensor().set_names({"logits"})
-        return ov.Model(
-            [ops.result(logits, name="logits")], self.states, list(self.inputs.values()), "llama"
-        )
+        return ov.Model([ops.result(logits, name="logits")], self.states, list(self.inputs.values()), "llama")
 
 
 def build_stateful_graph(network: Network) -> Any:

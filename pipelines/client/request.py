@@ -50,6 +50,7 @@ class CompletionRequest:
         stop_words: The answer ends before the first of them.
         end_id: Token that ends the answer; None: the engine's own.
         num_draft_tokens: Draft tokens per round; 0 switches speculation off; None: the server's choice.
+        session_id: Requests of one session share what the server learns about their text.
             Only the model ``generate`` has this input.
         min_p: Sample among tokens at least this many times as likely as the likeliest, in [0, 1].
         repetition_penalty: Above 1 makes tokens of prompt and answer less likely; above 0; 1 for none.
@@ -73,6 +74,7 @@ class CompletionRequest:
     stop_words: tuple[str, ...] = ()
     end_id: int | None = None
     num_draft_tokens: int | None = None
+    session_id: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -103,6 +105,8 @@ class CompletionRequest:
                 yield InputTensor(name, "BYTES", tuple(_utf8(name, word) for word in words))
         if self.end_id is not None:
             yield InputTensor("end_id", "INT32", (_integer("end_id", self.end_id),))
+        if self.session_id:
+            yield InputTensor("session_id", "BYTES", (_utf8("session_id", self.session_id),))
         if self.num_draft_tokens is not None:
             count = _integer("num_draft_tokens", self.num_draft_tokens)
             yield InputTensor("num_draft_tokens", "INT32", (count,))

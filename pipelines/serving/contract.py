@@ -39,12 +39,14 @@ class GenerationCall:
         streaming: Whether the answer comes in chunks.
         num_draft_tokens: Draft tokens per round; None for the server's default.
         use_draft_logits: Whether draft tokens are accepted by the ratio rule, with the draft's logits.
+        session_id: Requests of one session share what is learnt about their text; "" for none.
     """
 
     request: GenerationRequest
     streaming: bool
     num_draft_tokens: int | None
     use_draft_logits: bool
+    session_id: str
 
 
 def parse_call(
@@ -93,6 +95,7 @@ def parse_call(
         streaming=read_scalar(inputs, "streaming", bool, False),
         num_draft_tokens=read_scalar(inputs, "num_draft_tokens", int, None),
         use_draft_logits=read_scalar(inputs, "use_draft_logits", bool, False),
+        session_id=_text(read_scalar(inputs, "session_id", bytes, b"")),
     )
 
 
@@ -155,3 +158,7 @@ def _read_num_log_probs(inputs: Inputs) -> int | None:
 def _read_draft_logits(inputs: Inputs) -> Logits | None:
     array = inputs.get("draft_logits")
     return None if array is None else np.ascontiguousarray(array[0], dtype=np.float32)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="backslashreplace")

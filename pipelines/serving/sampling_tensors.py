@@ -42,7 +42,7 @@ _SCALARS = (
 _BIAS_IDS, _BIAS_VALUES = "logit_bias_ids", "logit_bias_values"
 _OTHERS = (
     *(_BIAS_IDS, _BIAS_VALUES, "return_log_probs", "num_log_probs"),
-    *("end_id", "num_draft_tokens", "use_draft_logits"),
+    *("end_id", "num_draft_tokens", "use_draft_logits", "session_id"),
 )
 
 PASSED_ON: Mapping[str, str] = {

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.errors import RepositoryError
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.admission import Admission
 from pipelines.serving.bls_engines import BlsEngines
 from pipelines.serving.chunks import ChunkStream
 from pipelines.serving.contract import GenerationCall
+from pipelines.serving.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.serving.engine_model import chunk_tensors
 from pipelines.serving.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
 from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.sessions import Sessions
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
-from pipelines.speculation.loop import EngineCall, speculate
+from pipelines.speculation.calibration import Calibration
+from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
+from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
+from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.step_costs import StepCosts
+from pipelines.speculation.survival import AcceptanceByMargin
+from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.text.vocabulary import Vocabulary
 
 
@@ -51,41 +59,34 @@ class SpeculativeAnswerer:
     Args:
         engines: Draft and target.
         admission: Who may speculate now.
-        num_draft_tokens: Default of the server.
-        max_draft_len: Upper limit for a request.
+        setting: Draft length of requests that do not say, and ceiling.
+        lengths: Follows the moment.
     """
 
     def __init__(
-        self, engines: EnginePair, admission: Admission, num_draft_tokens: int, max_draft_len: int
+        self, engines: EnginePair, admission: Admission, setting: LiveDraftLength, lengths: DraftLengths
     ) -> None:
         self.vocabulary = engines.vocabulary
         self.end_id = engines.end_id
-        self.totals = SpeculationStatistics(max_draft_len)
+        self.totals = SpeculationStatistics(lengths.max_draft_len)
+        self.draft = WatchedDraft(engines.draft)
         self._engines = engines
         self._admission = admission
-        self._num_draft_tokens = num_draft_tokens
-        self._max_draft_len = max_draft_len
+        self._setting = setting
+        self._lengths = lengths
+        self._sessions = Sessions(lengths.acceptance)
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what cannot be answered."""
-        if call.num_draft_tokens is not None:
-            check_num_draft_tokens(call.num_draft_tokens, self._max_draft_len)
+        self._setting.read().check(call.num_draft_tokens)
         self._engines.check(call)
 
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
         """One response per chunk, with the counts so far."""
-        wanted = self._num_draft_tokens if call.num_draft_tokens is None else call.num_draft_tokens
         request = call.request
-        statistics = SpeculationStatistics(self._max_draft_len)
+        statistics = SpeculationStatistics(self._lengths.max_draft_len)
         chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
-        loop = speculate(
-            request,
-            self._engines.draft,
-            self._engines.target,
-            wanted,
-            use_draft_logits=call.use_draft_logits,
-        )
-        async with self._admission.slot(request.deadline_s), aclosing(loop) as rounds:  # type: ignore[type-var]
+        async with self._admission.slot(request.deadline_s), self._rounds(call) as rounds:
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome.num_draft_tokens, outcome.num_accepted_tokens)
@@ -104,20 +105,28 @@ class SpeculativeAnswerer:
                     }
                     yield outputs, chunk.is_final
 
-
-def check_num_draft_tokens(num_draft_tokens: int, max_draft_len: int) -> None:
-    """Refuse a draft length that the engines were not made for.
-
-    Raises:
-        InvalidRequestError: It is outside 0..max_draft_len.
-    """
-    if not 0 <= num_draft_tokens <= max_draft_len:
-        raise InvalidRequestError(
-            "num_draft_tokens is out of range",
-            values=f"num_draft_tokens={num_draft_tokens}",
-            limit=f"0 to max_draft_len={max_draft_len}",
-            remedy="send 0 to switch speculation off, or leave it out for the server's default",
+    @asynccontextmanager
+    async def _rounds(self, call: GenerationCall) -> AsyncIterator[AsyncIterator[Round]]:
+        wanted = call.num_draft_tokens
+        if wanted is None:
+            wanted = self._setting.read().num_draft_tokens
+        length: DraftLength
+        if wanted is None:
+            acceptance = self._sessions.acceptance(call.session_id)
+            length = self._lengths.begin(
+                call.request.input_ids, acceptance, sees_margins=not call.use_draft_logits
+            )
+        else:
+            length = FixedDraftLength(wanted)
+        loop = speculate(
+            call.request, self.draft, self._engines.target, length, use_draft_logits=call.use_draft_logits
         )
+        try:
+            async with aclosing(loop) as rounds:  # type: ignore[type-var]
+                yield rounds
+        finally:
+            if isinstance(length, RequestDraftLength):
+                self._lengths.end(length)
 
 
 def count_tensors(counts: SpeculationStatistics) -> Outputs:
@@ -149,10 +158,15 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     """
     wire = TritonWire(backend)
     gauges = Gauges(backend, parameters.model_name)
+    calibration = Calibration.read(parameters.path("calibration_file"))
+    costs = {
+        role: StepCosts(measured.rows, measured.seconds)
+        for role, measured in (("draft", calibration.draft), ("target", calibration.target))
+    }
     access = parameters.text("engine_access")
     engines: InProcessEngines | BlsEngines
     if access == "in_process":
-        engines = InProcessEngines(parameters)
+        engines = InProcessEngines(parameters, calibration, costs)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     elif access == "bls":
@@ -165,9 +179,17 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             remedy="mend the recipe and run 'make repository'",
         )
     admission = Admission(parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
-    answerer = SpeculativeAnswerer(
-        engines, admission, parameters.integer("num_draft_tokens"), parameters.integer("max_draft_len")
+    max_draft_len = parameters.integer("max_draft_len")
+    wanted = parameters.text("num_draft_tokens")
+    setting = DraftLengthSetting(None if wanted == "adaptive" else int(wanted), max_draft_len)
+    lengths = DraftLengths(
+        AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares),
+        costs["draft"],
+        costs["target"],
+        max_draft_len,
     )
+    live = LiveDraftLength(setting, parameters.path("draft_length_file"))
+    answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")

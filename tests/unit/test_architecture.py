@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "speculation", "text"},
+    "calibration": {"errors", "executor", "speculation", "prompts"},
     "serving": {"errors", "executor", "speculation", "text"},
     "client": {"errors"},
     "deploy": {"errors"},

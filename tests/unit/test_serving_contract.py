@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError, RepositoryError, ServerStartError
 from pipelines.serving.contract import is_stop, parse_call, refuse_unknown_parameters
+from pipelines.serving.draft_length_setting import DraftLengthSetting
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.preprocessing_model import Preprocessing
 from pipelines.serving.sampling_tensors import PASSED_ON, read_sampling, sampling_tensors
-from pipelines.serving.speculative_model import check_num_draft_tokens
 from pipelines.serving.triton_wire import TritonWire
 from pipelines.serving.word_list import WordKind, pack_words, unpack_words
 from pipelines.speculation.request import GenerationRequest
@@ -149,7 +149,7 @@ def test_sampling_parameters_survive_the_tensors(sampling: SamplingParams) -> No
 def test_every_sampling_parameter_is_passed_on_from_the_text_level() -> None:
     others = {"logit_bias_ids", "logit_bias_values", "return_log_probs", "num_log_probs", "end_id"}
     fields = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}
-    assert set(PASSED_ON) == fields | others | {"num_draft_tokens", "use_draft_logits"}
+    assert set(PASSED_ON) == fields | others | {"num_draft_tokens", "use_draft_logits", "session_id"}
 
 
 def test_a_negative_end_id_means_no_end_token() -> None:
@@ -233,10 +233,11 @@ def test_limits_name_value_and_limit(changes: dict[str, Any], kind: type[Excepti
 
 @pytest.mark.parametrize("length", [-1, 9])
 def test_draft_lengths_outside_the_range_are_refused(length: int) -> None:
-    check_num_draft_tokens(0, 8)
-    check_num_draft_tokens(8, 8)
+    setting = DraftLengthSetting(None, 8)
+    for good in (None, 0, 8):
+        setting.check(good)
     with pytest.raises(InvalidRequestError, match=f"num_draft_tokens={length}"):
-        check_num_draft_tokens(length, 8)
+        setting.check(length)
 
 
 @pytest.fixture(scope="module")
