@@ -23,6 +23,7 @@ give the client the same class that the server raised.
     ├── ServerUnavailableError    no server answers at the address
     ├── ServerStartError          Triton did not become ready
     │   └── PortInUseError        another process listens on a port we need
+    ├── PeerError                 another engine could not be installed, started or asked
     ├── VerificationError         a proof could not be carried out
     └── InternalError             a defect of ours; details are in the server's log
 """
@@ -147,6 +148,12 @@ class PortInUseError(ServerStartError):
     """Another process listens on a port that the server needs."""
 
     code = "port_in_use"
+
+
+class PeerError(DraftproofError):
+    """An engine that ours is compared with could not be installed, started or asked."""
+
+    code = "peer"
 
 
 class VerificationError(DraftproofError):

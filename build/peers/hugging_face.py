@@ -1,13 +1,16 @@
 """Writes a network as a Hugging Face checkpoint: ``config.json``, ``model.safetensors``, tokenizer.
 
-Hugging Face and vLLM read it. Projections are multiplied out to the floating-point type of the
-checkpoint; norms stay float32, because growth has rescaled them (``build/growth.py``).
+Hugging Face and vLLM read it. INT8 projections keep their bits, in the form of the ``compressed-tensors``
+package with activations rounded to int8 per token at run time; others are multiplied out to the
+floating-point type of the checkpoint. Norms stay float32, because growth has rescaled them
+(``build/growth.py``).
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,12 @@ def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]
     """Content of ``config.json``, with the rotary settings in the spelling of transformers 4 and of 5."""
     scaling: dict[str, Any] | None = None
     if config.rotary_scaling is not None:
-        scaling = {"rope_type": config.rotary_scaling.kind, "factor": config.rotary_scaling.factor}
-        if config.rotary_scaling.kind == "llama3":
-            scaling["low_freq_factor"] = config.rotary_scaling.low_freq_factor
-            scaling["high_freq_factor"] = config.rotary_scaling.high_freq_factor
-            scaling["original_max_position_embeddings"] = (
-                config.rotary_scaling.original_max_position_embeddings
-            )
+        rotary = config.rotary_scaling
+        scaling = {"rope_type": rotary.kind, "factor": rotary.factor}
+        if rotary.kind == "llama3":
+            scaling["low_freq_factor"] = rotary.low_freq_factor
+            scaling["high_freq_factor"] = rotary.high_freq_factor
+            scaling["original_max_position_embeddings"] = rotary.original_max_position_embeddings
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -57,50 +59,82 @@ def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]
     }
 
 
-def _layer_tensors(config: CheckpointConfig, layer: Layer, dtype: str) -> dict[str, Tensor]:
-    heads = config.num_attention_heads * config.head_size
-    kv_heads = config.num_key_value_heads * config.head_size
-    query, key, value = np.split(layer.qkv.to_float32(), [heads, heads + kv_heads])
-    # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
-    weights = {
-        "self_attn.q_proj": query,
-        "self_attn.k_proj": key,
-        "self_attn.v_proj": value,
-        "self_attn.o_proj": layer.dense.to_float32(),
-        "mlp.gate_proj": layer.fc.to_float32(),
-        "mlp.up_proj": layer.gate.to_float32(),
-        "mlp.down_proj": layer.proj.to_float32(),
+def _int8(strategy: str, *, dynamic: bool) -> dict[str, Any]:
+    return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+
+
+def quantization_config() -> dict[str, Any]:
+    """The key ``quantization_config`` of ``config.json`` where projections are INT8."""
+    group = {
+        "targets": ["Linear"],
+        "weights": _int8("channel", dynamic=False),
+        "input_activations": _int8("token", dynamic=True),
     }
-    norms = {"input_layernorm": layer.input_norm, "post_attention_layernorm": layer.post_norm}
     return {
-        **{f"{name}.weight": Tensor.from_float32(values, dtype) for name, values in weights.items()},
-        **{f"{name}.weight": _norm(gain) for name, gain in norms.items()},
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
     }
 
 
-def _norm(gain: Float32Array) -> Tensor:
-    return Tensor.from_float32(gain, "F32")
+def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
+    """Parts of a projection along its outputs."""
+    borders = np.cumsum(sizes)[:-1]
+    weights = np.split(linear.weight.data, borders)
+    # An E4M3 weight has one scale for all of its outputs.
+    own_scales = linear.scale is not None and len(linear.scale) > 1
+    scales = np.split(linear.scale, borders) if own_scales else [linear.scale] * len(sizes)
+    return [
+        Linear(Tensor(linear.weight.dtype, weight.shape, weight), scale)
+        for weight, scale in zip(weights, scales, strict=True)
+    ]
 
 
-def _table(linear: Linear, dtype: str) -> Tensor:
-    return Tensor.from_float32(linear.to_float32(), dtype)
+def _projection(name: str, linear: Linear, dtype: str) -> Iterator[tuple[str, Tensor]]:
+    if linear.weight.dtype == "I8" and linear.scale is not None:
+        yield f"{name}.weight", linear.weight
+        yield f"{name}.weight_scale", _in_float32(linear.scale)
+    else:
+        yield f"{name}.weight", Tensor.from_float32(linear.to_float32(), dtype)
+
+
+def _in_float32(values: Float32Array) -> Tensor:
+    return Tensor.from_float32(values, "F32")
+
+
+def _layer_tensors(config: CheckpointConfig, layer: Layer, dtype: str) -> Iterator[tuple[str, Tensor]]:
+    kv_size = config.num_key_value_heads * config.head_size
+    sizes = [config.num_attention_heads * config.head_size, kv_size, kv_size]
+    for name, part in zip("qkv", _split(layer.qkv, sizes), strict=True):
+        yield from _projection(f"self_attn.{name}_proj", part, dtype)
+    yield from _projection("self_attn.o_proj", layer.dense, dtype)
+    # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
+    yield from _projection("mlp.gate_proj", layer.fc, dtype)
+    yield from _projection("mlp.up_proj", layer.gate, dtype)
+    yield from _projection("mlp.down_proj", layer.proj, dtype)
+    yield "input_layernorm.weight", _in_float32(layer.input_norm)
+    yield "post_attention_layernorm.weight", _in_float32(layer.post_norm)
 
 
 def hugging_face_tensors(network: Network) -> dict[str, Tensor]:
-    """All tensors by Hugging Face's names; a tied output head is not repeated."""
-    dtype = _TYPES[network.config.dtype]
-    tensors = {"model.embed_tokens.weight": _table(Linear(network.embedding), dtype)}
-    for index in range(network.config.num_hidden_layers):
-        layer = _layer_tensors(network.config, network.layer(index), dtype)
-        tensors.update({f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()})
-    tensors["model.norm.weight"] = _norm(network.final_norm)
-    if not network.config.share_embedding_table:
-        tensors["lm_head.weight"] = _table(network.lm_head, dtype)
+    """All tensors by Hugging Face's names; a tied output head is not repeated, and no head is INT8."""
+    config = network.config
+    dtype = _TYPES[config.dtype]
+    embedding = Linear(network.embedding)
+    tensors = {"model.embed_tokens.weight": Tensor.from_float32(embedding.to_float32(), dtype)}
+    for index in range(config.num_hidden_layers):
+        for name, tensor in _layer_tensors(config, network.layer(index), dtype):
+            tensors[f"model.layers.{index}.{name}"] = tensor
+    tensors["model.norm.weight"] = _in_float32(network.final_norm)
+    if not config.share_embedding_table:
+        tensors["lm_head.weight"] = Tensor.from_float32(network.lm_head.to_float32(), dtype)
     return tensors
 
 
 def tokenizer_settings(tokenizer: Path, end_id: int) -> dict[str, Any]:
-    """Content of ``tokenizer_config.json``: a tokenizer of any kind, ended by its own end token."""
+    """Content of ``tokenizer_config.json``: whatever ``tokenizer.json`` says, ended by its end token."""
     added = json.loads(tokenizer.read_text(encoding="utf-8")).get("added_tokens", [])
     end = next((token["content"] for token in added if token["id"] == end_id), None)
     return {
@@ -116,15 +150,19 @@ def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_i
 
     Args:
         directory: Made if absent.
-        network: Quantized or not; the settings of ``config.json`` are its own.
+        network: Projections in the form in which they shall be stored.
         tokenizer: ``tokenizer.json``, copied in.
         end_id: Token that ends a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_tensors(directory / "model.safetensors", hugging_face_tensors(network), {"format": "pt"})
+    tensors = hugging_face_tensors(network)
+    write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
+    config = hugging_face_config(network.config, end_id)
+    if any(name.endswith("weight_scale") for name in tensors):
+        config["quantization_config"] = quantization_config()
     shutil.copyfile(tokenizer, directory / "tokenizer.json")
     documents = {
-        "config.json": hugging_face_config(network.config, end_id),
+        "config.json": config,
         "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
         "tokenizer_config.json": tokenizer_settings(tokenizer, end_id),
     }

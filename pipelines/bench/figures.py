@@ -1,24 +1,25 @@
-"""From measurements to figures: medians, spread, and ratios taken within a repetition."""
+"""From measurements to figures: medians and spread, percentiles, ratios with intervals, goodput."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipelines.bench.load import TARGET_ALONE, Arm, Measurement
+from pipelines.bench.acceptance import Acceptance, pooled
+from pipelines.bench.arms import TARGET_ALONE, Arm
+from pipelines.bench.blocks import Blocks, Interval
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.plan import Cell
+from pipelines.bench.slo import Slo
+from pipelines.client import Generation
 from pipelines.errors import VerificationError
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and what lies around it.
-
-    Attributes:
-        median: Middle value.
-        low: Least value of a few repetitions; first quartile of many requests.
-        high: Greatest value; third quartile.
-    """
+    """Of a few repetitions: middle, least and greatest value."""
 
     median: float
     low: float
@@ -26,124 +27,125 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Percentiles:
+    """Of many requests, in seconds: half and 99 of 100 take no longer.
+
+    Of fewer than 100 requests the latter is the slowest.
+    """
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
 class ArmFigures:
-    """One arm at one load, over all repetitions.
+    """One arm in one cell, over all repetitions.
 
     Attributes:
         arm: The way of asking.
-        num_at_once: Requests at once.
-        output_tokens_per_s: Of the repetitions: median, least, greatest.
-        ratio_to_target: Tokens per second divided by those of the target alone in the same repetition.
-        ttft_s: Of the requests: median and quartiles; None without streams.
-        itl_s: The same.
+        generations: All answers.
+        output_tokens_per_s: Of the repetitions.
+        ratio_to_target: ``Measurement.speed`` over that of the target alone.
+        ttft_s: Of the requests; None if all answers are empty.
+        itl_s: The same; None if no answer has two tokens.
         e2e_latency_s: The same.
-        acceptance_rate: Pooled over all requests; None for the target alone.
-        mean_acceptance_length: Pooled; None for the target alone.
-        num_requests: Requests measured.
-        num_output_tokens: Their output tokens.
+        goodput_per_s: Requests per second that kept the SLO, of the repetitions.
+        share_good: Requests that kept it, of all.
+        acceptance: Pooled over all requests.
     """
 
     arm: Arm
-    num_at_once: int
+    generations: tuple[Generation, ...]
     output_tokens_per_s: Spread
-    ratio_to_target: Spread
-    ttft_s: Spread | None
-    itl_s: Spread | None
-    e2e_latency_s: Spread
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    num_requests: int
-    num_output_tokens: int
+    ratio_to_target: Interval
+    ttft_s: Percentiles | None
+    itl_s: Percentiles | None
+    e2e_latency_s: Percentiles
+    goodput_per_s: Spread
+    share_good: float
+    acceptance: Acceptance
 
 
-def spread_of_few(values: Sequence[float]) -> Spread:
+@dataclass(frozen=True)
+class CellFigures:
+    """All arms in one cell.
+
+    Attributes:
+        cell: Prompt set and load.
+        arms: In the order of the plan.
+        blocks: Their speeds, for other ratios than those to the target alone.
+    """
+
+    cell: Cell
+    arms: tuple[ArmFigures, ...]
+    blocks: Blocks[Arm]
+
+    def of(self, arm: Arm) -> ArmFigures:
+        """The figures of one arm."""
+        return next(figures for figures in self.arms if figures.arm == arm)
+
+
+def spread(values: Sequence[float]) -> Spread:
     """Median, least and greatest: of three repetitions quartiles would say nothing."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
-def spread_of_many(values: Iterable[float | None]) -> Spread | None:
-    """Median and quartiles of the values that are there; None if there is none."""
-    present = [value for value in values if value is not None]
-    if not present:
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Nearest-rank percentiles of the values there are; None if there are none."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
         return None
-    if len(present) == 1:
-        return Spread(present[0], present[0], present[0])
-    low, median, high = statistics.quantiles(present, n=4, method="inclusive")
-    return Spread(median, low, high)
+    p50, p99 = (known[math.ceil(len(known) * share) - 1] for share in (0.50, 0.99))
+    return Percentiles(p50, p99)
 
 
-def figures_of(measurements: Sequence[Measurement]) -> list[ArmFigures]:
-    """Figures of every arm at every load, in the order of their first measurement.
+def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Slo) -> list[CellFigures]:
+    """Summarise, in the order in which cells were first measured.
+
+    Args:
+        measurements: Every arm equally often in each cell.
+        arms: In the order wanted, the target alone among them.
+        slo: What a good request is.
 
     Raises:
-        VerificationError: A measurement has no counterpart of the target alone, or no output.
+        VerificationError: A measurement has no output.
     """
-    groups: dict[tuple[int, str], list[Measurement]] = {}
-    alone: dict[tuple[int, int], float] = {}
+    cells: dict[Cell, dict[Arm, list[Measurement]]] = {}
     for measurement in measurements:
-        groups.setdefault((measurement.num_at_once, str(measurement.arm)), []).append(measurement)
-        if measurement.arm == TARGET_ALONE:
-            alone[measurement.num_at_once, measurement.repetition] = measurement.output_tokens_per_s
-    return [_arm_figures(group, alone) for group in groups.values()]
+        if not measurement.num_output_tokens:
+            raise VerificationError(
+                "an arm cannot be compared",
+                values=f"{measurement.arm}, {measurement.cell}: no output",
+                limit="each measurement needs at least one output token",
+                remedy="use prompts that the target answers with at least one token",
+            )
+        by_arm = cells.setdefault(measurement.cell, {arm: [] for arm in arms})
+        by_arm[measurement.arm].append(measurement)
+    return [_cell_figures(cell, by_arm, slo) for cell, by_arm in cells.items()]
 
 
-def _arm_figures(group: Sequence[Measurement], alone: dict[tuple[int, int], float]) -> ArmFigures:
-    generations = [generation for measurement in group for generation in measurement.generations]
-    rates = [measurement.output_tokens_per_s for measurement in group]
-    baselines = [alone.get((measurement.num_at_once, measurement.repetition), 0.0) for measurement in group]
-    if not all(baselines):
-        raise VerificationError(
-            "an arm cannot be compared",
-            values=f"{group[0].arm} at {group[0].num_at_once} requests at once",
-            limit="each repetition needs output of the target alone",
-            remedy="use prompts that the target answers with at least one token",
-        )
-    drafted = sum(generation.total_draft_tokens for generation in generations)
-    accepted = sum(generation.total_accepted_draft_tokens for generation in generations)
-    rounds = sum(generation.num_rounds for generation in generations)
-    latency = spread_of_many(generation.e2e_latency_s for generation in generations)
+def _cell_figures(cell: Cell, by_arm: dict[Arm, list[Measurement]], slo: Slo) -> CellFigures:
+    speeds = {arm: [measurement.speed for measurement in group] for arm, group in by_arm.items()}
+    blocks = Blocks(speeds)
+    arms = tuple(
+        _arm_figures(arm, group, blocks.ratio(arm, TARGET_ALONE), slo) for arm, group in by_arm.items()
+    )
+    return CellFigures(cell, arms, blocks)
+
+
+def _arm_figures(arm: Arm, group: Sequence[Measurement], ratio: Interval, slo: Slo) -> ArmFigures:
+    generations = tuple(generation for measurement in group for generation in measurement.generations)
+    latency = percentiles(generation.e2e_latency_s for generation in generations)
     assert latency is not None
     return ArmFigures(
-        arm=group[0].arm,
-        num_at_once=group[0].num_at_once,
-        output_tokens_per_s=spread_of_few(rates),
-        ratio_to_target=spread_of_few(
-            [rate / baseline for rate, baseline in zip(rates, baselines, strict=True)]
-        ),
-        ttft_s=spread_of_many(generation.ttft_s for generation in generations),
-        itl_s=spread_of_many(generation.itl_s for generation in generations),
+        arm=arm,
+        generations=generations,
+        output_tokens_per_s=spread([measurement.output_tokens_per_s for measurement in group]),
+        ratio_to_target=ratio,
+        ttft_s=percentiles(generation.ttft_s for generation in generations),
+        itl_s=percentiles(generation.itl_s for generation in generations),
         e2e_latency_s=latency,
-        acceptance_rate=accepted / drafted if drafted else None,
-        mean_acceptance_length=1 + accepted / rounds if rounds else None,
-        num_requests=len(generations),
-        num_output_tokens=sum(generation.num_output_tokens for generation in generations),
-    )
-
-
-def best_draft_lengths(figures: Sequence[ArmFigures]) -> dict[int, ArmFigures]:
-    """For each load the speculative arm with the highest median ratio to the target alone."""
-    best: dict[int, ArmFigures] = {}
-    for entry in figures:
-        if entry.arm == TARGET_ALONE:
-            continue
-        held = best.get(entry.num_at_once)
-        if held is None or entry.ratio_to_target.median > held.ratio_to_target.median:
-            best[entry.num_at_once] = entry
-    return best
-
-
-def num_different_answers(measurements: Sequence[Measurement]) -> int:
-    """Answers that are not those of the target alone to the same prompt at the same load.
-
-    The bench is no proof, ``pipelines.validation`` is; but a speed-up of other answers means nothing.
-    """
-    expected = {
-        measurement.num_at_once: [generation.output_ids for generation in measurement.generations]
-        for measurement in measurements
-        if measurement.arm == TARGET_ALONE
-    }
-    return sum(
-        generation.output_ids != wanted
-        for measurement in measurements
-        for generation, wanted in zip(measurement.generations, expected[measurement.num_at_once], strict=True)
+        goodput_per_s=spread([slo.num_good(each.generations) / each.wall_s for each in group]),
+        share_good=slo.num_good(generations) / len(generations),
+        acceptance=pooled(generations),
     )

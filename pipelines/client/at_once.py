@@ -1,11 +1,12 @@
-"""Many requests at once: a closed loop of workers, each with a client of its own."""
+"""Many requests at once, by workers that each have a client of their own."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.client.client import Client
 from pipelines.client.generation import Generation
@@ -56,6 +57,7 @@ class Workers:
         jobs: Sequence[Job],
         num_at_once: int,
         on_answer: Callable[[Generation | DraftproofError], None] = lambda answer: None,
+        arrivals_s: Sequence[float] | None = None,
     ) -> list[Generation | DraftproofError]:
         """Answer all jobs, up to ``num_at_once`` of them at any moment.
 
@@ -63,6 +65,9 @@ class Workers:
             jobs: Taken in order; a worker takes the next when it is done with one.
             num_at_once: At most the number of workers.
             on_answer: Called in a worker's thread after each answer, for progress.
+            arrivals_s: When each job arrives, in seconds from now, never decreasing: it begins no earlier.
+                If all workers are busy then, it waits, and its times contain the wait. None: all are
+                here.
 
         Returns:
             Answers in the order of ``jobs``; an error in the place of an answer that failed.
@@ -72,14 +77,17 @@ class Workers:
         answers: list[Generation | DraftproofError | None] = [None] * len(jobs)
         ticket = itertools.count()  # next() on it is atomic
         defects: list[BaseException] = []
+        begun_s = time.monotonic()
 
         def work(ask: Ask) -> None:
             try:
                 while not defects and (index := next(ticket)) < len(jobs):
-                    try:
-                        answer: Generation | DraftproofError = ask(jobs[index].request, jobs[index].model)
-                    except DraftproofError as error:
-                        answer = error
+                    waited_s = 0.0
+                    if arrivals_s is not None:
+                        arrival_s = begun_s + arrivals_s[index]
+                        time.sleep(max(0.0, arrival_s - time.monotonic()))
+                        waited_s = time.monotonic() - arrival_s
+                    answer = _answer(ask, jobs[index], waited_s)
                     answers[index] = answer
                     on_answer(answer)
             except BaseException as defect:
@@ -105,6 +113,16 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _answer(ask: Ask, job: Job, waited_s: float) -> Generation | DraftproofError:
+    """What comes back, its times counted from ``waited_s`` before now."""
+    try:
+        answer = ask(job.request, job.model)
+    except DraftproofError as error:
+        return error
+    ttft_s = None if answer.ttft_s is None else answer.ttft_s + waited_s
+    return replace(answer, ttft_s=ttft_s, e2e_latency_s=answer.e2e_latency_s + waited_s)
 
 
 def _ask_through(client: Client, *, streaming: bool) -> Ask:

@@ -80,6 +80,7 @@ class Generation:
         seed: As in ``Chunk``.
         log_probs: As in ``Chunk``, of all of ``output_ids``.
         top_log_probs: As in ``Chunk``, of all of ``output_ids``.
+        draft_lengths: Draft tokens of each round that came in a chunk of its own, in their order.
     """
 
     text: str
@@ -95,6 +96,7 @@ class Generation:
     seed: int | None = None
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
+    draft_lengths: tuple[int, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -201,7 +203,18 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
         seed=chunks[-1].seed,
         log_probs=tuple(log_prob for chunk in chunks for log_prob in chunk.log_probs),
         top_log_probs=tuple(alternatives for chunk in chunks for alternatives in chunk.top_log_probs),
+        draft_lengths=_draft_lengths(chunks),
     )
+
+
+def _draft_lengths(chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    lengths = []
+    num_rounds = num_drafted = 0
+    for counts in (chunk.counts for chunk in chunks if chunk.counts is not None):
+        if counts.num_rounds == num_rounds + 1:  # else the chunk held rounds back, or has none
+            lengths.append(counts.total_draft_tokens - num_drafted)
+        num_rounds, num_drafted = counts.num_rounds, counts.total_draft_tokens
+    return tuple(lengths)
 
 
 def _top_log_probs(outputs: Mapping[str, Sequence[Any]], num_tokens: int) -> TopLogProbs:

@@ -156,7 +156,9 @@ def test_ensembles_pass_on_what_the_unary_models_pass_on(rendered: Path) -> None
         step = next(part for part in config.split("model_name: ")[1:] if part.startswith(f'"{engine}"'))
         maps = re.findall(r'input_map { key: "(\w+)" value: "(\w+)" }', step)
         passed_on = {outer: inner for inner, outer in maps if not outer.startswith("_") and outer != "stream"}
-        of_the_loop = {"num_draft_tokens", "use_draft_logits", "session_id"} if ensemble == "generate_target" else set()
+        of_the_loop = {"num_draft_tokens", "use_draft_logits", "session_id"}
+        if ensemble == "generate":
+            of_the_loop = set()
         assert passed_on == {outer: PASSED_ON[outer] for outer in set(PASSED_ON) - of_the_loop}
 
 

@@ -1,0 +1,138 @@
+"""Writes a recipe's pair for other engines: ``python -m build.peers --recipe demo-large``.
+
+The weights are those of the recipe's engines, growth included, in three forms below one folder, for each
+of the two roles: ``hugging_face`` (floating point), ``compressed_tensors`` (INT8, only if the recipe asks
+for it) and ``openvino`` (INT8, the graph that OpenVINO GenAI reads). ``models.json`` beside them says
+what the engines were compiled with; it is written last, so a folder with it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from build.checkpoint import read_checkpoint
+from build.engines import build_engines
+from build.growth import grow
+from build.manifest import sha256_file, sha256_json
+from build.network import Network, network_from_checkpoint
+from build.peers.hugging_face import write_hugging_face
+from build.peers.stateful_graph import build_stateful_graph
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.weight_only import apply_quantization
+from pipelines.errors import DraftproofError
+
+_ROLES = ("target", "draft")
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "engine.json").read_text(encoding="utf-8"))
+    return document
+
+
+def _held_in_memory(network: Network) -> Network:
+    """The same network with its layers made once, not once per form."""
+    layers = [network.layer(index) for index in range(network.config.num_hidden_layers)]
+    return dataclasses.replace(network, layer=layers.__getitem__)
+
+
+def _write_role(directory: Path, engine: EngineRecipe, end_id: int) -> dict[str, str]:
+    """Write one network in all of its forms; returns form -> folder, relative to ``directory``'s."""
+    network = network_from_checkpoint(read_checkpoint(engine.checkpoint_directory))
+    if engine.growth is not None:
+        network = grow(network, engine.growth)
+    network = _held_in_memory(network)
+    tokenizer = engine.checkpoint_directory / "tokenizer.json"
+    floating = apply_quantization(network, "none", "checkpoint")
+    quantized = _held_in_memory(apply_quantization(network, engine.quantization, engine.lm_head))
+    forms = {"hugging_face": floating, "openvino": quantized}
+    if any(linear.weight.dtype == "I8" for linear in quantized.layer(0).linears()):
+        forms["compressed_tensors"] = quantized
+    for form, weights in forms.items():
+        folder = directory / form
+        if form == "openvino":
+            folder.mkdir(parents=True)
+            # compress_to_fp16 would round the scales and norms.
+            ov.save_model(
+                build_stateful_graph(weights), folder / "openvino_model.xml", compress_to_fp16=False
+            )
+            for path in (directory / "hugging_face").glob("*.json"):
+                shutil.copyfile(path, folder / path.name)
+        else:
+            write_hugging_face(folder, weights, tokenizer, end_id)
+    return {form: f"{directory.name}/{form}" for form in forms}
+
+
+def build_peer_models(recipe: Recipe, output: Path, report: Callable[[str], None] = print) -> dict[str, Any]:
+    """Write the models of a recipe for other engines, unless they are there.
+
+    Args:
+        recipe: The pair; its engines are built first, if need be.
+        output: Folder that gets ``target/``, ``draft/`` and ``models.json``; emptied before.
+        report: Gets one line per stage.
+
+    Returns:
+        The content of ``models.json``: ``fingerprint``; ``recipe``; ``end_id``; ``num_threads``;
+        ``compile_properties`` of the target's engine; ``max_seq_len``; ``max_num_tokens`` of a step;
+        ``max_batch_size``; and for each role its forms and their folders in ``output``.
+
+    Raises:
+        DraftproofError: As ``build_engines``.
+    """
+    engines = build_engines(recipe, report=report)
+    description = _description(Path(engines["target"]))
+    sources = {path.name: sha256_file(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    names = [Path(engines[role]).name for role in _ROLES]
+    serving = dataclasses.asdict(recipe.serving)
+    fingerprint = sha256_json({"engines": names, "sources": sources, "serving": serving})
+    index = output / "models.json"
+    if index.is_file():
+        document: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        if document["fingerprint"] == fingerprint:
+            report(f"{output} is up to date")
+            return document
+    shutil.rmtree(output, ignore_errors=True)
+    document = {
+        "fingerprint": fingerprint,
+        "recipe": recipe.name,
+        "end_id": description["end_id"],
+        "num_threads": description["num_threads"],
+        "compile_properties": description["compile_properties"],
+        **{key: serving[key] for key in ("max_seq_len", "max_num_tokens", "max_batch_size")},
+    }
+    for role in _ROLES:
+        report(f"{role}: writing {output / role}")
+        document[role] = _write_role(output / role, getattr(recipe, role), document["end_id"])
+    index.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return document
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; the last line of standard output is JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m build.peers", description="Write a recipe's pair in the forms of other engines."
+    )
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--output", type=Path, default=None, help="folder (.run/peers/<name>)")
+    options = parser.parse_args(arguments)
+    try:
+        recipe = load_recipe(options.recipe)
+        output = options.output or REPOSITORY_ROOT / ".run" / "peers" / recipe.name
+        document = build_peer_models(recipe, output.resolve(), lambda line: print(line, flush=True))
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Asks the same requests of each arm in turn, so that what the machine does meanwhile falls on all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.bench.arms import TARGET_ALONE, Arm
+from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
+from pipelines.bench.plan import Cell, Pace, Plan
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.at_once import Job, Workers
+from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One arm in one cell, once.
+
+    Attributes:
+        cell: Prompt set and load.
+        arm: The way of asking.
+        repetition: From 0. Arms are compared within a repetition.
+        generations: All answers, in the order of the requests. In an open loop their times count from
+            the arrival.
+        wall_s: From the first request or the beginning of the arrivals to the last answer.
+    """
+
+    cell: Cell
+    arm: Arm
+    repetition: int
+    generations: tuple[Generation, ...]
+    wall_s: float
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all answers."""
+        return sum(generation.num_output_tokens for generation in self.generations)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens of all requests together per second of wall time.
+
+        At the end fewer requests than ``num_at_once`` are left: that lowers the figure of every arm.
+        """
+        return self.num_output_tokens / self.wall_s
+
+    @property
+    def speed(self) -> float:
+        """What arms are compared by; greater is better.
+
+        In a closed loop output tokens per second. In an open loop the arrivals set those, whatever the
+        arm: there it is one over the mean end-to-end latency, waiting included, in 1/s. 0 without output.
+        """
+        if isinstance(self.cell.load, ClosedLoop) or not self.num_output_tokens:
+            return self.output_tokens_per_s
+        return 1 / statistics.fmean(generation.e2e_latency_s for generation in self.generations)
+
+
+def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
+    """Run every arm once at the greatest load, so that engines, caches and prompts are warm for all.
+
+    Returns:
+        How fast the target alone is, and its measurements that say so: one per prompt set at the
+        greatest load, then one of the first set at one request.
+
+    Raises:
+        DraftproofError: A request failed.
+    """
+    kept = []
+    for prompt_set in plan.prompt_sets:
+        cell = Cell(prompt_set, plan.busiest)
+        for arm in (*plan.arms[1:], TARGET_ALONE):  # the target last: it reads prompts no more
+            last = run_once(cell, arm, plan.max_tokens, workers)
+        kept.append(last)
+    single = run_once(Cell(plan.prompt_sets[0], ClosedLoop(1)), TARGET_ALONE, plan.max_tokens, workers)
+    pace = Pace(
+        single_s=single.wall_s / len(single.generations),
+        capacity_per_s={each.cell.prompt_set.name: len(each.generations) / each.wall_s for each in kept},
+        num_at_once=plan.busiest.num_at_once,
+    )
+    return pace, [*kept, single]
+
+
+def measure(
+    plan: Plan, pace: Pace, workers: Workers, on_measurement: Callable[[Measurement], None]
+) -> list[Measurement]:
+    """Carry a plan out, after ``warm_up``.
+
+    Within a repetition the arms follow each other, beginning with another one each time. The arrivals of
+    an open loop are the same for all arms of a repetition.
+
+    Raises:
+        DraftproofError: A request failed: figures of the others would flatter the server.
+    """
+    measurements = []
+    for cell in plan.cells:
+        for repetition, arm in plan.turns():
+            arrivals_s = None
+            if isinstance(cell.load, OpenLoop):
+                rate = cell.load.share_of_capacity * pace.capacity_per_s[cell.prompt_set.name]
+                arrivals_s = poisson_arrivals(rate, cell.load.num_requests, seed=repetition)
+            measurement = run_once(cell, arm, plan.max_tokens, workers, repetition, arrivals_s)
+            measurements.append(measurement)
+            on_measurement(measurement)
+    return measurements
+
+
+def run_once(
+    cell: Cell,
+    arm: Arm,
+    max_tokens: int,
+    workers: Workers,
+    repetition: int = -1,
+    arrivals_s: Sequence[float] | None = None,
+) -> Measurement:
+    """Ask the first requests of a prompt set at a load.
+
+    Raises:
+        VerificationError: The server's queue was full.
+        DraftproofError: Another request failed.
+    """
+    num_at_once = cell.load.num_at_once if isinstance(cell.load, ClosedLoop) else cell.load.num_requests
+    requests = cell.prompt_set.requests[: cell.load.num_requests]
+    jobs = [Job(_request(request, arm, max_tokens), arm.model) for request in requests]
+    started_s = time.monotonic()
+    answers = workers.run(jobs, num_at_once, arrivals_s=arrivals_s)
+    wall_s = time.monotonic() - started_s
+    generations = []
+    for answer in answers:
+        if isinstance(answer, ServerBusyError):
+            raise VerificationError(
+                f"the server refused a request of {arm} ({cell}), so nothing was measured",
+                values=str(answer),
+                limit="every request must be answered: refused ones would flatter the latency of the others",
+                remedy="serve with a larger max_queue_size, or ask with lower --concurrency and --rates",
+            ) from answer
+        if isinstance(answer, DraftproofError):
+            raise answer
+        generations.append(answer)
+    return Measurement(cell, arm, repetition, tuple(generations), wall_s)
+
+
+def _request(request: CompletionRequest, arm: Arm, max_tokens: int) -> CompletionRequest:
+    return replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens)
+
+
+def num_different_answers(measurements: Sequence[Measurement]) -> int:
+    """Answers that are not those that the target alone gave first to the same request, at any load.
+
+    The bench is no proof, ``pipelines.validation`` is; but a speed-up of other answers means nothing.
+    """
+    expected: dict[tuple[str, int], tuple[int, ...]] = {}
+    num_different = 0
+    # The target alone comes first; sorting keeps the order of measuring otherwise.
+    for measurement in sorted(measurements, key=lambda each: each.arm != TARGET_ALONE):
+        for index, generation in enumerate(measurement.generations):
+            wanted = expected.setdefault((measurement.cell.prompt_set.name, index), generation.output_ids)
+            num_different += generation.output_ids != wanted
+    return num_different

@@ -1,0 +1,131 @@
+"""What is measured, in which order, and about how long that takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines.bench.arms import TARGET_ALONE, Arm, arms_with
+from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
+from pipelines.bench.prompt_sets import PromptSet
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One prompt set at one load: where arms are compared."""
+
+    prompt_set: PromptSet
+    load: Load
+
+    def __str__(self) -> str:
+        return f"{self.prompt_set.name}, {self.load}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        prompt_sets: Each with enough requests for every load.
+        concurrency: Closed loops: numbers of requests at once.
+        shares_of_capacity: Open loops: arrival rates.
+        draft_lengths: ``num_draft_tokens`` of the arms of fixed draft length.
+        max_tokens: Output tokens per request at most.
+        repetitions: How often each arm is measured in each cell.
+    """
+
+    prompt_sets: tuple[PromptSet, ...]
+    concurrency: tuple[int, ...]
+    shares_of_capacity: tuple[float, ...]
+    draft_lengths: tuple[int, ...]
+    max_tokens: int
+    repetitions: int
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """Those of every cell."""
+        return arms_with(self.draft_lengths)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Closed loops, then open ones."""
+        return (
+            *(ClosedLoop(num_at_once) for num_at_once in self.concurrency),
+            *(OpenLoop(share) for share in self.shares_of_capacity),
+        )
+
+    @property
+    def busiest(self) -> ClosedLoop:
+        """The greatest closed load: where capacity is measured."""
+        return ClosedLoop(max(self.concurrency))
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, by prompt set."""
+        return tuple(Cell(*pair) for pair in itertools.product(self.prompt_sets, self.loads))
+
+    def turns(self) -> Iterator[tuple[int, Arm]]:
+        """Repetitions of a cell and the arms in each: they follow each other, another one first each time."""
+        for repetition in range(self.repetitions):
+            first = repetition % len(self.arms)
+            for arm in self.arms[first:] + self.arms[:first]:
+                yield repetition, arm
+
+
+def num_requests_needed(concurrency: tuple[int, ...], shares_of_capacity: tuple[float, ...]) -> int:
+    """Requests that each prompt set must have for these loads."""
+    loads: list[Load] = [ClosedLoop(num_at_once) for num_at_once in concurrency]
+    loads += [OpenLoop(share) for share in shares_of_capacity]
+    return max(load.num_requests for load in loads)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the target alone is, measured before the plan is carried out.
+
+    Attributes:
+        single_s: Seconds per request, one request at a time.
+        capacity_per_s: Prompt set -> requests answered per second at ``num_at_once``.
+        num_at_once: Of ``Plan.busiest``.
+    """
+
+    single_s: float
+    capacity_per_s: dict[str, float]
+    num_at_once: int
+
+    def seconds_of(self, cell: Cell) -> float:
+        """Expected seconds of one measurement of the target alone."""
+        capacity = self.capacity_per_s[cell.prompt_set.name]
+        load = cell.load
+        if isinstance(load, OpenLoop):
+            rate = min(load.share_of_capacity, 1.0) * capacity
+            return load.num_requests / rate + self.num_at_once / capacity / 2  # the last one's own time
+        # Between one request and the greatest load a power law, which is a line in logarithms.
+        span = math.log(self.num_at_once) if self.num_at_once > 1 else 1.0
+        exponent = math.log(max(capacity * self.single_s, 1.0)) / span
+        return load.num_requests * self.single_s / load.num_at_once**exponent
+
+
+def expected_seconds(plan: Plan, pace: Pace) -> float:
+    """Seconds that all cells take if every arm is as fast as the target alone."""
+    return sum(pace.seconds_of(cell) for cell in plan.cells) * plan.repetitions * len(plan.arms)
+
+
+def describe(plan: Plan, pace: Pace) -> str:
+    """The plan in words, with the time that it takes."""
+    minutes = expected_seconds(plan, pace) / 60
+    capacity = ", ".join(f"{name} {rate:.2f}" for name, rate in pace.capacity_per_s.items())
+    num_measurements = len(plan.cells) * plan.repetitions * len(plan.arms)
+    return "\n".join(
+        [
+            f"prompt sets: {', '.join(each.name for each in plan.prompt_sets)}",
+            f"loads: {'; '.join(map(str, plan.loads))}",
+            f"arms: {', '.join(map(str, plan.arms))}; {plan.repetitions} repetitions, in turn; "
+            f"{plan.max_tokens} tokens per answer at most",
+            f"{TARGET_ALONE} at {plan.busiest}, requests/s: {capacity}",
+            f"{num_measurements} measurements, about {minutes:.0f} minutes if no arm is faster than "
+            f"{TARGET_ALONE}",
+        ]
+    )

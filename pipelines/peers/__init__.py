@@ -1,0 +1,1 @@
+"""Our server beside other engines, on the same weights, prompts and cores."""

@@ -1,0 +1,1 @@
+"""One program per engine, run by the interpreter of that engine's own environment."""

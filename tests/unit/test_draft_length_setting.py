@@ -1,0 +1,70 @@
+"""The draft length that people set while the server runs, and what sessions remember."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import InvalidRequestError
+from pipelines.serving.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.serving.sessions import MAX_SESSIONS, Sessions
+from pipelines.speculation.survival import NUM_CLASSES, AcceptanceByMargin
+
+ADAPTIVE = DraftLengthSetting(None, 8)
+
+
+def write(path: Path, text: str, when_s: float) -> None:
+    path.write_text(text)
+    os.utime(path, (when_s, when_s))
+
+
+def test_the_recipes_setting_holds_until_a_file_says_otherwise_and_again_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "draft_length.json"
+    live = LiveDraftLength(ADAPTIVE, path)
+    assert live.read() == ADAPTIVE
+    write(path, '{"num_draft_tokens": 0}', 1000)
+    assert live.read() == DraftLengthSetting(0, 8)
+    write(path, '{"num_draft_tokens": null}', 1001)
+    assert live.read() == ADAPTIVE
+    write(path, '{"num_draft_tokens": 3}', 1002)
+    path.unlink()
+    assert live.read() == ADAPTIVE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"num_draft_tokens": 9}', '{"num_draft_tokens": true}', '{"num_draft_token": 3}']
+)
+def test_nonsense_is_named_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    path = tmp_path / "draft_length.json"
+    live = LiveDraftLength(DraftLengthSetting(4, 8), path)
+    write(path, text, 1000)
+    caplog.set_level(logging.ERROR)
+    for _ in range(3):
+        assert live.read() == DraftLengthSetting(4, 8)
+    assert len(caplog.records) == 1
+    assert "stays as it was" in caplog.text
+
+
+def test_a_length_above_the_ceiling_is_refused() -> None:
+    for good in (None, 0, 8):
+        ADAPTIVE.check(good)
+    for bad in (-1, 9):
+        with pytest.raises(InvalidRequestError, match="max_draft_len=8"):
+            ADAPTIVE.check(bad)
+
+
+def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
+    sessions = Sessions(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
+    first = sessions.acceptance("a")
+    assert sessions.acceptance("a") is first
+    assert sessions.acceptance("") is not sessions.acceptance("")
+    for number in range(MAX_SESSIONS):
+        sessions.acceptance(f"other {number}")
+    assert sessions.acceptance("a") is not first

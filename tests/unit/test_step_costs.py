@@ -1,0 +1,36 @@
+"""The cost model: what it says between measurements, and how it follows the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.speculation.step_costs import StepCosts
+
+ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
+
+
+def test_costs_are_interpolated_and_grow_on_beyond_the_last_measurement() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    assert costs.seconds([1, 2, 9, 16]).tolist() == [0.010, 0.010, 0.012, 0.020]
+    assert float(costs.seconds(12.5)) == pytest.approx(0.016)
+    assert float(costs.seconds(23)) == pytest.approx(0.028)
+
+
+def test_noise_in_a_measurement_never_makes_more_rows_cheaper() -> None:
+    costs = StepCosts((2, 9, 16), (0.010, 0.009, 0.020))
+    assert (np.diff(costs.seconds(np.arange(2, 40))) >= 0).all()
+
+
+def test_a_slower_machine_is_followed_at_every_size() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe(9, 0.024)
+    assert float(costs.seconds(9)) == pytest.approx(0.024, rel=0.05)
+    assert float(costs.seconds(16)) > 0.028  # never measured meanwhile, yet slower too
+
+
+def test_one_outlier_changes_little() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    costs.observe(9, 5.0)
+    assert float(costs.seconds(9)) < 0.0125
