@@ -97,6 +97,11 @@ verify: $(if $(URL),.venv/run.stamp,repository) ## prove that generate gives the
 bench: $(if $(URL),.venv/run.stamp,repository) ## time generate against generate_target in one run
 	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: repository ## time it beside OpenVINO GenAI, Hugging Face and vLLM, each installed into .venv-peers/
+	@$(venv) -m build.peers --recipe "$(RECIPE)"
+	@$(venv) -m pipelines.peers --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+
 ##@ Test
 .PHONY: test
 test: .venv/test.stamp .venv/torch.stamp ## unit and integration tests
@@ -150,7 +155,7 @@ clean: ## stop servers, delete caches and .run/ (never build/, which holds sourc
 	@for file in .run/*/server.json; do test ! -e "$$file" || \
 	  $(venv) -m pipelines.deploy stop --recipe "$$(basename "$$(dirname "$$file")")"; done
 	rm -rf .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: clean-engines
 clean-engines: ## delete compiled engines, with CONFIRM=1 (the demo pair stays)
@@ -164,9 +169,13 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	$(uv_compile) --extra run --extra test --extra train -o requirements/test.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra train -o requirements/train.txt
+	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
+	$(uv_compile_peers) --python-version 3.10 --extra peers-hf -o requirements/peers-hf.txt
+	$(uv_compile_peers) --python-version 3.11 --extra peers-vllm -o requirements/peers-vllm.txt
 
-uv_compile = uv pip compile -q --universal --python-version 3.10 --generate-hashes \
-  --custom-compile-command 'make lock' --excludes requirements/unneeded.txt pyproject.toml
+uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
+uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
+uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.txt
 
 .venv/created.stamp:
 	@test -n "$(python)" || { echo "no usable Python: looked for $(candidates); need 3.10 to 3.12 with venv and ensurepip (Debian: apt install python3-venv), or name one: make PYTHON=/path/to/python"; exit 2; }

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipelines.bench.load import TARGET_ALONE
+from pipelines.bench.arms import TARGET_ALONE
 from pipelines.bench.memory_bandwidth import METHOD, MemoryBandwidth, measure_memory_bandwidth
 from pipelines.client import CompletionRequest
 from pipelines.client.at_once import Ask

@@ -57,9 +57,7 @@ def measure_domain_shift(
     return list(_phases(sequence, done))
 
 
-def _phases(
-    sequence: Sequence[PromptSet], done: dict[Arm, list[list[Measurement]]]
-) -> Iterator[Phase]:
+def _phases(sequence: Sequence[PromptSet], done: dict[Arm, list[list[Measurement]]]) -> Iterator[Phase]:
     before = None
     for index, prompt_set in enumerate(sequence):
         speeds = {arm: [run[index].output_tokens_per_s for run in runs] for arm, runs in done.items()}

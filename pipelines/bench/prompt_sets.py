@@ -47,7 +47,9 @@ def read_prompt_sets(
     Raises:
         InvalidRequestError: A file holds too few prompts, or the vocabulary is needed and absent.
     """
-    return tuple(PromptSet(name, _requests(name, count, temperature, code_file, vocabulary)) for name in names)
+    return tuple(
+        PromptSet(name, _requests(name, count, temperature, code_file, vocabulary)) for name in names
+    )
 
 
 def _requests(

@@ -1,44 +1,71 @@
-"""The bench for people, and the same for machines."""
+"""The bench for people who read a terminal."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
 
-from pipelines.bench.batcher_overhead import BatcherOverhead
-from pipelines.bench.decode_step import DecodeStep
-from pipelines.bench.figures import ArmFigures, Spread, best_draft_lengths
+from pipelines.bench.blocks import METHOD, Interval
+from pipelines.bench.figures import CellFigures, Percentiles, Spread
+from pipelines.bench.results import Results
+from pipelines.bench.verdicts import NEVER_BELOW
 
 _HEAD = (
-    f"{'at once':>7}  {'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>16} "
-    f"{'ITL ms':>18} {'end-to-end s':>18} {'accepted':>8} {'length':>6}"
+    f"{'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} {'ITL ms':>13} "
+    f"{'end-to-end s':>13} {'good/s':>7} {'accepted':>8} {'length':>6}"
 )
 
 
-def table(figures: Sequence[ArmFigures]) -> str:
-    """One line per arm and load, with the spread of each figure in brackets."""
-    lines = [_HEAD, "-" * len(_HEAD)]
-    for entry in figures:
+def as_text(results: Results) -> str:
+    """A table for each cell, then what follows from them."""
+    lines = [table(figures) for figures in results.cells]
+    lines += [
+        "tokens/s: median (least..greatest) of the repetitions; times: p50/p99 of the requests",
+        f"to target alone: {METHOD}; closed loops by output tokens/s, open ones by mean latency",
+        f"good: TTFT at most {results.slo.ttft_s * 1e3:.0f} ms and ITL at most "
+        f"{results.slo.itl_s * 1e3:.1f} ms",
+        "prompts are warm for every arm, so TTFT holds no computation of the prompt",
+        conclusion(results),
+    ]
+    return "\n".join(lines)
+
+
+def table(figures: CellFigures) -> str:
+    """One line per arm."""
+    lines = [f"\n{figures.cell}", _HEAD, "-" * len(_HEAD)]
+    for entry in figures.arms:
+        acceptance = entry.acceptance
         lines.append(
-            f"{entry.num_at_once:>7}  {entry.arm!s:<12} {_cell(entry.output_tokens_per_s, 1, 1):>22} "
-            f"{_cell(entry.ratio_to_target, 1, 2):>20} {_cell(entry.ttft_s, 1e3, 0):>16} "
-            f"{_cell(entry.itl_s, 1e3, 1):>18} {_cell(entry.e2e_latency_s, 1, 2):>18} "
-            f"{_number(entry.acceptance_rate, 3):>8} {_number(entry.mean_acceptance_length, 2):>6}"
+            f"{entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
+            f"{interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
+            f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
+            f"{entry.goodput_per_s.median:>7.2f} {_number(acceptance.acceptance_rate, 3):>8} "
+            f"{_number(acceptance.mean_acceptance_length, 2):>6}"
         )
     return "\n".join(lines)
 
 
-def conclusion(
-    figures: Sequence[ArmFigures], step: DecodeStep | None, overheads: Sequence[BatcherOverhead]
-) -> str:
-    """The best draft length at each load, the decode step against its floor, the batcher's own cost."""
+def conclusion(results: Results) -> str:
+    """Verdicts, crossovers, the domain shift, the decode step against its floor, the batcher's own cost."""
+    words = Counter(verdict.word for verdict in results.verdicts)
     lines = [
-        f"best at {num_at_once} at once: {best.arm}, {best.ratio_to_target.median:.2f} times the target alone"
-        f" ({best.ratio_to_target.low:.2f} to {best.ratio_to_target.high:.2f})"
-        for num_at_once, best in best_draft_lengths(figures).items()
+        f"adaptive at least {NEVER_BELOW} times the target alone and the best fixed length: "
+        f"{words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
     ]
-    if step is not None:
+    lines += [
+        f"  {verdict.word}: {verdict.figures.cell}: {interval(verdict.ratio)} times {verdict.other}"
+        for verdict in results.verdicts
+        if verdict.word != "pass"
+    ]
+    lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in results.crossovers]
+    for phase in results.phases:
+        followed = ", ".join("never" if each is None else str(each) for each in phase.rounds_to_follow)
+        lines.append(
+            f"domain shift, {phase.prompt_set}: adaptive {interval(phase.ratio_to_target)} times the target "
+            f"alone, draft length settled at {phase.settled_length:.1f}"
+            + (f" after {followed} rounds" if followed else "")
+        )
+    if results.step is not None:
+        step = results.step
         low, high = step.bandwidth_range_gb_per_s
         lines.append(
             f"decode step of the target at one request: step_ms {step.step_ms:.2f}, floor_ms "
@@ -47,47 +74,23 @@ def conclusion(
         )
     costs = ", ".join(
         f"{entry.ms_per_step:.2f} ms (x{entry.num_at_once}, K={entry.num_draft_tokens})"
-        for entry in overheads
+        for entry in results.overheads
     )
     lines.append(f"batcher and loop beside the engines, per engine step: {costs}")
     return "\n".join(lines)
 
 
-def as_document(
-    figures: Sequence[ArmFigures],
-    step: DecodeStep | None,
-    overheads: Sequence[BatcherOverhead],
-    num_different: int,
-) -> dict[str, Any]:
-    """The bench, ready for JSON."""
-    return {
-        "arms": [
-            {
-                **dataclasses.asdict(entry),
-                "arm": str(entry.arm),
-                "model": entry.arm.model,
-                "num_draft_tokens": entry.arm.num_draft_tokens,
-            }
-            for entry in figures
-        ],
-        "best": {
-            str(num_at_once): {
-                "num_draft_tokens": best.arm.num_draft_tokens,
-                "ratio_to_target": dataclasses.asdict(best.ratio_to_target),
-            }
-            for num_at_once, best in best_draft_lengths(figures).items()
-        },
-        "decode_step": {**dataclasses.asdict(step), "ratio": step.ratio} if step else None,
-        "batcher_overhead": [dataclasses.asdict(entry) for entry in overheads],
-        "answers_that_differ": num_different,
-    }
+def interval(ratio: Interval) -> str:
+    """Such as ``1.31 (1.25..1.37)``."""
+    return f"{ratio.value:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"
 
 
-def _cell(spread: Spread | None, factor: float, digits: int) -> str:
-    if spread is None:
-        return "-"
-    median, low, high = (f"{value * factor:.{digits}f}" for value in (spread.median, spread.low, spread.high))
-    return f"{median} ({low}..{high})"
+def _spread(value: Spread) -> str:
+    return f"{value.median:.1f} ({value.low:.1f}..{value.high:.1f})"
+
+
+def _percentiles(value: Percentiles | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value.p50 * factor:.{digits}f}/{value.p99 * factor:.{digits}f}"
 
 
 def _number(value: float | None, digits: int) -> str:

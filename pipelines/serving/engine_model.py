@@ -15,6 +15,7 @@ from pipelines.serving.contract import GenerationCall
 from pipelines.serving.gauges import Gauges, watch_executor
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor, text_tensor
 
 
@@ -97,5 +98,6 @@ def load_engine_model(parameters: ModelParameters, backend: Any) -> GenerationMo
     loop.start()
     gauges = Gauges(backend, parameters.model_name)
     watch_executor(gauges, executor.config.role, executor)
+    times = TokenTimes(gauges)
     gauges.start()
-    return GenerationModel(parameters, wire, loop, EngineAnswerer(executor), gauges.stop)
+    return GenerationModel(parameters, wire, loop, EngineAnswerer(executor), times, gauges.stop)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,21 @@ from pipelines.speculation.statistics import SpeculationStatistics
 _LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 0.2
+_MAX_UNPUBLISHED = 10_000  # values of a histogram in one interval; more are lost
 
 _DESCRIPTIONS = {
     "draftproof_kv_blocks_free": "KV cache blocks that no request uses now",
     "draftproof_kv_blocks": "KV cache blocks that requests can use",
     "draftproof_requests_running": "Requests in work",
     "draftproof_requests_waiting": "Requests in the queue",
+    "draftproof_ttft_seconds": "From taking a request to its first tokens",
+    "draftproof_itl_seconds": "Time per output token after the first, per request",
+    "draftproof_draft_length_total": "Rounds, by the number of draft tokens verified",
+    "draftproof_output_tokens_total": "Output tokens, by where they came from",
+    "draftproof_draft_failures_total": "Calls of the draft that failed",
+    "draftproof_draft_available": "1 while the draft answers, 0 while requests go on without it",
+    "draftproof_draft_threshold": "Probability above which a draft token is worth its cost; above 1: none is",
+    "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
     "spec_decode_num_drafts_total": "Rounds that verified draft tokens",
     "spec_decode_num_draft_tokens_total": "Draft tokens verified",
     "spec_decode_num_accepted_tokens_total": "Draft tokens accepted",
@@ -53,6 +63,7 @@ class Gauges:
         self._model_name = model_name
         self._families: dict[str, Any] = {}  # must outlive their metrics, or Triton deletes these
         self._figures: list[_Figure] = []
+        self._histograms: list[tuple[Any, deque[float]]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gauges", daemon=True)
 
@@ -66,6 +77,20 @@ class Gauges:
         metric = self._families[name].Metric(labels={"model": self._model_name, **labels})
         self._figures.append(_Figure(metric, read, is_counter))
 
+    def add_histogram(self, name: str, buckets: Sequence[float]) -> Callable[[float], None]:
+        """Publish a distribution; returns what takes its values, on any thread. Before ``start`` only.
+
+        Args:
+            name: Of the metric.
+            buckets: Upper borders, ascending.
+        """
+        family = self._pb.MetricFamily
+        self._families[name] = family(name=name, description=_DESCRIPTIONS[name], kind=family.HISTOGRAM)
+        metric = self._families[name].Metric(labels={"model": self._model_name}, buckets=list(buckets))
+        values: deque[float] = deque(maxlen=_MAX_UNPUBLISHED)
+        self._histograms.append((metric, values))
+        return values.append
+
     def start(self) -> None:
         """Publish from now on."""
         self._thread.start()
@@ -74,17 +99,21 @@ class Gauges:
         """Publish no more. Triton's memory goes with the model: who writes to it then, crashes."""
         self._stopping.set()
         self._thread.join()
+        self._histograms.clear()
         self._figures.clear()  # metrics first: each tells Triton of its end
         self._families.clear()
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):
-            for figure in self._figures:
-                try:
+            try:
+                for figure in self._figures:
                     self._publish(figure)
-                except Exception:
-                    _LOG.exception("a figure could not be published; publishing ends")
-                    return
+                for metric, values in self._histograms:
+                    while values:
+                        metric.observe(values.popleft())
+            except Exception:
+                _LOG.exception("a figure could not be published; publishing ends")
+                return
 
     def _publish(self, figure: _Figure) -> None:
         value = float(figure.read())
@@ -107,6 +136,18 @@ def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
 
 def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:
     """Publish counts of all requests together."""
+    for source in ("draft_model", "lookup", "target"):
+        gauges.add(
+            "draftproof_output_tokens_total",
+            lambda source=source: totals.tokens_by_source[source],  # type: ignore[misc]
+            source=source,
+        )
+    for length in range(totals.max_draft_len + 1):
+        gauges.add(
+            "draftproof_draft_length_total",
+            lambda length=length: totals.rounds_by_length[length],  # type: ignore[misc]
+            num_draft_tokens=str(length),
+        )
     gauges.add("spec_decode_num_drafts_total", lambda: totals.num_drafting_rounds)
     gauges.add("spec_decode_num_draft_tokens_total", lambda: totals.total_draft_tokens)
     gauges.add("spec_decode_num_accepted_tokens_total", lambda: totals.total_accepted_draft_tokens)

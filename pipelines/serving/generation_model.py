@@ -23,6 +23,7 @@ from pipelines.serving.local_calls import serve_calls
 from pipelines.serving.outbox import Outbox
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.responder import Responder, internal_error
+from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire, text_tensor
 from pipelines.text.vocabulary import Vocabulary
 
@@ -54,6 +55,7 @@ class GenerationModel:
         wire: Triton.
         loop: Started; stopped by ``close``.
         answerer: Decodes.
+        times: Measures streamed answers.
         on_close: Called at the end.
     """
 
@@ -63,12 +65,14 @@ class GenerationModel:
         wire: TritonWire,
         loop: StepLoop,
         answerer: Answerer,
+        times: TokenTimes,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._parameters = parameters
         self._wire = wire
         self._loop = loop
         self._answerer = answerer
+        self._times = times
         self._on_close = on_close
         self._outbox = Outbox()
         self._numbers = itertools.count(1)
@@ -130,9 +134,11 @@ class GenerationModel:
 
     async def _answer(self, call: GenerationCall, responder: Responder) -> None:
         handle = text_tensor(f"{self._parameters.model_name}/{call.request.request_id}")
+        note_time = self._times.begin() if call.streaming else lambda num_tokens, is_final: None
         async with aclosing(self._answerer.answer(call)) as responses:  # type: ignore[type-var]
             async for outputs, is_final in responses:
                 responder.send({**outputs, "request_handle": handle}, is_final=is_final)
+                note_time(int(outputs["sequence_length"].item()), is_final)
 
     def _stop(self, request_id: str) -> None:
         """Cancel the request of this id, ours with the number or the client's without."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.errors import RepositoryError
 from pipelines.executor.step_loop import StepLoop
+from pipelines.serving.acceptance_alarm import AcceptanceAlarm
 from pipelines.serving.admission import Admission
 from pipelines.serving.bls_engines import BlsEngines
 from pipelines.serving.chunks import ChunkStream
@@ -21,6 +22,7 @@ from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.sessions import Sessions
+from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
 from pipelines.speculation.calibration import Calibration
 from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
@@ -69,6 +71,7 @@ class SpeculativeAnswerer:
         self.vocabulary = engines.vocabulary
         self.end_id = engines.end_id
         self.totals = SpeculationStatistics(lengths.max_draft_len)
+        self.alarm = AcceptanceAlarm()
         self.draft = WatchedDraft(engines.draft)
         self._engines = engines
         self._admission = admission
@@ -89,7 +92,8 @@ class SpeculativeAnswerer:
         async with self._admission.slot(request.deadline_s), self._rounds(call) as rounds:
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
-                    counts.add_round(outcome.num_draft_tokens, outcome.num_accepted_tokens)
+                    counts.add_round(outcome)
+                self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
                 output = Output(
                     outcome.token_ids,
                     outcome.finish_reason,
@@ -191,8 +195,13 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)
+    gauges.add("draftproof_recent_acceptance_rate", lambda: answerer.alarm.rate or 0.0)
+    gauges.add("draftproof_draft_threshold", lambda: lengths.threshold)
+    gauges.add("draftproof_draft_available", lambda: answerer.draft.is_available)
+    gauges.add("draftproof_draft_failures_total", lambda: answerer.draft.num_failures)
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
+    times = TokenTimes(gauges)
     engines.start()
     gauges.start()
-    return GenerationModel(parameters, wire, engines.loop, answerer, gauges.stop)
+    return GenerationModel(parameters, wire, engines.loop, answerer, times, gauges.stop)

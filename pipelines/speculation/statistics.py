@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipelines.speculation.loop import Round
+
 
 @dataclass
 class SpeculationStatistics:
@@ -14,6 +16,8 @@ class SpeculationStatistics:
         total_draft_tokens: Draft tokens that were verified.
         total_accepted_draft_tokens: Those of them that became output.
         accepted_per_position: Entry i counts the rounds in which draft position i became output.
+        rounds_by_length: Entry i counts the rounds that verified i draft tokens.
+        tokens_by_source: Output tokens drafted by the model, looked up, and of the target's own choice.
     """
 
     max_draft_len: int
@@ -22,17 +26,27 @@ class SpeculationStatistics:
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    rounds_by_length: list[int] = field(default_factory=list)
+    tokens_by_source: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.accepted_per_position = [0] * self.max_draft_len
+        self.rounds_by_length = [0] * (self.max_draft_len + 1)
+        self.tokens_by_source = dict.fromkeys(("draft_model", "lookup", "target"), 0)
 
-    def add_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one target pass that verified ``num_draft_tokens`` and kept ``num_accepted_tokens``."""
+    def add_round(self, outcome: Round) -> None:
+        """Count one target pass."""
+        num_accepted = outcome.num_accepted_tokens
+        num_looked_up = min(num_accepted, outcome.num_ready_tokens)
         self.num_rounds += 1
-        self.num_drafting_rounds += num_draft_tokens > 0
-        self.total_draft_tokens += num_draft_tokens
-        self.total_accepted_draft_tokens += num_accepted_tokens
-        for position in range(num_accepted_tokens):
+        self.num_drafting_rounds += outcome.num_draft_tokens > 0
+        self.total_draft_tokens += outcome.num_draft_tokens
+        self.total_accepted_draft_tokens += num_accepted
+        self.rounds_by_length[outcome.num_draft_tokens] += 1
+        self.tokens_by_source["lookup"] += num_looked_up
+        self.tokens_by_source["draft_model"] += num_accepted - num_looked_up
+        self.tokens_by_source["target"] += len(outcome.token_ids) - num_accepted
+        for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 
     @property

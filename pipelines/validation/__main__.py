@@ -33,11 +33,12 @@ from pipelines.running_server import running_server
 from pipelines.validation.against import NVIDIA, Foreign
 from pipelines.validation.exact_sections import PASSES
 from pipelines.validation.foreign_server import ModelNames
-from pipelines.validation.html_report import as_html, write_page
+from pipelines.validation.html_report import as_html
 from pipelines.validation.report import Report, as_document, as_text
 from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
 from pipelines.validation.section import Verdict, joint_verdict
 from pipelines.validation.sizes import QUICK, RELEASE, Size
+from pipelines.whole_file import write_whole
 
 _EXIT_CODES: dict[Verdict, int] = {
     "pass": EXIT_PASS,
@@ -102,7 +103,7 @@ def _show(report: Report, context: Conditions, page: Path) -> int:
             print(as_text(section))
     for found in report.divergences:
         print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
-    write_page(page, as_html(report, context))
+    write_whole(page, as_html(report, context))
     verdict = joint_verdict(report.sections)
     print(f"\n{verdict.upper()}; the report is {page}")
     print(json.dumps(as_document(report, context)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,3 @@ def as_html(report: Report, conditions: dict[str, Any]) -> str:
         report=report,
         conditions=conditions,
     )
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write the page as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(page)
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)

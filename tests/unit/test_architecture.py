@@ -32,14 +32,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "running_server": {"errors", "client", "deploy"},
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
+    "peers": {"errors", "client", "deploy", *MEASURING},
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
 # Third-party packages that only some modules may import, at any depth.
 RESERVED: dict[str, tuple[str, ...]] = {
-    "torch": ("build/demo_pair/", "tests/"),
-    "transformers": ("tests/",),
-    "openvino": ("build/", "pipelines/executor/", "pipelines/bench/", "pipelines/deploy/", "tests/"),
+    "torch": ("build/demo_pair/", "pipelines/peers/programs/", "tests/"),
+    "transformers": ("pipelines/peers/programs/", "tests/"),
+    "openvino_genai": ("pipelines/peers/programs/",),
+    "openvino_tokenizers": ("pipelines/peers/programs/",),
+    "vllm": ("pipelines/peers/programs/",),
+    "openvino": (
+        "build/",
+        "pipelines/executor/",
+        "pipelines/bench/",
+        "pipelines/deploy/",
+        "pipelines/peers/programs/",
+        "tests/",
+    ),
     "scipy": ("pipelines/validation/", "tests/"),
     "jinja2": ("pipelines/validation/", "tests/"),
     "tritonclient": ("pipelines/client/", "tests/"),

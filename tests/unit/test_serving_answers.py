@@ -25,9 +25,11 @@ from pipelines.serving.admission import Admission
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.generation_model import GenerationModel
 from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire
 from pipelines.text.vocabulary import Vocabulary
 from tests.fake_triton import FakeRequest, FakeTritonError, engine_tensors, fake_backend
+from tests.recorded_gauges import RecordedGauges
 
 
 class ScriptedAnswerer:
@@ -60,7 +62,8 @@ def serve() -> Iterator[Callable[[ScriptedAnswerer], GenerationModel]]:
         loop = StepLoop(())
         loop.start()
         parameters = ModelParameters("target", {}, input_names=("input_ids",))
-        model = GenerationModel(parameters, TritonWire(fake_backend()), loop, answerer)
+        times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
+        model = GenerationModel(parameters, TritonWire(fake_backend()), loop, answerer, times)
         models.append(model)
         return model
 
@@ -70,7 +73,10 @@ def serve() -> Iterator[Callable[[ScriptedAnswerer], GenerationModel]]:
 
 
 def response(number: int) -> dict[str, Any]:
-    return {"output_ids": np.array([[[number]]], dtype=np.int32)}
+    return {
+        "output_ids": np.array([[[number]]], dtype=np.int32),
+        "sequence_length": np.array([[1]], dtype=np.int32),
+    }
 
 
 async def three() -> AsyncIterator[tuple[dict[str, Any], bool]]:

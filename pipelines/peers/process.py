@@ -1,0 +1,127 @@
+"""The driver's end of a peer's program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipelines.errors import PeerError
+from pipelines.peers.orders import Loaded, LoadOrder, Order, Outcome, RunOrder, read_outcome, write_order
+
+_ROOT = Path(__file__).resolve().parents[2]
+_END_TIMEOUT_S = 10.0  # for a program whose stdin has ended
+
+
+class PeerProcess:
+    """A running program; ends with the ``with`` block.
+
+    Args:
+        name: For errors.
+        command: What to run.
+        log: Gets everything that the program prints.
+        environment: Additions to the environment variables.
+        timeout_s: Longest wait for one answer, loading included.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float
+    ) -> None:
+        self._name, self._log, self._timeout_s = name, log, timeout_s
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as file:
+            self._process = subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,  # so that children of its own can be ended with it
+            )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")  # the end
+
+    def load(self, order: LoadOrder) -> Loaded:
+        """Load models.
+
+        Raises:
+            PeerError: The program failed, ended or took too long.
+        """
+        document = self._ask(order)
+        return Loaded(document["versions"], document["notes"])
+
+    def run(self, order: RunOrder) -> Outcome:
+        """Answer prompts.
+
+        Raises:
+            PeerError: As ``load``, or not every prompt was answered.
+        """
+        outcome = read_outcome(self._ask(order))
+        if len(outcome.answers) != len(order.prompts):
+            raise self._failed(f"{len(outcome.answers)} answers to {len(order.prompts)} prompts")
+        return outcome
+
+    def _ask(self, order: Order) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(write_order(order) + "\n")
+            self._process.stdin.flush()
+            line = self._lines.get(timeout=self._timeout_s)
+        except (OSError, queue.Empty) as error:
+            raise self._failed(
+                f"no answer within {self._timeout_s:.0f} s" if isinstance(error, queue.Empty) else repr(error)
+            ) from None
+        if not line:
+            raise self._failed(f"it ended with exit code {self._process.wait()}: {self._last_line()}")
+        document: dict[str, Any] = json.loads(line)
+        if "error" in document:
+            raise self._failed(document["error"])
+        return document
+
+    def _last_line(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+    def _failed(self, values: str) -> PeerError:
+        return PeerError(
+            f"{self._name} failed",
+            values=" ".join(values.split()),
+            limit="every prompt is answered",
+            remedy=f"read {self._log}; the other engines are measured without it",
+        )
+
+    def close(self) -> None:
+        """End the program, by force if it does not end by itself."""
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

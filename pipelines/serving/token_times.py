@@ -1,0 +1,47 @@
+"""How long clients wait for their first token, and for each after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pipelines.serving.gauges import Gauges
+
+# Seconds; from a cached prompt on a small engine to a long prompt on a loaded one.
+_TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5)
+
+
+class TokenTimes:
+    """Measures streamed answers; the times are those at which responses are handed to Triton.
+
+    Args:
+        gauges: Publishes the two distributions; not started yet.
+        clock: Seconds, never going back.
+    """
+
+    def __init__(self, gauges: Gauges, clock: Callable[[], float] = time.monotonic) -> None:
+        self._observe_ttft = gauges.add_histogram("draftproof_ttft_seconds", _TTFT_BUCKETS)
+        self._observe_itl = gauges.add_histogram("draftproof_itl_seconds", _ITL_BUCKETS)
+        self._clock = clock
+
+    def begin(self) -> Callable[[int, bool], None]:
+        """Note that a request was taken.
+
+        Returns:
+            To be called at each response with the output tokens so far and whether it is the last.
+        """
+        taken_s = self._clock()
+        first_s: float | None = None
+        num_first = 0
+
+        def note(num_tokens: int, is_final: bool) -> None:
+            nonlocal first_s, num_first
+            now_s = self._clock()
+            if first_s is None and num_tokens:
+                first_s, num_first = now_s, num_tokens
+                self._observe_ttft(now_s - taken_s)
+            if is_final and first_s is not None and num_tokens > num_first:
+                self._observe_itl((now_s - first_s) / (num_tokens - 1))
+
+        return note
