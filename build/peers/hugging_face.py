@@ -83,9 +83,9 @@ def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
     """Parts of a projection along its outputs."""
     borders = np.cumsum(sizes)[:-1]
     weights = np.split(linear.weight.data, borders)
-    # An E4M3 weight has one scale for all of its outputs.
-    own_scales = linear.scale is not None and len(linear.scale) > 1
-    scales = np.split(linear.scale, borders) if own_scales else [linear.scale] * len(sizes)
+    scales: list[Float32Array | None] = [linear.scale] * len(sizes)
+    if linear.scale is not None and len(linear.scale) > 1:  # an E4M3 weight has one for all outputs
+        scales = list(np.split(linear.scale, borders))
     return [
         Linear(Tensor(linear.weight.dtype, weight.shape, weight), scale)
         for weight, scale in zip(weights, scales, strict=True)
