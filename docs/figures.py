@@ -143,22 +143,59 @@ def _demo(demo: Document) -> str:
     return "\n".join(lines)
 
 
-def _verify(proof: Document) -> str:
-    passes = [entry for entry in proof["passes"] if entry["model"] == "generate"]
-    lengths = sorted({entry["num_draft_tokens"] for entry in passes if entry["num_draft_tokens"] is not None})
-    loads = sorted({entry["requests_at_once"] for entry in passes})
-    temperatures = sorted({entry["temperature"] for entry in passes})
-    verdict = {"pass": "Passed", "fail": "**Failed**", "inconclusive": "**Inconclusive**"}[proof["verdict"]]
-    return "\n".join(
-        [
-            f"{verdict}: {proof['answers_compared']:,} answers and {proof['tokens_compared']:,} tokens "
-            f"compared with the target alone, {proof['answers_that_differ']} answers differ, "
-            f"{proof['answers_missing']} missing; `num_draft_tokens` {_listed(lengths)}, "
-            f"{_listed(loads)} requests at once, temperature {_listed(temperatures)}.",
-            "",
-            _conditions(proof["conditions"]),
-        ]
-    )
+def _verify(report: Document) -> str:
+    sections = {section["title"]: section["figures"] for section in report["sections"]}
+    equality = sections["Equality with the target alone"]
+    passes = sections["Passes"]["passes"]
+    asked = [entry for entry in passes if entry["model"] == "generate"]
+    lengths = sorted({entry["num_draft_tokens"] for entry in asked})
+    loads = sorted({entry["requests_at_once"] for entry in asked})
+    verdict = {"pass": "Passed", "fail": "**Failed**", "inconclusive": "**Inconclusive**"}[report["verdict"]]
+    differ = f"{equality['answers_that_differ']} answers differ"
+    if equality["answers_that_differ"]:
+        differ = f"**{differ}**"
+    lines = [
+        f"{verdict}: {equality['answers_compared']:,} answers and {equality['tokens_compared']:,} tokens "
+        f"compared with the target alone, {differ}, {equality['answers_missing']} missing; "
+        f"`num_draft_tokens` {_range(lengths)}, {_listed(loads)} requests at once, {len(asked)} passes.",
+        "",
+        "| Compared | Prompts | Answers | Tokens | With log probs | Prompts that diverged | A fault is seen "
+        "with 95 % if it changes | with 99 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for group in equality["groups"]:
+        counts = ("prompts", "answers", "tokens", "tokens_with_log_probs", "prompts_that_diverged")
+        cells = [group["name"], *(f"{group[count]:,}" for count in counts)]
+        cells += [f"{group[rate]:.2%} of prompts" for rate in ("detectable_rate_95", "detectable_rate_99")]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += _acceptance(sections["Acceptance of seeded sampling, coupled and uncoupled"])
+    return "\n".join([*lines, "", _conditions(report["conditions"])])
+
+
+def _acceptance(figures: Document) -> list[str]:
+    if not figures.get("arms"):
+        return []
+    lines = [
+        "",
+        f"Acceptance at temperature {figures['temperature']}, same prompts and seeds, as `acceptance_rate` "
+        "(`mean_acceptance_length`):",
+        "",
+        "| `num_draft_tokens` | coupled: shared noise | uncoupled: own noise, ratio rule |",
+        "|---|---|---|",
+    ]
+    cells: dict[int, dict[str, str]] = {}
+    for arm in figures["arms"]:
+        rate, length = _times(arm["acceptance_rate"], 1, 3), _times(arm["mean_acceptance_length"], 1, 2)
+        counts = f"{arm['total_accepted_draft_tokens']:,} of {arm['total_draft_tokens']:,}"
+        cells.setdefault(arm["num_draft_tokens"], {})[arm["sampling"]] = f"{rate} ({length}), {counts}"
+    for draft_length, rules in cells.items():
+        lines.append(f"| {draft_length} | {rules['coupled']} | {rules['uncoupled']} |")
+    return lines
+
+
+def _range(numbers: Sequence[int]) -> str:
+    whole = len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} to {numbers[-1]}" if whole else _listed(numbers)
 
 
 def _pair(evaluation: Document) -> str:

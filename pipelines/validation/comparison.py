@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 
 from pipelines.client import CompletionRequest, Generation
@@ -83,10 +82,10 @@ def _first_log_prob(
         held = [_held(answer.log_probs, answer.top_log_probs) for answer in (expected, actual)]
         if held != [due, due]:
             return Divergence("log_probs", 0, held[0], held[1])
-    walk = zip(_log_probs(expected), _log_probs(actual), strict=True)
-    for position, (own, other) in enumerate(walk):
+    for position in range(len(expected.output_ids)):
+        own, other = _log_probs(expected, position), _log_probs(actual, position)
         if own != other:
-            return Divergence("log_probs", position, _spelled(own), _spelled(other))
+            return Divergence("log_probs", position, own, other)
     return None
 
 
@@ -94,14 +93,12 @@ def _held(log_probs: Sized, alternatives: Sized) -> str:
     return f"{len(log_probs)} log probs, alternatives at {len(alternatives)} positions"
 
 
-def _log_probs(answer: Generation) -> Iterator[tuple[bytes, ...]]:
-    """Per output position everything that came, in bits: NaN equals itself, and -0.0 is not 0.0."""
-    for position in range(len(answer.output_ids)):
-        values: list[float] = list(answer.log_probs[position : position + 1])
-        for alternatives in answer.top_log_probs[position : position + 1]:
-            values += [number for alternative in alternatives for number in alternative]
-        yield tuple(struct.pack("<d", value) for value in values)
-
-
-def _spelled(values: tuple[bytes, ...]) -> str:
-    return ", ".join(repr(struct.unpack("<d", value)[0]) for value in values)
+def _log_probs(answer: Generation, position: int) -> str:
+    """Everything that came for an output position. Two numbers are spelled alike only if their bits are."""
+    own = " ".join(repr(log_prob) for log_prob in answer.log_probs[position : position + 1])
+    alternatives = [
+        f"{token_id}: {log_prob!r}"
+        for at_position in answer.top_log_probs[position : position + 1]
+        for token_id, log_prob in at_position
+    ]
+    return f"{own} ({', '.join(alternatives)})" if alternatives else own

@@ -106,6 +106,22 @@ def test_ties_oftener_than_the_targets_own_fail() -> None:
     assert section.document["non_ties"] == 0
 
 
+def test_a_rise_of_ties_that_is_not_bounded_is_no_pass() -> None:
+    """Six times as many ties as the target alone, too few prompts to tell: neither passed nor failed."""
+    noise = arm({index: 0.01 for index in range(3)}, 300)
+    section = verdict_of(noise, arm({index: 0.01 for index in range(100, 118)}, 300))
+    assert section.verdict == "inconclusive"
+    assert section.document["tie_rise_upper_bound"] > 0.05 and section.document["non_ties"] == 0
+
+
+def test_what_is_no_matter_of_margins_is_a_non_tie() -> None:
+    noise = arm({1: 0.01, 2: 0.02}, 300)
+    broken = tuple(Parting("p", "-", "an answer", "error", None) for _ in range(30))
+    section = verdict_of(noise, Arm("arm", (*broken, *[None] * 270), frozenset()))
+    assert section.verdict == "fail"
+    assert section.document["non_ties"] == 30
+
+
 def test_unknown_margins_are_never_ties() -> None:
     rng = np.random.default_rng(5)
     noise = arm(noise_margins(rng, 300), 300)

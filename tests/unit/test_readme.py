@@ -15,10 +15,15 @@ import pytest
 from build.recipe import EngineRecipe, KvCache, Serving
 from docs.figures import BLOCKS, main, render
 from pipelines.errors import DraftproofError, from_wire
+from pipelines.prompts import Prompt
 from pipelines.serving.word_list import MAX_WORDS
 from pipelines.speculation.log_probs import MAX_LOG_PROBS
 from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.validation.exact import run_exact
+from pipelines.validation.report import as_document
+from pipelines.validation.sizes import QUICK, Limits
 from tests.conftest import REPOSITORY_ROOT, tracked_files
+from tests.unit.scripted_client import ScriptedClient
 
 README = (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
@@ -247,27 +252,75 @@ def _fill(name: str, document: dict[str, Any], root: Path) -> str:
     return render(f"<!-- figures:{name} -->\n<!-- /figures -->", root)
 
 
-@pytest.mark.parametrize(("verdict", "word"), [("pass", "Passed:"), ("fail", "**Failed**:")])
-def test_the_proof_block_says_what_was_compared_and_how_it_ended(
-    verdict: str, word: str, tmp_path: Path
-) -> None:
-    asked = [
-        {"model": "generate_target", "num_draft_tokens": None, "requests_at_once": 1, "temperature": 0.0}
-    ]
+def _proof(verdict: str, num_different: int) -> dict[str, Any]:
+    asked = [{"model": "generate_target", "num_draft_tokens": None, "requests_at_once": 2}]
     asked += [
-        {"model": "generate", "num_draft_tokens": length, "requests_at_once": load, "temperature": 0.8}
-        for length in (0, 4)
+        {"model": "generate", "num_draft_tokens": length, "requests_at_once": load}
+        for length in (0, 1, 2)
         for load in (1, 8)
     ]
-    proof = {
-        "verdict": verdict,
-        "answers_compared": 1600,
-        "tokens_compared": 102400,
-        "answers_that_differ": 0,
+    group = {
+        "name": "greedy",
+        "prompts": 320,
+        "prompts_that_diverged": num_different,
+        "answers": 1600,
+        "tokens": 204800,
+        "tokens_with_log_probs": 1234,
+        "rate_upper_bound_95": 0.0093,
+        "detectable_rate_95": 0.0093,
+        "detectable_rate_99": 0.0143,
     }
-    text = _fill("verify", {**proof, "answers_missing": 0, "passes": asked, **_about()}, tmp_path)
-    assert f"{word} 1,600 answers and 102,400 tokens" in text
-    assert "`num_draft_tokens` 0 and 4, 1 and 8 requests at once, temperature 0.8" in text
+    equality = {
+        "answers_compared": 1600,
+        "tokens_compared": 204800,
+        "answers_missing": 0,
+        "answers_that_differ": num_different,
+        "groups": [group],
+    }
+    arms = [
+        {
+            "num_draft_tokens": 4,
+            "sampling": sampling,
+            "total_draft_tokens": 4000,
+            "total_accepted_draft_tokens": accepted,
+            "acceptance_rate": accepted / 4000,
+            "mean_acceptance_length": 3.0,
+        }
+        for sampling, accepted in (("coupled", 2000), ("uncoupled", 2100))
+    ]
+    figures = {
+        "Equality with the target alone": equality,
+        "Passes": {"passes": asked},
+        "Acceptance of seeded sampling, coupled and uncoupled": {"temperature": 0.8, "arms": arms},
+    }
+    sections = [{"title": title, "figures": each} for title, each in figures.items()]
+    return {"verdict": verdict, "sections": sections, **_about()}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "num_different", "words"),
+    [("pass", 0, ("Passed:", ", 0 answers differ")), ("fail", 3, ("**Failed**:", "**3 answers differ**"))],
+)
+def test_the_proof_block_says_what_was_compared_and_how_it_ended(
+    verdict: str, num_different: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    text = _fill("verify", _proof(verdict, num_different), tmp_path)
+    assert all(word in text for word in words)
+    assert "1,600 answers and 204,800 tokens" in text
+    assert "`num_draft_tokens` 0 to 2, 1 and 8 requests at once, 6 passes" in text
+    assert f"| greedy | 320 | 1,600 | 204,800 | 1,234 | {num_different} | 0.93% of prompts | 1.43% of" in text
+    assert "| 4 | 0.500 (3.00), 2,000 of 4,000 | 0.525 (3.00), 2,100 of 4,000 |" in text
+
+
+def test_the_proof_block_reads_the_document_that_verify_writes(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    prompts = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
+    report = run_exact(QUICK, prompts, Limits(2, 5), [client] * 5, None, "nonce")
+    document = as_document(report, _about()["conditions"])
+    text = _fill("verify", json.loads(json.dumps(document)), tmp_path)
+    assert "Passed:" in text
+    assert "`num_draft_tokens` 0 to 2, 1, 2 and 4 requests at once" in text
+    assert "| seeded | 24 |" in text
 
 
 def test_the_pair_block_gives_acceptance_with_and_without_loops(tmp_path: Path) -> None:
