@@ -9,15 +9,14 @@ it wanders on shared machines.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from pipelines.bench.arms import TARGET_ALONE
 from pipelines.bench.memory_bandwidth import METHOD, MemoryBandwidth, measure_memory_bandwidth
 from pipelines.client import CompletionRequest
 from pipelines.client.at_once import Ask
 from pipelines.errors import VerificationError
-from pipelines.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class DecodeStep:
     """What was found.
 
     Attributes:
-        step_ms: Milliseconds per output token at one request; median over the prompts.
+        step_ms: Milliseconds per output token at one request; median over the requests.
         floor_ms: Milliseconds that reading ``weight_bytes`` once takes.
         weight_bytes: Bytes of weights that a step reads at least.
         bandwidth_gb_per_s: Median of the bandwidth measurements, in 10**9 bytes per second.
@@ -50,31 +49,31 @@ class DecodeStep:
 
 def measure_decode_step(
     ask: Ask,
-    prompts: tuple[Prompt, ...],
+    requests: Sequence[CompletionRequest],
     max_tokens: int,
     weight_bytes: int,
     num_threads: int,
     measure_bandwidth: Callable[[int], MemoryBandwidth] = measure_memory_bandwidth,
 ) -> DecodeStep:
-    """Measure both in turn, once per prompt.
+    """Measure both in turn, once per request.
 
     Args:
         ask: One request without streaming, such as ``Client.generate``.
-        prompts: At least one.
+        requests: At least one.
         max_tokens: Tokens of the long answers, at least 2.
         weight_bytes: ``weight_bytes_per_step`` of the target's engine.json.
         num_threads: ``num_threads`` of the same.
         measure_bandwidth: Replaced in tests.
 
     Raises:
-        VerificationError: No prompt gave an answer of two tokens.
+        VerificationError: No request gave an answer of two tokens.
         DraftproofError: A request failed.
     """
     bandwidths = [measure_bandwidth(num_threads).bytes_per_s]
     steps = []
-    for prompt in prompts:
-        short = ask(CompletionRequest(prompt.text, max_tokens=1), TARGET_ALONE.model)
-        long = ask(CompletionRequest(prompt.text, max_tokens=max_tokens), TARGET_ALONE.model)
+    for request in requests:
+        short = ask(replace(request, max_tokens=1), TARGET_ALONE.model)
+        long = ask(replace(request, max_tokens=max_tokens), TARGET_ALONE.model)
         num_steps = long.num_output_tokens - short.num_output_tokens
         if num_steps > 0:
             steps.append((long.e2e_latency_s - short.e2e_latency_s) / num_steps)
@@ -82,7 +81,7 @@ def measure_decode_step(
     if not steps:
         raise VerificationError(
             "the decode step cannot be measured",
-            values=f"{len(prompts)} prompts, max_tokens={max_tokens}",
+            values=f"{len(requests)} requests, max_tokens={max_tokens}",
             limit="answers of at least two tokens are needed",
             remedy="raise --max-tokens or take other prompts",
         )

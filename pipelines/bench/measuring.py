@@ -75,7 +75,7 @@ def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
         for arm in (*plan.arms[1:], TARGET_ALONE):  # the target last: it reads prompts no more
             last = run_once(cell, arm, plan.max_tokens, workers)
         kept.append(last)
-    single = run_once(Cell(plan.prompt_sets[0], ClosedLoop(1)), TARGET_ALONE, plan.max_tokens, workers)
+    single = run_once(plan.single, TARGET_ALONE, plan.max_tokens, workers)
     pace = Pace(
         single_s=single.wall_s / len(single.generations),
         capacity_per_s={each.cell.prompt_set.name: len(each.generations) / each.wall_s for each in kept},
@@ -123,8 +123,7 @@ def run_once(
         DraftproofError: Another request failed.
     """
     num_at_once = cell.load.num_at_once if isinstance(cell.load, ClosedLoop) else cell.load.num_requests
-    requests = cell.prompt_set.requests[: cell.load.num_requests]
-    jobs = [Job(_request(request, arm, max_tokens), arm.model) for request in requests]
+    jobs = [Job(_request(request, arm, max_tokens), arm.model) for request in cell.first_requests]
     started_s = time.monotonic()
     answers = workers.run(jobs, num_at_once, arrivals_s=arrivals_s)
     wall_s = time.monotonic() - started_s

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipelines.bench.arms import TARGET_ALONE, Arm, arms_with
 from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
 from pipelines.bench.prompt_sets import PromptSet
+from pipelines.client import CompletionRequest
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class Cell:
 
     prompt_set: PromptSet
     load: Load
+
+    @property
+    def first_requests(self) -> tuple[CompletionRequest, ...]:
+        """Those of one measurement."""
+        return self.prompt_set.requests[: self.load.num_requests]
 
     def __str__(self) -> str:
         return f"{self.prompt_set.name}, {self.load}"
@@ -60,6 +66,11 @@ class Plan:
     def busiest(self) -> ClosedLoop:
         """The greatest closed load: where capacity is measured."""
         return ClosedLoop(max(self.concurrency))
+
+    @property
+    def single(self) -> Cell:
+        """One request at a time of the first prompt set: what an idle server does."""
+        return Cell(self.prompt_sets[0], ClosedLoop(1))
 
     @property
     def cells(self) -> tuple[Cell, ...]:

@@ -47,7 +47,9 @@ def _of_closed_loops(plan: Plan, cells: Sequence[CellFigures]) -> Iterator[Chart
         yield _distribution(plan, figures)
     yield bar_chart(
         Labels(
-            f"Rounds by accepted draft tokens, {cells[0].cell.load}", "accepted draft tokens", "share of rounds"
+            f"Rounds by accepted draft tokens, {cells[0].cell.load}",
+            "accepted draft tokens",
+            "share of rounds",
         ),
         [
             (str(arm), plan.arms.index(arm), _shares(cells[0].of(arm).acceptance.rounds_by_accepted))
@@ -89,9 +91,7 @@ def _curve(
     cells: Sequence[CellFigures],
     value: Callable[[ArmFigures], tuple[float, float, float]],
 ) -> Series:
-    points = tuple(
-        Point(x, *value(figures.of(arm))) for x, figures in zip(x_values, cells, strict=True)
-    )
+    points = tuple(Point(x, *value(figures.of(arm))) for x, figures in zip(x_values, cells, strict=True))
     return Series(str(arm), plan.arms.index(arm), points)
 
 

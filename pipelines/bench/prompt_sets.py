@@ -18,7 +18,7 @@ _SEED = 2026  # of generated prompts
 CODE, MIXED, ADVERSARIAL, REPETITIVE = SET_NAMES = ("code", "mixed", "adversarial", "repetitive")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptSet:
     """Requests of one kind.
 
@@ -33,42 +33,50 @@ class PromptSet:
 
 
 def read_prompt_sets(
-    names: Sequence[str], count: int, temperature: float, code_file: Path, vocabulary: Vocabulary | None
-) -> tuple[PromptSet, ...]:
-    """Read or make prompt sets.
+    names: Sequence[str], count: int, temperature: float, code_file: Path
+) -> dict[str, PromptSet]:
+    """Read or make prompt sets, by their names; ``adversarial`` is left to ``adversarial_set``.
 
     Args:
         names: Of ``SET_NAMES``.
         count: Requests in each.
-        temperature: Of all but ``adversarial``, which is greedy: see ``adversarial_requests``.
+        temperature: Of all of them.
         code_file: Prompts of ``code``.
-        vocabulary: The target's, for ``adversarial``; None if its tokenizer is not on this machine.
 
     Raises:
-        InvalidRequestError: A file holds too few prompts, or the vocabulary is needed and absent.
+        InvalidRequestError: A file holds too few prompts.
     """
-    return tuple(
-        PromptSet(name, _requests(name, count, temperature, code_file, vocabulary)) for name in names
-    )
+    found = {}
+    for name in names:
+        if name == ADVERSARIAL:
+            continue
+        if name == REPETITIVE:
+            texts = repetitive_texts(count, _SEED)
+        else:
+            prompts = read_prompts(code_file if name == CODE else _MIXED, count)
+            texts = tuple(prompt.text for prompt in prompts)
+        requests = (
+            CompletionRequest(text, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
+        )
+        found[name] = PromptSet(name, tuple(requests))
+    return found
 
 
-def _requests(
-    name: str, count: int, temperature: float, code_file: Path, vocabulary: Vocabulary | None
-) -> tuple[CompletionRequest, ...]:
-    if name == ADVERSARIAL:
-        if vocabulary is None:
-            raise InvalidRequestError(
-                "the adversarial prompt set cannot be made",
-                values="no tokenizer.json of the target on this machine",
-                limit="its answers are confined to tokens that are looked up there",
-                remedy="run the bench on the server's machine, or leave it out: --sets code,mixed,repetitive",
-            )
-        return adversarial_requests(count, _SEED, vocabulary.bytes_of)
-    if name == REPETITIVE:
-        texts = repetitive_texts(count, _SEED)
-    else:
-        prompts = read_prompts(code_file if name == CODE else _MIXED, count)
-        texts = tuple(prompt.text for prompt in prompts)
-    return tuple(
-        CompletionRequest(text, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
-    )
+def adversarial_set(count: int, vocabulary: Vocabulary | None) -> PromptSet:
+    """Make the set of requests that no draft can follow; it is greedy, see ``adversarial_requests``.
+
+    Args:
+        count: Requests wanted.
+        vocabulary: The target's; None if its tokenizer is not on this machine.
+
+    Raises:
+        InvalidRequestError: There is no vocabulary, or it has no single bytes.
+    """
+    if vocabulary is None:
+        raise InvalidRequestError(
+            "the adversarial prompt set cannot be made",
+            values="no tokenizer.json of the target on this machine",
+            limit="its answers are confined to tokens that are looked up there",
+            remedy="run the bench on the server's machine, or leave it out: --sets code,mixed,repetitive",
+        )
+    return PromptSet(ADVERSARIAL, adversarial_requests(count, _SEED, vocabulary.bytes_of))

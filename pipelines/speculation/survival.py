@@ -4,7 +4,7 @@ The margin is the gap between the best and the second best of the scores that th
 noise included. Target and draft choose under the same noise, so a token that won by a wide margin wins
 with the target too unless the two models disagree by more than that: the margin predicts acceptance for
 greedy and for sampled tokens alike, which the draft's probability of a sampled token does not
-(docs/decisions/0011-draft-length.md).
+(docs/decisions/0013-draft-length.md).
 """
 
 from __future__ import annotations

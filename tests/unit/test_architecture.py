@@ -51,8 +51,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/peers/programs/",
         "tests/",
     ),
-    "scipy": ("pipelines/validation/", "tests/"),
-    "jinja2": ("pipelines/validation/", "tests/"),
+    "scipy": ("pipelines/validation/", "pipelines/bench/", "tests/"),
+    "jinja2": ("pipelines/validation/", "pipelines/bench/", "tests/"),
     "tritonclient": ("pipelines/client/", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }
