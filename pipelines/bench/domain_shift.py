@@ -71,7 +71,7 @@ def _phases(sequence: Sequence[PromptSet], done: dict[Arm, list[list[Measurement
 
 
 def draft_lengths(measurement: Measurement) -> list[int]:
-    """Draft lengths in the order of the rounds; an answer's first round reads the prompt and drafts nothing."""
+    """Draft lengths by round, without an answer's first: it reads the prompt and drafts nothing."""
     return [length for each in measurement.generations for length in each.draft_lengths[1:]]
 
 

@@ -116,7 +116,8 @@ class Pace:
         # Between one request and the greatest load a power law, which is a line in logarithms.
         span = math.log(self.num_at_once) if self.num_at_once > 1 else 1.0
         exponent = math.log(max(capacity * self.single_s, 1.0)) / span
-        return load.num_requests * self.single_s / load.num_at_once**exponent
+        speed_up: float = load.num_at_once**exponent
+        return load.num_requests * self.single_s / speed_up
 
 
 def expected_seconds(plan: Plan, pace: Pace) -> float:

@@ -21,6 +21,10 @@ from pipelines.executor.step import StepInputs
 FORMAT_VERSION = 1
 
 
+STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
+"""Longest step by role: requests can go on without a draft, but not without the target."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What ``engine.json`` says, as far as running the engine needs it.
@@ -135,13 +139,19 @@ class Engine:
         Returns:
             float32 [n, vocab_size], one row for each of ``inputs.logits_rows``; a view that the next
             step overwrites.
+
+        Raises:
+            TimeoutError: The step did not end in ``STEP_TIMEOUT_S``.
+            RuntimeError: The runtime failed, or a step before did not end yet.
         """
         # The arrays live until wait() returns, so OpenVINO may read them in place. infer() would do the
         # same and then copy every output.
         for name, array in vars(inputs).items():
             self._request.set_tensor(name, self._tensor(array, shared_memory=True))
         self._request.start_async()
-        self._request.wait()
+        if not self._request.wait_for(int(STEP_TIMEOUT_S[self.config.role] * 1000)):
+            # Further steps fail at once until this one is done, so it writes over nobody's blocks.
+            raise TimeoutError(f"a step took more than {STEP_TIMEOUT_S[self.config.role]:g} s")
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 

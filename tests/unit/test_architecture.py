@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 
 # What the programs that measure a server share.
-MEASURING = {"command_line", "conditions", "prompts", "running_server"}
+MEASURING = {"command_line", "conditions", "prompts", "running_server", "whole_file"}
 
 # Each part of pipelines and the parts it may import. A new part is added here on purpose, or not at all.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"errors"},
     "prompts": {"errors"},
     "conditions": {"errors"},
+    "whole_file": set(),
     "command_line": {"errors", "prompts"},
     "running_server": {"errors", "client", "deploy"},
     "validation": {"errors", "client", "text", "deploy", *MEASURING},

@@ -1,0 +1,56 @@
+"""Answers and cells for tests of the bench, where nothing is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pipelines.bench.arms import TARGET_ALONE, Arm, arms_with
+from pipelines.bench.figures import CellFigures, figures_of
+from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.plan import Cell, Plan
+from pipelines.bench.prompt_sets import PromptSet
+from pipelines.bench.slo import Slo
+from pipelines.client import CompletionRequest, Generation
+
+REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
+CODE = PromptSet("code", REQUESTS)
+ODD = PromptSet("adversarial", REQUESTS)
+K2, K4 = Arm("generate", 2), Arm("generate", 4)
+ARMS = arms_with((2, 4))
+SLO = Slo(ttft_s=1.0, itl_s=0.5)
+
+
+def answer(num_tokens: int = 5, ttft: float | None = 1.0, e2e: float = 3.0, **changes: Any) -> Generation:
+    """ITL is (3 - 1) / 4 = 0.5 s unless changed."""
+    ids = tuple(range(num_tokens))
+    return replace(Generation("", ids, (), "length", 0, 0, 0, (), ttft, e2e), **changes)
+
+
+def measured(cell: Cell, arm: Arm, repetition: int, wall_s: float, *given: Generation) -> Measurement:
+    return Measurement(cell, arm, repetition, given or (answer(), answer()), wall_s)
+
+
+def plan(**changes: Any) -> Plan:
+    return replace(Plan((CODE,), (1, 2), (0.5,), (2, 4), 8, 3), **changes)
+
+
+def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float = 0.0) -> list[CellFigures]:
+    """Cells of ``code``: whole numbers are requests at once, others shares of capacity.
+
+    Args:
+        ratios: Load -> arm -> speed over that of the target alone.
+        noise: The second of three repetitions is faster by this share for the adaptive arm alone.
+    """
+    measurements = []
+    for value, of_arms in ratios.items():
+        load: Load = ClosedLoop(value) if isinstance(value, int) else OpenLoop(value)
+        cell = Cell(CODE, load)
+        for arm in ARMS:
+            for repetition in range(3):
+                faster = 1 + noise * (repetition == 1 and arm == ARMS[-1])
+                ratio = 1.0 if arm == TARGET_ALONE else of_arms[arm] * faster
+                timed = answer(e2e=3.0 / ratio, ttft=1.0 / ratio)
+                measurements.append(measured(cell, arm, repetition, 1.0 / ratio, timed, timed))
+    return figures_of(measurements, ARMS, SLO)
