@@ -12,8 +12,19 @@ import pytest
 
 from pipelines.bench.arms import ADAPTIVE
 from pipelines.bench.blocks import Interval
-from pipelines.bench.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Labels, Point, Series
-from pipelines.bench.chart import bar_chart, line_chart
+from pipelines.bench.chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Labels,
+    Point,
+    Series,
+    bar_chart,
+    line_chart,
+)
 from pipelines.bench.document import as_document
 from pipelines.bench.domain_shift import Phase
 from pipelines.bench.html_page import as_html
@@ -38,7 +49,9 @@ def results(recipe: str = "demo") -> Results:
         replace(
             figures,
             arms=tuple(
-                replace(entry, acceptance=_pooled(entry.generations, drafted)) if entry.arm != ARMS[0] else entry
+                replace(entry, acceptance=_pooled(entry.generations, drafted))
+                if entry.arm != ARMS[0]
+                else entry
                 for entry in figures.arms
             ),
         )
@@ -154,7 +167,9 @@ def test_answers_that_differ_are_said_first() -> None:
 
 def test_a_line_chart_puts_values_where_they_belong() -> None:
     points = (Point(1, 0.0, 0.0, 0.0), Point(4, 2.0, 1.0, 4.0), Point(16, 4.0, 4.0, 4.0))
-    chart = line_chart(Labels("t", "x", "y"), [Series("s", 0, points)], [1, 4, 16], rules=[1.0], is_log_x=True)
+    chart = line_chart(
+        Labels("t", "x", "y"), [Series("s", 0, points)], [1, 4, 16], rules=[1.0], is_log_x=True
+    )
     first, middle, last = chart.series[0].marks
     assert (first.x, first.y) == (LEFT, HEIGHT - BOTTOM)
     assert (last.x, last.y) == (WIDTH - RIGHT, TOP)

@@ -137,7 +137,9 @@ def test_figures_follow_their_formulas() -> None:
     )
     walls = {0: 2.0, 1: 1.0, 2: 4.0}
     measurements = [
-        measured(cell, arm, repetition, wall_s / (2 if arm == K2 else 1), *[drafted if arm == K2 else answer()] * 2)
+        measured(
+            cell, arm, repetition, wall_s / (2 if arm == K2 else 1), *[drafted if arm == K2 else answer()] * 2
+        )
         for repetition, wall_s in walls.items()
         for arm in ARMS
     ]
@@ -188,9 +190,7 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(ratio: float, noise: flo
 
 
 def test_the_best_fixed_draft_length_is_chosen_per_cell() -> None:
-    cells = cells_with_ratios(
-        {1: {K2: 2.0, K4: 3.0, ADAPTIVE: 2.8}, 8: {K2: 0.9, K4: 0.6, ADAPTIVE: 1.0}}
-    )
+    cells = cells_with_ratios({1: {K2: 2.0, K4: 3.0, ADAPTIVE: 2.8}, 8: {K2: 0.9, K4: 0.6, ADAPTIVE: 1.0}})
     found = [(each.other, each.word) for each in verdicts(cells)]
     assert found == [(TARGET_ALONE, "pass"), (K4, "fail"), (TARGET_ALONE, "pass"), (K2, "pass")]
 

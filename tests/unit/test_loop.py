@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.loop import Round, speculate
+from pipelines.speculation.prompt_lookup import PromptLookup
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.token_ids import TokenIds
 
 PROMPT = [7, 8, 9]
 
@@ -162,3 +164,32 @@ def test_statistics_by_hand() -> None:
     assert statistics.acceptance_rate == 5 / 10
     assert statistics.mean_acceptance_length == 1 + 5 / 3
     assert statistics.accepted_per_position == [2, 1, 1, 1]
+
+
+def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
+    """A draft length that finds its tokens in the text: no call of the draft, the same output."""
+
+    class LooksUp:
+        def __init__(self) -> None:
+            self.lookup = PromptLookup(ids(PROMPT))
+
+        def next_round(self, num_remaining: int) -> DraftPlan:
+            return replace(NO_DRAFT, ready_ids=self.lookup.propose(min(4, num_remaining - 1)))
+
+        def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
+            assert proposal.drafted is None
+            self.lookup.append(token_ids)
+
+    output = [1, 2, 3, 4] * 5 + [9, 9, 9, 1, 2, 3, 4, 5]
+    draft, target = ScriptedDraft([]), ScriptedTarget(output)
+
+    async def collect() -> list[Round]:
+        request = GenerationRequest("test", ids(PROMPT), len(output))
+        return [part async for part in speculate(request, draft, target, LooksUp())]
+
+    rounds = asyncio.run(collect())
+    assert tokens(rounds) == output
+    assert not draft.calls
+    assert len(rounds) < len(output) / 2
+    assert all(part.num_ready_tokens == part.num_draft_tokens for part in rounds)
+    assert sum(part.num_accepted_tokens for part in rounds) == len(output) - len(rounds)

@@ -1,0 +1,110 @@
+"""The draft length through a real server: adaptive, fixed, set while it runs, and on the metrics port."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.deploy import Server
+from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
+
+pytestmark = pytest.mark.triton
+
+PROMPTS = ("def main():\n", "import os\n", "class Reader:\n", "x = 1\nx = 1\nx = 1\nx = 1\n", "naïve ☕")
+REQUEST = CompletionRequest("def main():\n", max_tokens=60, end_id=-1)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with grpc_client(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def setting(server: Server) -> Iterator[Path]:
+    """The file that sets the draft length of the running server; taken away afterwards."""
+    path = server.directory / "draft_length.json"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(server: Server) -> None:
+    requests = [
+        replace(REQUEST, prompt=prompt, temperature=temperature, seed=seed, max_tokens=20 + 10 * seed)
+        for seed, prompt in enumerate(PROMPTS)
+        for temperature in (0.0, 0.9)
+    ]
+
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        with grpc_client(server) as own:
+            return own.stream(request, model).result()
+
+    alone = [ask(request, "generate_target") for request in requests]
+    for num_at_once in (1, 3, 4):
+        with ThreadPoolExecutor(num_at_once) as pool:
+            answers = list(pool.map(ask, requests, ["generate"] * len(requests)))
+        for answer, expected in zip(answers, alone, strict=True):
+            assert (answer.output_ids, answer.text) == (expected.output_ids, expected.text)
+    assert sum(answer.total_accepted_draft_tokens for answer in answers) > 0
+
+
+def test_the_draft_length_is_set_while_the_server_runs(client: Client, setting: Path) -> None:
+    assert client.generate(REQUEST).total_draft_tokens > 0
+    setting.write_text(json.dumps({"num_draft_tokens": 0}))
+    assert client.generate(REQUEST).total_draft_tokens == 0
+    assert client.generate(replace(REQUEST, num_draft_tokens=2)).total_draft_tokens > 0
+    setting.write_text(json.dumps({"num_draft_tokens": 2}))
+    fixed = client.generate(REQUEST)
+    assert fixed == replace_times(client.generate(replace(REQUEST, num_draft_tokens=2)), fixed)
+    setting.unlink()
+    assert client.generate(REQUEST).total_draft_tokens > 0
+
+
+def replace_times(generation: Generation, like: Generation) -> Generation:
+    return replace(generation, e2e_latency_s=like.e2e_latency_s, ttft_s=like.ttft_s, seed=like.seed)
+
+
+def test_requests_of_a_session_are_taken(client: Client) -> None:
+    expected = client.generate(REQUEST, "generate_target").output_ids
+    for _ in range(3):
+        assert client.generate(replace(REQUEST, session_id="conversation ☕")).output_ids == expected
+
+
+def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server) -> None:
+    client.stream(REQUEST).result()
+    client.stream(REQUEST, "generate_target").result()
+
+    def text() -> str:
+        url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.read().decode()
+
+    assert wait_until(lambda: 'draftproof_itl_seconds_count{model="speculative"}' in text())
+    assert read_gauge(server, "draftproof_ttft_seconds_count", model="speculative") >= 1
+    assert read_gauge(server, "draftproof_ttft_seconds_count", model="target") >= 1
+    assert read_gauge(server, "draftproof_draft_available") == 1
+    assert 0 < read_gauge(server, "draftproof_draft_threshold") <= 2
+    assert 0 <= read_gauge(server, "draftproof_recent_acceptance_rate") <= 1
+
+    def by_length() -> list[float]:
+        return [
+            read_gauge(server, "draftproof_draft_length_total", num_draft_tokens=str(length))
+            for length in range(MAX_DRAFT_LEN + 1)
+        ]
+
+    def counts_agree() -> bool:  # they are published one after the other
+        rounds = by_length()
+        num_verified = sum(length * count for length, count in enumerate(rounds))
+        return (sum(rounds[1:]), num_verified) == (
+            read_gauge(server, "spec_decode_num_drafts_total"),
+            read_gauge(server, "spec_decode_num_draft_tokens_total"),
+        )
+
+    assert wait_until(counts_agree)
