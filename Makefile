@@ -18,6 +18,8 @@ METRICS_PORT ?= 8002
 TIMEOUT_S ?= 120
 ##= server for verify, bench and ask, as grpc://host:port; empty: that of `serve`, else one of their own
 URL ?=
+##= for draft-length: a number, 0 for no speculation, or adaptive
+NUM_DRAFT_TOKENS ?= adaptive
 ##= text that `ask` continues
 TEXT ?= def main():
 export TEXT
@@ -79,6 +81,10 @@ ready: .venv/run.stamp ## wait until the server of `serve` is ready
 .PHONY: stop
 stop: .venv/run.stamp ## stop the server of `serve`
 	@$(venv) -m pipelines.deploy stop --recipe "$(RECIPE)"
+
+.PHONY: draft-length
+draft-length: .venv/run.stamp ## set NUM_DRAFT_TOKENS of requests that do not say, while the server runs
+	@$(venv) -m pipelines.deploy draft-length --recipe "$(RECIPE)" --num-draft-tokens "$(NUM_DRAFT_TOKENS)"
 
 .PHONY: ask
 ask: .venv/run.stamp ## continue TEXT on the server of `serve` (or URL's)

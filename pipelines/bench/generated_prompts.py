@@ -65,21 +65,21 @@ def repetitive_texts(count: int, seed: int) -> tuple[str, ...]:
     too small to copy them, and begins something new.
 
     Args:
-        count: Texts wanted.
+        count: Texts wanted, all different.
         seed: The same seed gives the same texts.
     """
     drawn = random.Random(seed)
-    texts = []
-    for index in range(count):
+    texts: dict[str, None] = {}  # a set that keeps the order
+    while len(texts) < count:
         first, second = drawn.sample(_WORDS, 2)
         number = drawn.randint(2, 90)
         rule = f"# {'-' * 20}\n"
         kinds = (
             f"| {first} | {second} |\n" * 12,
             f"{first},{second},{number}\n" * 16,
-            f"{rule}# {first}\n{rule}# {second}\n{rule}",
+            f"{rule}# {first} {number}\n{rule}# {second}\n{rule}",
             f"0x{number:02x}, " * 30,
             f"INFO {first}: {second} ok\n" * 12,
         )
-        texts.append(kinds[index % len(kinds)])
+        texts[kinds[len(texts) % len(kinds)]] = None
     return tuple(texts)

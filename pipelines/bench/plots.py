@@ -45,18 +45,14 @@ def _of_closed_loops(plan: Plan, cells: Sequence[CellFigures]) -> Iterator[Chart
     )
     for figures in (cells[0], cells[-1]) if len(cells) > 1 else cells:
         yield _distribution(plan, figures)
-    yield bar_chart(
-        Labels(
-            f"Rounds by accepted draft tokens, {cells[0].cell.load}",
-            "accepted draft tokens",
-            "share of rounds",
-        ),
-        [
-            (str(arm), plan.arms.index(arm), _shares(cells[0].of(arm).acceptance.rounds_by_accepted))
-            for arm in plan.arms
-            if arm != TARGET_ALONE
-        ],
-    )
+    accepted = [
+        (str(arm), plan.arms.index(arm), _shares(cells[0].of(arm).acceptance.rounds_by_accepted))
+        for arm in plan.arms
+        if arm != TARGET_ALONE
+    ]
+    if any(shares for _, _, shares in accepted):
+        title = f"Rounds by accepted draft tokens, {cells[0].cell.load}"
+        yield bar_chart(Labels(title, "accepted draft tokens", "share of rounds"), accepted)
     lengths = [_shares(figures.of(ADAPTIVE).acceptance.rounds_by_draft_length) for figures in cells]
     if any(lengths):
         yield bar_chart(

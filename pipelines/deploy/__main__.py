@@ -1,4 +1,4 @@
-"""Command line: ``python -m pipelines.deploy serve|ready|stop|doctor --recipe demo``."""
+"""Command line: ``python -m pipelines.deploy serve|ready|stop|draft-length|doctor --recipe demo``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 
 from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.draft_length import ADAPTIVE, set_draft_length
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import READY_TIMEOUT_S, Server, find_server, run_directory
 from pipelines.errors import DraftproofError
@@ -25,11 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pipelines.deploy", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="serve|ready|stop|doctor")
+    commands = parser.add_subparsers(required=True, metavar="serve|ready|stop|draft-length|doctor")
     for name, command, text in (
         ("serve", _serve, "start the server of a recipe and wait until it is ready"),
         ("ready", _ready, "wait until the server is ready"),
         ("stop", _stop, "stop the server"),
+        ("draft-length", _draft_length, "set the draft length, of a server that runs too"),
         ("doctor", _doctor, "say what this machine has and lacks"),
     ):
         sub = commands.add_parser(name, help=text, description=text)
@@ -40,6 +42,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
             for port in ("http", "grpc", "metrics"):
                 variable = f"DRAFTPROOF_{port.upper()}_PORT"
                 sub.add_argument(f"--{port}-port", type=int, help=f"default: ${variable}, or the usual one")
+        if name == "draft-length":
+            sub.add_argument(
+                "--num-draft-tokens", default=ADAPTIVE, help="a number, 0 for none, or adaptive (%(default)s)"
+            )
         if name in ("serve", "ready"):
             sub.add_argument("--timeout-s", type=float, default=READY_TIMEOUT_S, help="seconds to wait")
     return parser.parse_args(arguments)
@@ -79,6 +85,12 @@ def _stop(options: argparse.Namespace) -> int:
         print("no server of this recipe runs")
         return 0
     print("stopped" if server.stop() else "killed: it did not end in time")
+    return 0
+
+
+def _draft_length(options: argparse.Namespace) -> int:
+    path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
+    print(f"draft length of requests that do not say: {options.num_draft_tokens} ({path})")
     return 0
 
 

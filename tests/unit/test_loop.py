@@ -180,7 +180,7 @@ def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
             assert proposal.drafted is None
             self.lookup.append(token_ids)
 
-    output = [1, 2, 3, 4] * 5 + [9, 9, 9, 1, 2, 3, 4, 5]
+    output = [1, 2, 3, 4] * 10 + [9, 9, 9, 1, 2, 3, 4, 5]
     draft, target = ScriptedDraft([]), ScriptedTarget(output)
 
     async def collect() -> list[Round]:
