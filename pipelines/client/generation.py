@@ -57,6 +57,7 @@ class Chunk:
     sequence_length: int
     counts: SpeculationCounts | None = None
     seed: int | None = None
+    draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
 
@@ -158,6 +159,7 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
             sequence_length=int(outputs["sequence_length"][0]),
             counts=counts,
             seed=int(outputs["output_seed"][0]) if "output_seed" in outputs else None,
+            draft_length=_text(outputs["draft_length"]) if "draft_length" in outputs else "",
             log_probs=tuple(float(value) for value in outputs.get("output_log_probs", ())),
             top_log_probs=_top_log_probs(outputs, len(output_ids)),
         )
@@ -201,6 +203,7 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
         ttft_s=first.received_at_s - sent_at_s if first and streamed else None,
         e2e_latency_s=chunks[-1].received_at_s - sent_at_s,
         seed=chunks[-1].seed,
+        draft_length=chunks[-1].draft_length,
         log_probs=tuple(log_prob for chunk in chunks for log_prob in chunk.log_probs),
         top_log_probs=tuple(alternatives for chunk in chunks for alternatives in chunk.top_log_probs),
         draft_lengths=_draft_lengths(chunks),

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pipelines.bench.acceptance import pooled
 from pipelines.bench.arms import ADAPTIVE
 from pipelines.bench.blocks import Interval
 from pipelines.bench.chart import (
@@ -30,7 +31,7 @@ from pipelines.bench.domain_shift import Phase
 from pipelines.bench.html_page import as_html
 from pipelines.bench.report import as_text
 from pipelines.bench.results import Results
-from tests.unit.bench_answers import ARMS, K2, K4, SLO, cells_with_ratios, plan
+from tests.unit.bench_answers import ARMS, K2, K4, SLO, answer, cells_with_ratios, plan
 
 RATIOS = {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}
 NO_CLOSING_TAG = {"meta", "br", "hr"}
@@ -38,22 +39,21 @@ NO_CLOSING_TAG = {"meta", "br", "hr"}
 
 def results(recipe: str = "demo") -> Results:
     cells = cells_with_ratios({1: RATIOS, 2: {**RATIOS, K4: 0.9}, 0.5: RATIOS})
-    drafted = {
-        "num_rounds": 4,
-        "total_draft_tokens": 8,
-        "total_accepted_draft_tokens": 3,
-        "accepted_per_position": (2, 1),
-        "draft_lengths": (0, 2, 4, 2),
-    }
+    drafted = pooled(
+        [
+            answer(
+                num_rounds=4,
+                total_draft_tokens=8,
+                total_accepted_draft_tokens=3,
+                accepted_per_position=(2, 1),
+                draft_lengths=(0, 2, 4, 2),
+            )
+        ]
+    )
     cells = [
         replace(
             figures,
-            arms=tuple(
-                replace(entry, acceptance=_pooled(entry.generations, drafted))
-                if entry.arm != ARMS[0]
-                else entry
-                for entry in figures.arms
-            ),
+            arms=(figures.arms[0], *(replace(entry, acceptance=drafted) for entry in figures.arms[1:])),
         )
         for figures in cells
     ]
@@ -69,12 +69,6 @@ def results(recipe: str = "demo") -> Results:
         num_different=0,
         conditions={"recipe": recipe, "date": "2026-11-21", "command": "python -m pipelines.bench"},
     )
-
-
-def _pooled(generations: object, drafted: dict[str, object]) -> object:
-    from pipelines.bench.acceptance import pooled
-
-    return pooled([replace(generation, **drafted) for generation in generations])  # type: ignore[attr-defined]
 
 
 class Page(HTMLParser):
@@ -194,7 +188,7 @@ def test_the_document_is_json_with_every_arm_of_every_cell() -> None:
     assert [cell["load"]["kind"] for cell in document["cells"]] == ["closed", "closed", "open"]
     for cell in document["cells"]:
         assert [arm["arm"] for arm in cell["arms"]] == ["target alone", "K=2", "K=4", "adaptive"]
-        assert [each["to"] for each in cell["adaptive_compared"]][0] == "target alone"
+        assert cell["adaptive_compared"][0]["to"] == "target alone"
         assert {each["verdict"] for each in cell["adaptive_compared"]} == {"fail"}
     k4 = next(each for each in document["crossovers"] if each["arm"] == "K=4")
     assert 1 < k4["num_at_once"] < 2
