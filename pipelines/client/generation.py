@@ -44,6 +44,7 @@ class Chunk:
         counts: None from ``generate_target``.
         seed: Key of the noise that the tokens were sampled with; asking with it again gives the same
             answer. None from a server that does not tell.
+        draft_length: What decided it: "adaptive" or a fixed number; "" from ``generate_target``.
         log_probs: Natural logarithm of the probability of each of ``output_ids``; empty if not asked for.
         top_log_probs: For each of them the likeliest tokens at its place and their log probabilities,
             the likeliest first; empty if not asked for.
@@ -79,6 +80,7 @@ class Generation:
             or is empty.
         e2e_latency_s: From sending the request to the last output token.
         seed: As in ``Chunk``.
+        draft_length: As in ``Chunk``.
         log_probs: As in ``Chunk``, of all of ``output_ids``.
         top_log_probs: As in ``Chunk``, of all of ``output_ids``.
         draft_lengths: Draft tokens of each round that came in a chunk of its own, in their order.
@@ -95,6 +97,7 @@ class Generation:
     ttft_s: float | None
     e2e_latency_s: float
     seed: int | None = None
+    draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
     draft_lengths: tuple[int, ...] = ()

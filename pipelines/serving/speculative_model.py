@@ -23,7 +23,7 @@ from pipelines.serving.in_process_engines import InProcessEngines
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.sessions import Sessions
 from pipelines.serving.token_times import TokenTimes
-from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.serving.triton_wire import TritonWire, scalar_tensor, text_tensor
 from pipelines.speculation.calibration import Calibration
 from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
 from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
@@ -89,7 +89,11 @@ class SpeculativeAnswerer:
         request = call.request
         statistics = SpeculationStatistics(self._lengths.max_draft_len)
         chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
-        async with self._admission.slot(request.deadline_s), self._rounds(call) as rounds:
+        wanted = call.num_draft_tokens
+        if wanted is None:
+            wanted = self._setting.read().num_draft_tokens
+        used = text_tensor("adaptive" if wanted is None else str(wanted))
+        async with self._admission.slot(request.deadline_s), self._rounds(call, wanted) as rounds:
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
@@ -106,14 +110,12 @@ class SpeculativeAnswerer:
                         **chunk_tensors(chunk, call),
                         "accepted_mask": chunk.accepted_mask.reshape(1, -1),
                         **count_tensors(statistics),
+                        "draft_length": used,
                     }
                     yield outputs, chunk.is_final
 
     @asynccontextmanager
-    async def _rounds(self, call: GenerationCall) -> AsyncIterator[AsyncIterator[Round]]:
-        wanted = call.num_draft_tokens
-        if wanted is None:
-            wanted = self._setting.read().num_draft_tokens
+    async def _rounds(self, call: GenerationCall, wanted: int | None) -> AsyncIterator[AsyncIterator[Round]]:
         length: DraftLength
         if wanted is None:
             acceptance = self._sessions.acceptance(call.session_id)

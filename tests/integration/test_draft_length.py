@@ -56,9 +56,11 @@ def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(server:
 
 
 def test_the_draft_length_is_set_while_the_server_runs(client: Client, setting: Path) -> None:
-    assert client.generate(REQUEST).total_draft_tokens > 0
+    adaptive = client.generate(REQUEST)
+    assert adaptive.total_draft_tokens > 0 and adaptive.draft_length == "adaptive"
     setting.write_text(json.dumps({"num_draft_tokens": 0}))
-    assert client.generate(REQUEST).total_draft_tokens == 0
+    off = client.generate(REQUEST)
+    assert off.total_draft_tokens == 0 and off.draft_length == "0"
     assert client.generate(replace(REQUEST, num_draft_tokens=2)).total_draft_tokens > 0
     setting.write_text(json.dumps({"num_draft_tokens": 2}))
     fixed = client.generate(REQUEST)
