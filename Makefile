@@ -100,7 +100,7 @@ verify: $(if $(URL)$(findstring --against,$(ARGS)),.venv/run.stamp,repository) #
 	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
 
 .PHONY: bench
-bench: $(if $(URL),.venv/run.stamp,repository) ## time generate against generate_target in one run
+bench: $(if $(URL),.venv/run.stamp,repository) ## time generate against generate_target, by prompts and load (40 minutes; ARGS=--quick: a few)
 	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
 
 .PHONY: bench-peers

@@ -12,15 +12,16 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+from docs.bench_tables import every_load, headline
+from docs.words import Document, conditions, listed, times
+from pipelines.bench.document import FORMAT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("docs/results")
 PAIR = Path("engines/demo_pair/evaluation.json")
 
 _BLOCK = re.compile(r"(<!-- figures:([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
-
-Document = dict[str, Any]
 
 
 def render(readme: str, root: Path = ROOT) -> str:
@@ -39,71 +40,9 @@ def _block(name: str, root: Path) -> str:
         document = json.loads((root / path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"*Not measured yet: `{path.as_posix()}` is made by `{command}`.*"
+    if path.name.startswith("bench-") and document.get("format") != FORMAT:
+        return f"*Not measured yet with this bench: `{path.as_posix()}` is made anew by `{command}`.*"
     return write(document)
-
-
-def _headline(bench: Document) -> str:
-    loads = sorted({arm["num_at_once"] for arm in bench["arms"]})
-    lines = [
-        "| Requests at once | Target alone, tokens/s | Speculative, tokens/s | Times faster "
-        "| TTFT, ms | ITL, ms | `acceptance_rate` | `mean_acceptance_length` |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for load in loads:
-        alone = next(
-            arm for arm in bench["arms"] if arm["num_at_once"] == load and arm["model"] == "generate_target"
-        )
-        length = bench["best"][str(load)]["num_draft_tokens"]
-        best = next(
-            arm
-            for arm in bench["arms"]
-            if arm["num_at_once"] == load and arm["model"] == "generate" and arm["num_draft_tokens"] == length
-        )
-        ratio = best["ratio_to_target"]
-        cells = [
-            str(load),
-            f"{alone['output_tokens_per_s']['median']:.1f}",
-            f"{best['output_tokens_per_s']['median']:.1f} (`num_draft_tokens` {length})",
-            f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})",
-            f"{_ms(alone['ttft_s'], 0)} -> {_ms(best['ttft_s'], 0)}",
-            f"{_ms(alone['itl_s'], 1)} -> {_ms(best['itl_s'], 1)}",
-            _times(best["acceptance_rate"], 1, 2),
-            _times(best["mean_acceptance_length"], 1, 2),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    tried = sorted({arm["num_draft_tokens"] for arm in bench["arms"] if arm["num_draft_tokens"] is not None})
-    lines += [
-        "",
-        f"Greedy; of the fixed draft lengths tried ({_listed(tried)}) the best at each load; "
-        "arrows lead from the target alone to "
-        f"speculative; medians of {bench['repetitions']} interleaved repetitions (least to greatest), "
-        f"{bench['max_tokens']} tokens per answer at most. {_slower(bench)}{_answers(bench)}{_step(bench)}",
-        "",
-        _conditions(bench["conditions"]),
-    ]
-    return "\n".join(lines)
-
-
-def _slower(bench: Document) -> str:
-    loads = [load for load, best in bench["best"].items() if best["ratio_to_target"]["median"] < 1]
-    return f"**Slower than the target alone at {_listed(loads)} requests at once.** " if loads else ""
-
-
-def _answers(bench: Document) -> str:
-    different = bench["answers_that_differ"]
-    return "Every answer was the target's own. " if different == 0 else f"**{different} answers differed.** "
-
-
-def _step(bench: Document) -> str:
-    step = bench.get("decode_step")
-    if not step:
-        return ""
-    return (
-        f"One decode step of the target at one request took {step['step_ms']:.1f} ms, "
-        f"{step['ratio']:.2f} times the {step['floor_ms']:.1f} ms that reading its "
-        f"{step['weight_bytes'] / 1e6:.0f} MB of weights takes at the {step['bandwidth_gb_per_s']:.1f} GB/s "
-        "measured in between."
-    )
 
 
 def _demo(demo: Document) -> str:
@@ -120,13 +59,13 @@ def _demo(demo: Document) -> str:
         cells = [
             ways[entry["transport"]],
             entry["model"],
-            _times(entry["ttft_s"], 1e3, 0),
-            _times(entry["itl_s"], 1e3, 1),
-            _times(entry["e2e_latency_s"], 1, 2),
-            _times(entry["output_tokens_per_s"], 1, 1),
-            _times(entry["acceptance_rate"], 1, 2),
-            _times(entry["mean_acceptance_length"], 1, 2),
-            _times(entry["speed_up"], 1, 2),
+            times(entry["ttft_s"], 1e3, 0),
+            times(entry["itl_s"], 1e3, 1),
+            times(entry["e2e_latency_s"], 1, 2),
+            times(entry["output_tokens_per_s"], 1, 1),
+            times(entry["acceptance_rate"], 1, 2),
+            times(entry["mean_acceptance_length"], 1, 2),
+            times(entry["speed_up"], 1, 2),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     verdict = "PASS" if demo["verdict"] == "pass" else "**FAIL**"
@@ -138,7 +77,7 @@ def _demo(demo: Document) -> str:
         f"one request at a time; {seconds['build']:.0f} s to build, {seconds['start']:.0f} s to start, "
         f"{seconds['answers']:.0f} s of answers.",
         "",
-        _conditions(demo["conditions"]),
+        conditions(demo["conditions"]),
     ]
     return "\n".join(lines)
 
@@ -157,7 +96,7 @@ def _verify(report: Document) -> str:
     lines = [
         f"{verdict}: {equality['answers_compared']:,} answers and {equality['tokens_compared']:,} tokens "
         f"compared with the target alone, {differ}, {equality['answers_missing']} missing; "
-        f"`num_draft_tokens` {_range(lengths)}, {_listed(loads)} requests at once, {len(asked)} passes.",
+        f"`num_draft_tokens` {_range(lengths)}, {listed(loads)} requests at once, {len(asked)} passes.",
         "",
         "| Compared | Prompts | Answers | Tokens | With log probs | Prompts that diverged | A fault is seen "
         "with 95 % if it changes | with 99 % |",
@@ -169,7 +108,7 @@ def _verify(report: Document) -> str:
         cells += [f"{group[rate]:.2%} of prompts" for rate in ("detectable_rate_95", "detectable_rate_99")]
         lines.append("| " + " | ".join(cells) + " |")
     lines += _acceptance(sections["Acceptance of seeded sampling, coupled and uncoupled"])
-    return "\n".join([*lines, "", _conditions(report["conditions"])])
+    return "\n".join([*lines, "", conditions(report["conditions"])])
 
 
 def _acceptance(figures: Document) -> list[str]:
@@ -185,7 +124,7 @@ def _acceptance(figures: Document) -> list[str]:
     ]
     cells: dict[int, dict[str, str]] = {}
     for arm in figures["arms"]:
-        rate, length = _times(arm["acceptance_rate"], 1, 3), _times(arm["mean_acceptance_length"], 1, 2)
+        rate, length = times(arm["acceptance_rate"], 1, 3), times(arm["mean_acceptance_length"], 1, 2)
         counts = f"{arm['total_accepted_draft_tokens']:,} of {arm['total_draft_tokens']:,}"
         cells.setdefault(arm["num_draft_tokens"], {})[arm["sampling"]] = f"{rate} ({length}), {counts}"
     for draft_length, rules in cells.items():
@@ -195,7 +134,7 @@ def _acceptance(figures: Document) -> list[str]:
 
 def _range(numbers: Sequence[int]) -> str:
     whole = len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
-    return f"{numbers[0]} to {numbers[-1]}" if whole else _listed(numbers)
+    return f"{numbers[0]} to {numbers[-1]}" if whole else listed(numbers)
 
 
 def _pair(evaluation: Document) -> str:
@@ -229,38 +168,9 @@ def _pair(evaluation: Document) -> str:
     return "\n".join(lines)
 
 
-def _ms(spread: Document | None, digits: int) -> str:
-    return _times(None if spread is None else spread["median"], 1e3, digits)
-
-
-def _times(value: float | None, factor: float, digits: int) -> str:
-    return "-" if value is None else f"{value * factor:.{digits}f}"
-
-
-def _listed(values: Sequence[object]) -> str:
-    words = [str(value) for value in values]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _conditions(about: Document) -> str:
-    """One line that says what the figures above depend on."""
-    engines = about.get("engines", {})
-    parts = [f"Conditions: recipe `{about['recipe']}`"]
-    for role in ("target", "draft"):
-        if engines.get(role):
-            size = engines[role]["num_parameters"] / 1e6
-            parts.append(f"{role} {size:.1f} M parameters, {engines[role]['quantization']}")
-    parts += [
-        f"{about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} at the start",
-        f"Triton {about['triton_version']}, OpenVINO {about['packages']['openvino']}",
-        f"Python {about['python']}",
-        f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`",
-    ]
-    return "; ".join(parts) + "."
-
-
 BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
-    "headline": (RESULTS / "bench-demo-large.json", "make results", _headline),
+    "headline": (RESULTS / "bench-demo-large.json", "make results", headline),
+    "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
     "demo": (RESULTS / "demo.json", "make results", _demo),
     "verify": (RESULTS / "verify-demo-large.json", "make results", _verify),
     "pair": (PAIR, "make evaluate-demo", _pair),

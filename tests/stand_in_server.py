@@ -30,6 +30,7 @@ INPUT_TYPES = {
     "stop_words": "BYTES",
     "end_id": "INT32",
     "num_draft_tokens": "INT32",
+    "session_id": "BYTES",
     "min_p": "FP32",
     "repetition_penalty": "FP32",
     "presence_penalty": "FP32",

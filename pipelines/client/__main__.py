@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logit_bias=tuple(options.logit_bias),
         num_log_probs=options.log_probs,
         use_draft_logits=options.use_draft_logits,
+        session_id=options.session_id,
     )
     try:
         with Client.connect(options.url, timeouts) as client:
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stop-word", action="append", default=[], help="the answer ends before it; repeatable"
     )
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
+    parser.add_argument("--session-id", default="", help="requests of one session share what is learnt")
     parser.add_argument("--num-draft-tokens", type=int, help="per round; 0 is off (default: the server's)")
     parser.add_argument(
         "--timeout", type=float, default=Timeouts().total_s, help="seconds in all (%(default)s)"

@@ -50,7 +50,6 @@ class CompletionRequest:
         stop_words: The answer ends before the first of them.
         end_id: Token that ends the answer; None: the engine's own.
         num_draft_tokens: Draft tokens per round; 0 switches speculation off; None: the server's choice.
-        session_id: Requests of one session share what the server learns about their text.
             Only the model ``generate`` has this input.
         min_p: Sample among tokens at least this many times as likely as the likeliest, in [0, 1].
         repetition_penalty: Above 1 makes tokens of prompt and answer less likely; above 0; 1 for none.
@@ -63,6 +62,7 @@ class CompletionRequest:
             the n likeliest at its place; None for neither.
         use_draft_logits: Accept draft tokens by the ratio rule: the answer has the target's
             distribution, yet is not the target's own. Only the model ``generate`` has this input.
+        session_id: Requests of one session share what the server learns about their text.
     """
 
     prompt: str
@@ -74,7 +74,6 @@ class CompletionRequest:
     stop_words: tuple[str, ...] = ()
     end_id: int | None = None
     num_draft_tokens: int | None = None
-    session_id: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -84,6 +83,7 @@ class CompletionRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_log_probs: int | None = None
     use_draft_logits: bool = False
+    session_id: str = ""
 
     def tensors(self, *, streaming: bool) -> Iterator[InputTensor]:
         """The inputs to send; most are left out at their defaults, which are the server's too.

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.bench.arms import TARGET_ALONE, Arm, arms_with
+from pipelines.bench.acceptance import pooled
+from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm, arms_with
+from pipelines.bench.blocks import Interval
+from pipelines.bench.domain_shift import Phase
 from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import Cell, Plan
 from pipelines.bench.prompt_sets import PromptSet
+from pipelines.bench.results import Results
 from pipelines.bench.slo import Slo
 from pipelines.client import CompletionRequest, Generation
 
@@ -54,3 +58,52 @@ def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float 
                 timed = answer(e2e=3.0 / ratio, ttft=1.0 / ratio)
                 measurements.append(measured(cell, arm, repetition, 1.0 / ratio, timed, timed))
     return figures_of(measurements, ARMS, SLO)
+
+
+def results(recipe: str = "demo", adaptive_at_2: float = 0.5) -> Results:
+    """A run in which K=4 crosses over between 1 and 2 at once."""
+    ratios = {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}
+    cells = cells_with_ratios({1: ratios, 2: {K2: 1.5, K4: 0.9, ADAPTIVE: adaptive_at_2}, 0.5: ratios})
+    drafted = pooled(
+        [
+            answer(
+                num_rounds=4,
+                total_draft_tokens=8,
+                total_accepted_draft_tokens=3,
+                accepted_per_position=(2, 1),
+                draft_lengths=(0, 2, 4, 2),
+            )
+        ]
+    )
+    cells = [
+        replace(
+            figures,
+            arms=(figures.arms[0], *(replace(entry, acceptance=drafted) for entry in figures.arms[1:])),
+        )
+        for figures in cells
+    ]
+    return Results(
+        run_id="bench-demo-1",
+        plan=plan(),
+        slo=SLO,
+        capacity_per_s={"code": 2.0},
+        cells=tuple(cells),
+        phases=(Phase("code", Interval(1.2, 1.1, 1.3), 0.4, (3, None)),),
+        step=None,
+        overheads=(),
+        num_different=0,
+        conditions={
+            "recipe": recipe,
+            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
+            "cpu": "a processor",
+            "num_cores": 2,
+            "load_average_1min": 0.1,
+            "triton_version": "2.51.0",
+            "packages": {"openvino": "2026.4.1"},
+            "python": "3.11.7",
+            "date": "2026-11-20T12:00:00Z",
+            "git_sha": "0123456789abcdef",
+            "command": "python -m pipelines.bench",
+            "temperature": 0.0,
+        },
+    )

@@ -10,9 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipelines.bench.acceptance import pooled
-from pipelines.bench.arms import ADAPTIVE
-from pipelines.bench.blocks import Interval
 from pipelines.bench.chart import (
     BOTTOM,
     HEIGHT,
@@ -27,48 +24,11 @@ from pipelines.bench.chart import (
     line_chart,
 )
 from pipelines.bench.document import as_document
-from pipelines.bench.domain_shift import Phase
 from pipelines.bench.html_page import as_html
 from pipelines.bench.report import as_text
-from pipelines.bench.results import Results
-from tests.unit.bench_answers import ARMS, K2, K4, SLO, answer, cells_with_ratios, plan
+from tests.unit.bench_answers import ARMS, results
 
-RATIOS = {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}
 NO_CLOSING_TAG = {"meta", "br", "hr"}
-
-
-def results(recipe: str = "demo") -> Results:
-    cells = cells_with_ratios({1: RATIOS, 2: {**RATIOS, K4: 0.9}, 0.5: RATIOS})
-    drafted = pooled(
-        [
-            answer(
-                num_rounds=4,
-                total_draft_tokens=8,
-                total_accepted_draft_tokens=3,
-                accepted_per_position=(2, 1),
-                draft_lengths=(0, 2, 4, 2),
-            )
-        ]
-    )
-    cells = [
-        replace(
-            figures,
-            arms=(figures.arms[0], *(replace(entry, acceptance=drafted) for entry in figures.arms[1:])),
-        )
-        for figures in cells
-    ]
-    return Results(
-        run_id="bench-demo-1",
-        plan=plan(),
-        slo=SLO,
-        capacity_per_s={"code": 2.0},
-        cells=tuple(cells),
-        phases=(Phase("code", Interval(1.2, 1.1, 1.3), 0.4, (3, None)),),
-        step=None,
-        overheads=(),
-        num_different=0,
-        conditions={"recipe": recipe, "date": "2026-11-21", "command": "python -m pipelines.bench"},
-    )
 
 
 class Page(HTMLParser):

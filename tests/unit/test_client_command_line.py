@@ -46,6 +46,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         "--end-id": ["9"],
         "--log-probs": ["2"],
         "--num-draft-tokens": ["0"],
+        "--session-id": ["s1"],
     }
     arguments = [word for flag, values in flags.items() for value in values for word in (flag, value)]
     with StandInServer(with_log_probs) as server:
@@ -60,6 +61,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
             logit_bias=((5, -100.0), (0, 0.5)),
             num_log_probs=2,
             use_draft_logits=True,
+            session_id="s1",
         )
     )
     assert inputs["text_input"] == asked.pop("prompt")

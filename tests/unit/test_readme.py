@@ -14,6 +14,7 @@ import pytest
 
 from build.recipe import EngineRecipe, KvCache, Serving
 from docs.figures import BLOCKS, main, render
+from pipelines.bench.document import as_document
 from pipelines.errors import DraftproofError, from_wire
 from pipelines.prompts import Prompt
 from pipelines.serving.word_list import MAX_WORDS
@@ -23,6 +24,7 @@ from pipelines.validation.exact import run_exact
 from pipelines.validation.report import as_document
 from pipelines.validation.sizes import QUICK, Limits
 from tests.conftest import REPOSITORY_ROOT, tracked_files
+from tests.unit.bench_answers import results
 from tests.unit.scripted_client import ScriptedClient
 
 README = (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8")
@@ -175,26 +177,6 @@ def test_a_block_without_a_result_file_says_so(tmp_path: Path) -> None:
         assert "old" not in text
 
 
-def _spread(median: float) -> dict[str, float]:
-    return {"median": median, "low": median - 0.1, "high": median + 0.1}
-
-
-def _arm(model: str, length: int | None, load: int, rate: float, ratio: float) -> dict[str, Any]:
-    return {
-        "arm": f"{model} {length}",
-        "model": model,
-        "num_draft_tokens": length,
-        "num_at_once": load,
-        "output_tokens_per_s": _spread(rate),
-        "ratio_to_target": _spread(ratio),
-        "ttft_s": _spread(0.05),
-        "itl_s": None,
-        "e2e_latency_s": _spread(1.0),
-        "acceptance_rate": 0.5 if length else None,
-        "mean_acceptance_length": 3.0 if length else None,
-    }
-
-
 def _about() -> dict[str, Any]:
     return {
         "conditions": {
@@ -213,36 +195,29 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _bench(ratio_at_8: float) -> dict[str, Any]:
-    loads = {1: 2.0, 8: ratio_at_8}
-    return {
-        "arms": [
-            arm
-            for load, ratio in loads.items()
-            for arm in (
-                _arm("generate_target", None, load, 10.0, 1.0),
-                _arm("generate", 4, load, 10.0 * ratio, ratio),
-            )
-        ],
-        "best": {
-            str(load): {"num_draft_tokens": 4, "ratio_to_target": _spread(r)} for load, r in loads.items()
-        },
-        "decode_step": None,
-        "answers_that_differ": 0,
-        "max_tokens": 128,
-        "repetitions": 3,
-        **_about(),
-    }
-
-
 @pytest.mark.parametrize(("ratio", "says_slower"), [(0.9, True), (1.1, False)])
 def test_the_headline_says_where_speculation_is_slower(
     ratio: float, says_slower: bool, tmp_path: Path
 ) -> None:
-    text = _fill("headline", _bench(ratio), tmp_path)
-    assert "| 1 | 10.0 | 20.0 (`num_draft_tokens` 4) | **2.00** (1.90 to 2.10) | 50 -> 50 | - -> - |" in text
-    assert ("Slower than the target alone at 8 requests at once" in text) is says_slower
+    text = _fill("headline", as_document(results(adaptive_at_2=ratio)), tmp_path)
+    adaptive = f"| 2 | 10.0 | {10 * ratio:.1f} | **{ratio:.2f}** ({ratio:.2f} to {ratio:.2f}) | 2: 1.50 |"
+    assert adaptive in text
+    assert ("at 1 and 2 requests at once" in text) is says_slower
+    assert "Every answer was the target's own." in text
     assert "commit 0123456789" in text
+
+
+def test_the_table_of_every_load_has_all_prompt_sets_loads_and_verdicts(tmp_path: Path) -> None:
+    text = _fill("every-load", as_document(results(adaptive_at_2=1.6)), tmp_path)
+    assert "| Prompts | 1 at once | 2 at once | arrivals at 0.5 of capacity |" in text
+    assert "| code | **0.50** (0.50 to 0.50) | **1.60** (1.60 to 1.60) | **0.50** (0.50 to 0.50) |" in text
+    assert "target alone: 1 of 3 pass, 0 are inconclusive, 2 fail." in text
+    assert "best fixed draft length: 1 of 3 pass" in text
+
+
+def test_a_result_of_another_bench_is_not_read(tmp_path: Path) -> None:
+    text = _fill("headline", {"format": 1}, tmp_path)
+    assert "Not measured yet with this bench" in text
 
 
 def _fill(name: str, document: dict[str, Any], root: Path) -> str:

@@ -185,7 +185,7 @@ def test_every_output_is_there_in_its_shape_asked_for_or_not(
 ) -> None:
     request = request_of(num_log_probs=num_log_probs)
     (chunk,) = chunks_of([[DEF, RETURN]], request, streaming=False)
-    tensors = chunk_tensors(chunk, GenerationCall(request, False, None, False))
+    tensors = chunk_tensors(chunk, GenerationCall(request, False, None, False, ""))
     for name, shape in shapes.items():
         assert tensors[name].shape == shape, name
         assert tensors[name].dtype == (np.int32 if name == "top_log_prob_ids" else np.float32)

@@ -1,0 +1,36 @@
+"""How README's tables say numbers, lists and the conditions of a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def times(value: float | None, factor: float, digits: int) -> str:
+    """A number in another unit; "-" for None."""
+    return "-" if value is None else f"{value * factor:.{digits}f}"
+
+
+def listed(values: Sequence[object]) -> str:
+    """Such as ``1, 4 and 8``."""
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def conditions(about: Document) -> str:
+    """One line that says what the figures above depend on."""
+    engines = about.get("engines", {})
+    parts = [f"Conditions: recipe `{about['recipe']}`"]
+    for role in ("target", "draft"):
+        if engines.get(role):
+            size = engines[role]["num_parameters"] / 1e6
+            parts.append(f"{role} {size:.1f} M parameters, {engines[role]['quantization']}")
+    parts += [
+        f"{about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} at the start",
+        f"Triton {about['triton_version']}, OpenVINO {about['packages']['openvino']}",
+        f"Python {about['python']}",
+        f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`",
+    ]
+    return "; ".join(parts) + "."
