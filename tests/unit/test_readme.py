@@ -14,7 +14,7 @@ import pytest
 
 from build.recipe import EngineRecipe, KvCache, Serving
 from docs.figures import BLOCKS, main, render
-from pipelines.bench.document import as_document
+from pipelines.bench.document import as_document as bench_document
 from pipelines.errors import DraftproofError, from_wire
 from pipelines.prompts import Prompt
 from pipelines.serving.word_list import MAX_WORDS
@@ -115,7 +115,7 @@ def test_the_configuration_table_has_the_keys_and_defaults_of_the_code() -> None
     rows = re.findall(r"^\| `((?:\*|serving)\.[a-z_.]+)` \|[^|]*\| `?([^|`]+)`? \|", README, re.MULTILINE)
     assert {key for key, _ in rows} >= {f"serving.{field.name}" for field in dataclasses.fields(Serving)}
     for key, default in rows:
-        assert str(defaults[key]) == default.strip(), key
+        assert str(defaults[key]).lower() == default.strip(), key
 
 
 def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() -> None:
@@ -199,7 +199,7 @@ def _about() -> dict[str, Any]:
 def test_the_headline_says_where_speculation_is_slower(
     ratio: float, says_slower: bool, tmp_path: Path
 ) -> None:
-    text = _fill("headline", as_document(results(adaptive_at_2=ratio)), tmp_path)
+    text = _fill("headline", bench_document(results(adaptive_at_2=ratio)), tmp_path)
     adaptive = f"| 2 | 10.0 | {10 * ratio:.1f} | **{ratio:.2f}** ({ratio:.2f} to {ratio:.2f}) | 2: 1.50 |"
     assert adaptive in text
     assert ("at 1 and 2 requests at once" in text) is says_slower
@@ -208,7 +208,7 @@ def test_the_headline_says_where_speculation_is_slower(
 
 
 def test_the_table_of_every_load_has_all_prompt_sets_loads_and_verdicts(tmp_path: Path) -> None:
-    text = _fill("every-load", as_document(results(adaptive_at_2=1.6)), tmp_path)
+    text = _fill("every-load", bench_document(results(adaptive_at_2=1.6)), tmp_path)
     assert "| Prompts | 1 at once | 2 at once | arrivals at 0.5 of capacity |" in text
     assert "| code | **0.50** (0.50 to 0.50) | **1.60** (1.60 to 1.60) | **0.50** (0.50 to 0.50) |" in text
     assert "target alone: 1 of 3 pass, 0 are inconclusive, 2 fail." in text
