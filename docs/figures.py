@@ -168,11 +168,38 @@ def _pair(evaluation: Document) -> str:
     return "\n".join(lines)
 
 
+def _sampler(document: Document) -> str:
+    costs, about = document["sampler"], document["conditions"]
+    sizes = sorted({cost["num_rows"] for cost in costs})
+    lines = [
+        "| Choosing tokens |" + "".join(f" {size} rows |" for size in sizes),
+        "|---|" + "---|" * len(sizes),
+    ]
+    for setting in dict.fromkeys(cost["setting"] for cost in costs):
+        cells = [
+            f"{cost['sampler_ms']:.2f} ms beside a step of {cost['step_ms']:.1f} ms: {cost['share']:.1%}"
+            for size in sizes
+            for cost in costs
+            if (cost["setting"], cost["num_rows"]) == (setting, size)
+        ]
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    engine = about["engines"]["target"]
+    lines += [
+        "",
+        f"Steps of 8 requests on the target of {engine['num_parameters'] / 1e6:.1f} M parameters, plain and "
+        "with 4 draft tokens each, every row turned into a token; step and sampler timed in turn, medians. "
+        f"{about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} at the start; "
+        f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`.",
+    ]
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "headline": (RESULTS / "bench-demo-large.json", "make results", headline),
     "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
     "demo": (RESULTS / "demo.json", "make results", _demo),
-    "verify": (RESULTS / "verify-demo-large.json", "make results", _verify),
+    "verify": (RESULTS / "verify-demo.json", "make results", _verify),
+    "sampler": (RESULTS / "sampler-demo-large.json", "make results", _sampler),
     "pair": (PAIR, "make evaluate-demo", _pair),
 }
 """Block name -> result file, the command that makes it, and what turns it into text."""

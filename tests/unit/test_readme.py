@@ -177,6 +177,26 @@ def test_a_block_without_a_result_file_says_so(tmp_path: Path) -> None:
         assert "old" not in text
 
 
+def test_the_sampler_is_shown_beside_the_step_it_belongs_to(tmp_path: Path) -> None:
+    costs = [
+        {"setting": setting, "num_rows": rows, "sampler_ms": rows / 40, "step_ms": 20.0, "share": rows / 800}
+        for setting in ("greedy", "temperature")
+        for rows in (8, 40)
+    ]
+    conditions = {
+        "engines": {"target": {"num_parameters": 5e8}},
+        **{"cpu": "C", "num_cores": 2, "load_average_1min": 0.5, "date": "2026-11-21T", "git_sha": "abc"},
+        "command": "python -m x",
+    }
+    text = _fill("sampler", {"sampler": costs, "conditions": conditions}, tmp_path)
+    assert "| Choosing tokens | 8 rows | 40 rows |" in text
+    assert (
+        "| temperature | 0.20 ms beside a step of 20.0 ms: 1.0% | 1.00 ms beside a step of 20.0 ms: 5.0% |"
+        in text
+    )
+    assert "500.0 M parameters" in text
+
+
 def _about() -> dict[str, Any]:
     return {
         "conditions": {
