@@ -167,7 +167,7 @@ def line_chart(
         labels.x,
         labels.y,
         tuple(drawn),
-        tuple(Tick(place_x(value), f"{value:g}") for value in x_values),
+        tuple(Tick(place_x(value), f"{value:.3g}") for value in x_values),
         y_ticks,
         tuple(Tick(place_y(value), f"{value:g}") for value in rules),
         bar_width=0,

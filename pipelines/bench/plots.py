@@ -31,7 +31,7 @@ def charts_of(results: Results, prompt_set: str) -> list[Chart]:
 def _of_closed_loops(plan: Plan, cells: Sequence[CellFigures]) -> Iterator[Chart]:
     at_once = plan.concurrency
     yield line_chart(
-        Labels("Output tokens per second", _AT_ONCE, "tokens/s, median and range of repetitions"),
+        Labels("Output tokens per second", _AT_ONCE, "tokens/s, with the range"),
         [_curve(plan, arm, at_once, cells, _tokens_per_s) for arm in plan.arms],
         at_once,
         is_log_x=True,

@@ -136,15 +136,22 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
 def test_the_bench_compares_arms_and_prints_step_and_floor(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load = ["--concurrency", "1,2", "--draft-lengths", "3", "--max-tokens", "8", "--repetitions", "1"]
-    assert bench(["--url", grpc_url(server), *load, "--results", str(tmp_path)]) == 0
+    sets = ["--sets", "code,adversarial", "--draft-lengths", "3", "--max-tokens", "8"]
+    load = ["--concurrency", "1,2", "--rates", "0.3", "--results", str(tmp_path)]
+    assert bench(["--url", grpc_url(server), *sets, *load]) == 0
     printed = capsys.readouterr().out
     assert "floor_ms" in printed
     document = last_document(printed)
     assert document["answers_that_differ"] == 0
     assert isinstance(document["decode_step"], dict)
     assert document["decode_step"]["floor_ms"] > 0
-    assert len(list(tmp_path.glob("bench-*.json"))) == 1
+    assert len(document["cells"]) == 2 * 3
+    arms = {arm["arm"]: arm for arm in document["cells"][0]["arms"]}
+    assert list(arms) == ["target alone", "K=3", "adaptive"]
+    rounds = arms["K=3"]["rounds_by_draft_length"]
+    assert len(rounds) == 4 and rounds[3] > 0
+    assert [phase["prompt_set"] for phase in document["domain_shift"]] == ["code", "adversarial", "code"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".json"]
 
 
 def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,9 @@ def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float 
                 faster = 1 + noise * (repetition == 1 and arm == ARMS[-1])
                 ratio = 1.0 if arm == TARGET_ALONE else of_arms[arm] * faster
                 timed = answer(e2e=3.0 / ratio, ttft=1.0 / ratio)
-                measurements.append(measured(cell, arm, repetition, 1.0 / ratio, timed, timed))
+                # The arrivals of an open loop take as long for every arm.
+                wall_s = 1.0 / ratio if isinstance(value, int) else 1.0
+                measurements.append(measured(cell, arm, repetition, wall_s, timed, timed))
     return figures_of(measurements, ARMS, SLO)
 
 

@@ -20,7 +20,7 @@ from pipelines.bench.progress import MeasurementProgress
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.at_once import Job, Workers
 from pipelines.errors import EngineFailedError, ServerBusyError, VerificationError
-from tests.unit.bench_answers import CODE, K2, ODD, REQUESTS, answer, measured, plan
+from tests.unit.bench_answers import CODE, K2, K4, ODD, REQUESTS, answer, measured, plan
 
 PACE = Pace(single_s=1.0, capacity_per_s={"code": 4.0, "adversarial": 4.0}, num_at_once=16)
 FAST = Pace(single_s=1e-3, capacity_per_s={"code": 1e4}, num_at_once=16)
@@ -150,6 +150,13 @@ def test_other_answers_are_counted_at_every_load() -> None:
         measured(Cell(ODD, ClosedLoop(1)), TARGET_ALONE, 0, 1.0, answer(1)),
     ]
     assert num_different_answers(measurements) == 2
+
+
+def test_a_wrong_answer_before_the_first_of_the_target_alone_is_the_one_that_counts() -> None:
+    cell = Cell(CODE, ClosedLoop(1))
+    wrong, right = answer(9), answer(3)
+    measurements = [measured(cell, K2, 0, 1.0, wrong), measured(cell, K4, 0, 1.0, right)]
+    assert num_different_answers([*measurements, measured(cell, TARGET_ALONE, 0, 1.0, right)]) == 1
 
 
 def test_the_target_alone_that_differs_from_itself_is_counted_too() -> None:

@@ -84,8 +84,9 @@ def test_every_plot_has_data_of_every_arm_inside_its_frame() -> None:
         assert len(groups) >= (2 if "draft length" in title else len(ARMS) - 1), title
         for group in groups:
             marks = [*group.iter("polyline"), *group.iter("rect"), *group.iter("circle")]
-            assert marks, title
-            for x, y in (pair for mark in marks for pair in _places(mark)):
+            places = [pair for mark in marks for pair in _places(mark)]
+            assert places and all(_places(mark) for mark in marks), title
+            for x, y in places:
                 assert LEFT <= x <= WIDTH - RIGHT + 0.1, title
                 assert TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1, title
 

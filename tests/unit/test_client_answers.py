@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_figures_follow_their_formulas() -> None:
 
 def chunk(ids: tuple[int, ...], so_far: int, finish: str = "", at: float = 0.0) -> Chunk:
     return Chunk("", ids, (), finish, at, so_far)
+
+
+def test_draft_lengths_are_those_of_rounds_that_came_alone() -> None:
+    told = [(1, 0), (2, 4), (2, 4), (4, 9), (5, 12)]  # rounds and draft tokens so far
+    chunks = [
+        Chunk("", (7,), (False,), "", 0.0, place, SpeculationCounts(rounds, drafted, 0, ()))
+        for place, (rounds, drafted) in enumerate(told, start=1)
+    ]
+    chunks[-1] = replace(chunks[-1], finish_reason="length")
+    # Rounds 3 and 4 came together: 5 tokens between them, nobody knows how many in each.
+    assert join_chunks(chunks, 0.0, streamed=True).draft_lengths == (0, 4, 3)
 
 
 def test_time_to_first_token_waits_for_a_token_not_for_a_chunk() -> None:
