@@ -71,12 +71,18 @@ def _write_role(directory: Path, engine: EngineRecipe, end_id: int) -> dict[str,
     return {form: f"{directory.name}/{form}" for form in forms}
 
 
-def build_peer_models(recipe: Recipe, output: Path, report: Callable[[str], None] = print) -> dict[str, Any]:
+def build_peer_models(
+    recipe: Recipe,
+    output: Path,
+    engines: Path = REPOSITORY_ROOT / "engines",
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Write the models of a recipe for other engines, unless they are there.
 
     Args:
         recipe: The pair; its engines are built first, if need be.
         output: Folder that gets ``target/``, ``draft/`` and ``models.json``; emptied before.
+        engines: Folder of the engines.
         report: Gets one line per stage.
 
     Returns:
@@ -87,10 +93,10 @@ def build_peer_models(recipe: Recipe, output: Path, report: Callable[[str], None
     Raises:
         DraftproofError: As ``build_engines``.
     """
-    engines = build_engines(recipe, report=report)
-    description = _description(Path(engines["target"]))
+    built = build_engines(recipe, engines, report)
+    description = _description(Path(built["target"]))
     sources = {path.name: sha256_file(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
-    names = [Path(engines[role]).name for role in _ROLES]
+    names = [Path(built[role]).name for role in _ROLES]
     serving = dataclasses.asdict(recipe.serving)
     fingerprint = sha256_json({"engines": names, "sources": sources, "serving": serving})
     index = output / "models.json"
@@ -126,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(options.recipe)
         output = options.output or REPOSITORY_ROOT / ".run" / "peers" / recipe.name
-        document = build_peer_models(recipe, output.resolve(), lambda line: print(line, flush=True))
+        document = build_peer_models(recipe, output.resolve(), report=lambda line: print(line, flush=True))
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

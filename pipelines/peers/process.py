@@ -30,6 +30,9 @@ class PeerProcess:
         log: Gets everything that the program prints.
         environment: Additions to the environment variables.
         timeout_s: Longest wait for one answer, loading included.
+
+    Raises:
+        PeerError: The command cannot be started.
     """
 
     def __init__(
@@ -37,24 +40,29 @@ class PeerProcess:
     ) -> None:
         self._name, self._log, self._timeout_s = name, log, timeout_s
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as file:
-            self._process = subprocess.Popen(
-                command,
-                cwd=_ROOT,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                start_new_session=True,  # so that children of its own can be ended with it
-            )
+        try:
+            with log.open("w", encoding="utf-8") as file:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=_ROOT,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                    start_new_session=True,  # so that children of its own can be ended with it
+                )
+        except OSError as error:
+            raise self._failed(f"it cannot be started: {error}") from None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")  # the end
 
     def load(self, order: LoadOrder) -> Loaded:
@@ -85,7 +93,7 @@ class PeerProcess:
             line = self._lines.get(timeout=self._timeout_s)
         except (OSError, queue.Empty) as error:
             raise self._failed(
-                f"no answer within {self._timeout_s:.0f} s" if isinstance(error, queue.Empty) else repr(error)
+                f"no answer within {self._timeout_s:g} s" if isinstance(error, queue.Empty) else repr(error)
             ) from None
         if not line:
             raise self._failed(f"it ended with exit code {self._process.wait()}: {self._last_line()}")
@@ -117,6 +125,7 @@ class PeerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._reader.join(_END_TIMEOUT_S)
 
     def __enter__(self) -> PeerProcess:
         return self

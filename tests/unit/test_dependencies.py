@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "train")
+PEER_LOCKS = ("peers-genai", "peers-hf", "peers-vllm")  # each an environment of its own
 
 
 def _lines(name: str) -> list[str]:
@@ -32,12 +33,12 @@ def test_one_environment_can_hold_all_locks(name: str) -> None:
     assert versions - {(package, version) for package, version, _ in _pins("test")} == set()
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, *PEER_LOCKS])
 def test_every_pin_has_hashes_and_torch_stands_apart(name: str) -> None:
     text = "\n".join(_lines(name))
     for package, version, _ in _pins(name):
         assert re.search(rf"^{package}=={re.escape(version)}.*\\\n    --hash=sha256:", text, re.MULTILINE)
-        assert package != "torch"
+        assert package not in ("torch", "torchvision", "torchaudio", "torchcodec")
     assert [line for line in _lines("torch") if not line.startswith("#")] == ["torch==2.13.0"]
 
 
@@ -46,7 +47,7 @@ def test_the_run_time_lock_is_small() -> None:
     assert {"torch", "transformers", "huggingface-hub"} & {package for package, _, _ in _pins("run")} == set()
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "torch"])
+@pytest.mark.parametrize("name", [*LOCKS, *PEER_LOCKS, "torch"])
 def test_no_lock_names_an_index_or_a_host(name: str) -> None:
     assert [
         line
