@@ -152,7 +152,12 @@ def test_every_parameter_of_a_request_is_used_by_a_kind() -> None:
     assert used["seeded"] == shared | {"temperature", "seed"}
     everything = {field.name for field in dataclasses.fields(default)}
     # Not the request's own to vary: what the passes set, and what the engine has.
-    assert used["seeded, parameters"] == everything - {"num_draft_tokens", "use_draft_logits", "end_id"}
+    assert used["seeded, parameters"] == everything - {
+        "num_draft_tokens",
+        "use_draft_logits",
+        "end_id",
+        "session_id",
+    }
 
 
 def test_all_sets_of_parameters_are_used_also_in_a_quick_proof_and_fit_the_answer() -> None:
