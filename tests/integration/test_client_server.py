@@ -103,7 +103,7 @@ def test_the_proof_passes_and_counts(
     equality, alone, covered, passes, acceptance = document["sections"]
     assert [group["prompts"] for group in equality["figures"]["groups"]] == [24, 24]
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
-    assert alone["figures"]["tokens_compared"] > 1000
+    assert alone["figures"]["tokens_compared"] > 900  # 1024 less what stop words cut off
     assert covered["figures"]["requests_cut_off"] > 20
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
