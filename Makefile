@@ -136,7 +136,8 @@ figures: .venv/run.stamp ## fill README's tables from docs/results/*.json
 results: .venv/run.stamp ## measure anew what README quotes (wants an idle machine), then `figures`
 	@mkdir -p .run docs/results
 	$(call record,demo,make -s demo RECIPE=demo)
-	$(call record,verify-demo,make -s verify RECIPE=demo)
+	$(call record,verify-demo,make -s verify RECIPE=demo ARGS="--only equality")
+	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only law")
 	$(call record,sampler-demo-large,$(venv) -m pipelines.bench.sampler_cost --engine engines/demo-large/target-*)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
 	$(call record,bench-demo,make -s bench RECIPE=demo)

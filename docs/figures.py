@@ -107,7 +107,18 @@ def _verify(report: Document) -> str:
         cells = [group["name"], *(f"{group[count]:,}" for count in counts)]
         cells += [f"{group[rate]:.2%} of prompts" for rate in ("detectable_rate_95", "detectable_rate_99")]
         lines.append("| " + " | ".join(cells) + " |")
+    for section in report["sections"]:
+        if section["verdict"] in ("fail", "inconclusive"):
+            lines += ["", f"{section['title']}: {section['verdict']}: {section['summary']}"]
     lines += _acceptance(sections["Acceptance of seeded sampling, coupled and uncoupled"])
+    return "\n".join([*lines, "", conditions(report["conditions"])])
+
+
+def _law(report: Document) -> str:
+    lines = [
+        f"- {section['title']}: **{section['verdict']}**: {section['summary']}"
+        for section in report["sections"]
+    ]
     return "\n".join([*lines, "", conditions(report["conditions"])])
 
 
@@ -199,6 +210,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
     "demo": (RESULTS / "demo.json", "make results", _demo),
     "verify": (RESULTS / "verify-demo.json", "make results", _verify),
+    "law": (RESULTS / "law-demo.json", "make results", _law),
     "sampler": (RESULTS / "sampler-demo-large.json", "make results", _sampler),
     "pair": (PAIR, "make evaluate-demo", _pair),
 }

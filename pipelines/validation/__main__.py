@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.only == "law" and options.quick:
+        parser.error("--quick leaves the law out")
     size = _size(options)
     try:
         files = (options.prompt_file,) if options.prompt_file else CORPORA
@@ -94,7 +96,7 @@ def _verify(
         )
         return verify_other(foreign, command_line)
     with running_server(options.url, options.recipe) as url:
-        return verify_own(Own(url, options.recipe, size, prompts), command_line)
+        return verify_own(Own(url, options.recipe, size, prompts, options.only), command_line)
 
 
 def _show(report: Report, context: Conditions, page: Path) -> int:
@@ -129,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         "--max-tokens",
         type=whole_number(1),
         help=f"per answer (default: {RELEASE.max_tokens}, with --quick {QUICK.max_tokens})",
+    )
+    parser.add_argument(
+        "--only",
+        choices=("equality", "law"),
+        default="",
+        help="one of the two parts, for instance the one that was inconclusive: equality token by token, or "
+        "the law of answers without a seed",
     )
     parser.add_argument("--html", type=Path, help="page to write (default: .run/<recipe>/verify.html)")
     other = parser.add_argument_group("any Triton server with NVIDIA's tensor names")

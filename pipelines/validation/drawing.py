@@ -39,7 +39,7 @@ class DrawPlan:
     Attributes:
         prompts: At least one.
         candidates: What is compared with the target alone.
-        num_answers: For each prompt and arm.
+        num_answers: For each prompt and arm. With 500 a sound server was once inconclusive by a hair.
         num_tokens: Output tokens that are compared.
         num_draft_tokens: At most one less than that: then a round can reject, draw a residual and add a
             bonus token within the tokens that are compared.
@@ -51,7 +51,7 @@ class DrawPlan:
 
     prompts: tuple[Prompt, ...]
     candidates: tuple[Arm, ...] = (COUPLED, RATIO)
-    num_answers: int = 500
+    num_answers: int = 1000
     num_tokens: int = 3
     num_draft_tokens: int = 2
     temperature: float = 1.0

@@ -177,6 +177,12 @@ def test_a_block_without_a_result_file_says_so(tmp_path: Path) -> None:
         assert "old" not in text
 
 
+def test_the_law_is_shown_with_its_verdicts(tmp_path: Path) -> None:
+    section = {"title": "Law: ratio rule", "verdict": "inconclusive", "summary": "501 would do"}
+    text = _fill("law", {"sections": [section], **_about()}, tmp_path)
+    assert "- Law: ratio rule: **inconclusive**: 501 would do" in text
+
+
 def test_the_sampler_is_shown_beside_the_step_it_belongs_to(tmp_path: Path) -> None:
     costs = [
         {"setting": setting, "num_rows": rows, "sampler_ms": rows / 40, "step_ms": 20.0, "share": rows / 800}
@@ -288,13 +294,20 @@ def _proof(verdict: str, num_different: int) -> dict[str, Any]:
         "Passes": {"passes": asked},
         "Acceptance of seeded sampling, coupled and uncoupled": {"temperature": 0.8, "arms": arms},
     }
-    sections = [{"title": title, "figures": each} for title, each in figures.items()]
+    sections = [
+        {"title": title, "verdict": verdict, "summary": f"{verdict}, as it were", "figures": each}
+        for title, each in figures.items()
+    ]
     return {"verdict": verdict, "sections": sections, **_about()}
 
 
 @pytest.mark.parametrize(
     ("verdict", "num_different", "words"),
-    [("pass", 0, ("Passed:", ", 0 answers differ")), ("fail", 3, ("**Failed**:", "**3 answers differ**"))],
+    [
+        ("pass", 0, ("Passed:", ", 0 answers differ")),
+        ("fail", 3, ("**Failed**:", "**3 answers differ**", "Passes: fail: fail, as it were")),
+        ("inconclusive", 0, ("**Inconclusive**:", "Passes: inconclusive: inconclusive, as it were")),
+    ],
 )
 def test_the_proof_block_says_what_was_compared_and_how_it_ended(
     verdict: str, num_different: int, words: tuple[str, ...], tmp_path: Path
