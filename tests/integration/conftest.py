@@ -43,6 +43,7 @@ def tiny_recipe(name: str, engine_access: str) -> Recipe:
         "max_seq_len": MAX_SEQ_LEN,
         "max_queue_size": MAX_QUEUE_SIZE,
         "max_draft_len": MAX_DRAFT_LEN,
+        "num_draft_tokens": 4,
         "engine_access": engine_access,
     }
     document = {"name": name, "runtime": "embedded", "target": engine, "draft": engine, "serving": serving}

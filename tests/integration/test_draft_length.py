@@ -35,7 +35,11 @@ def setting(server: Server) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(server: Server) -> None:
+def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(
+    server: Server, setting: Path
+) -> None:
+    """How much is drafted depends on what this machine is doing; what comes out does not."""
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
     requests = [
         replace(REQUEST, prompt=prompt, temperature=temperature, seed=seed, max_tokens=20 + 10 * seed)
         for seed, prompt in enumerate(PROMPTS)
@@ -52,12 +56,12 @@ def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(server:
             answers = list(pool.map(ask, requests, ["generate"] * len(requests)))
         for answer, expected in zip(answers, alone, strict=True):
             assert (answer.output_ids, answer.text) == (expected.output_ids, expected.text)
-    assert sum(answer.total_accepted_draft_tokens for answer in answers) > 0
+            assert answer.draft_length == "adaptive"
 
 
 def test_the_draft_length_is_set_while_the_server_runs(client: Client, setting: Path) -> None:
-    adaptive = client.generate(REQUEST)
-    assert adaptive.total_draft_tokens > 0 and adaptive.draft_length == "adaptive"
+    of_the_recipe = client.generate(REQUEST)
+    assert of_the_recipe.total_draft_tokens > 0 and of_the_recipe.draft_length == "4"
     setting.write_text(json.dumps({"num_draft_tokens": 0}))
     off = client.generate(REQUEST)
     assert off.total_draft_tokens == 0 and off.draft_length == "0"
@@ -65,8 +69,10 @@ def test_the_draft_length_is_set_while_the_server_runs(client: Client, setting: 
     setting.write_text(json.dumps({"num_draft_tokens": 2}))
     fixed = client.generate(REQUEST)
     assert fixed == replace_times(client.generate(replace(REQUEST, num_draft_tokens=2)), fixed)
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
+    assert client.generate(REQUEST).draft_length == "adaptive"
     setting.unlink()
-    assert client.generate(REQUEST).total_draft_tokens > 0
+    assert client.generate(REQUEST).draft_length == "4"
 
 
 def replace_times(generation: Generation, like: Generation) -> Generation:
