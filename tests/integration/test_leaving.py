@@ -117,9 +117,8 @@ def test_a_request_can_be_stopped_by_its_id(server: Server) -> None:
     body = {"id": "mine", "input_ids": [5, 6], "input_lengths": 2, "request_output_len": 480}
     thread = threading.Thread(target=lambda: outcome.update(reply=post(server, body, "speculative")))
     thread.start()
-    assert wait_until(lambda: is_busy(server, "speculative"))
-    post(server, {**body, "stop": True}, "speculative")
-    thread.join(10)
+    while thread.is_alive():  # a fast machine answers in the time in which the gauges show that it is busy
+        post(server, {**body, "stop": True}, "speculative")
     assert "request_cancelled" in outcome["reply"].text
 
 
