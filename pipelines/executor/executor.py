@@ -30,7 +30,7 @@ from pipelines.executor.kv_cache import KvCache
 from pipelines.executor.padding import StepPadding
 from pipelines.executor.scheduler import Scheduler, Work
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.executor.step import LEAST_TOKENS, Chunk, StepInputs, pack
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampler import Sampler
@@ -268,7 +268,7 @@ class Executor:
         if not all(chunk.as_rows for chunk in chunks):
             self.padding.forget()
             return 0
-        return self.padding.rows(max(sum(len(chunk.token_ids) for chunk in chunks), 2))
+        return self.padding.rows(max(sum(len(chunk.token_ids) for chunk in chunks), LEAST_TOKENS))
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         bans = None

@@ -22,7 +22,6 @@ class StepPadding:
         self._change_s = change_s
         self._num_rows = 0
         self._wasted_s = 0.0
-        self.num_changes = 0
 
     def rows(self, wanted: int) -> int:
         """Rows to compute where ``wanted`` are needed."""
@@ -32,7 +31,6 @@ class StepPadding:
                 return self._num_rows
         if wanted != self._num_rows:
             self._num_rows, self._wasted_s = wanted, 0.0
-            self.num_changes += 1
         return wanted
 
     def forget(self) -> None:

@@ -58,7 +58,7 @@ class StepInputs:
     logits_rows: npt.NDArray[np.int32]
 
 
-MIN_STEP_TOKENS = 2
+LEAST_TOKENS = 2
 """With a single token the matrix products run in another kernel."""
 
 _DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
@@ -78,7 +78,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     Returns:
         The arguments; logits come back in the order of the chunks.
     """
-    num_missing = max(num_tokens, MIN_STEP_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
+    num_missing = max(num_tokens, LEAST_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
     chunks = (*chunks, *[_DUMMY_ROW] * num_missing)
     past_lens: list[int] = []
     lengths: list[int] = []
