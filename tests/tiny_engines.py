@@ -27,8 +27,8 @@ from pipelines.speculation.calibration import Calibration, EngineCosts
 
 # As if it were worth drafting: a target this small would be better off alone.
 TINY_CALIBRATION = Calibration(
-    draft=EngineCosts(rows=(2, 36), seconds=(0.0005, 0.001), change_s=0.0),
-    target=EngineCosts(rows=(2, 36), seconds=(0.02, 0.03), change_s=0.0),
+    draft=EngineCosts((2, 36), (0.0005, 0.001), seconds_per_position=0.0, change_s=0.0),
+    target=EngineCosts((2, 36), (0.02, 0.03), seconds_per_position=0.0, change_s=0.0),
     acceptance_rates=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99),
     margin_shares=(0.12, 0.12, 0.12, 0.12, 0.12, 0.1, 0.1, 0.1, 0.1),
 )

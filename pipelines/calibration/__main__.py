@@ -2,7 +2,8 @@
 
 ``python -m pipelines.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
 
-Does nothing if the file is there. Exit codes: 0 measured or there; 1 an engine cannot be used; 2 wrong usage.
+Does nothing if the file is there and can be read. Exit codes: 0 measured or there; 1 an engine cannot be
+used; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.calibration.acceptance import measure_acceptance
 from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
-from pipelines.errors import DraftproofError
+from pipelines.errors import DraftproofError, EngineLoadError
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor, ExecutorLimits
 from pipelines.prompts import HELD_OUT, read_prompts
@@ -32,7 +34,8 @@ _LIMITS = ExecutorLimits(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    if options.output.exists():
+    with suppress(EngineLoadError):  # missing, or of an older form
+        Calibration.read(options.output)
         return 0
     try:
         calibrate(options.draft, options.target, options.max_rows, options.prompt_file).write(options.output)

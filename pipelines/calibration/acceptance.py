@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import DraftPlan, Proposal
+from pipelines.speculation.draft_plan import DraftPlan, Proposal, all_of
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.speculation.survival import NUM_CLASSES, class_of
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import TokenIds
 
 _DRAFT_LENGTH = 4
 _TEMPERATURES = (0.0, 0.8)
@@ -32,12 +33,8 @@ class _Recorder:
         self.num_accepted = np.zeros(NUM_CLASSES)
 
     def next_round(self, num_remaining: int) -> DraftPlan:
-        return DraftPlan(
-            NO_TOKENS,
-            min(_DRAFT_LENGTH, num_remaining - 1),
-            lambda: lambda margin: True,
-            lambda drafted: len(drafted.token_ids),
-        )
+        plan = all_of(min(_DRAFT_LENGTH, num_remaining - 1))
+        return replace(plan, keep_drafting=lambda: lambda margin: True)
 
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         if proposal.drafted is None or proposal.drafted.margins is None:

@@ -27,10 +27,11 @@ from pipelines.errors import (
 )
 from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.kv_cache import KvCache
-from pipelines.executor.padding import StepPadding
+from pipelines.executor.row_budget import RowBudget
 from pipelines.executor.scheduler import Scheduler, Work
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import LEAST_TOKENS, Chunk, StepInputs, pack
+from pipelines.executor.step import DUMMY_ROW, StepInputs, pack
+from pipelines.executor.verification import fit_to_budget
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampler import Sampler
@@ -41,6 +42,9 @@ _LOG = logging.getLogger(__name__)
 
 MIN_STEP_TOKENS = 4
 """Smallest token budget with which a prompt can always be split into chunks of at least two."""
+
+# Larger ones are rare, and dear to try.
+_LARGEST_WARM_STEP = 64
 
 
 class StepEngine(Protocol):
@@ -80,6 +84,7 @@ class Executor:
     Attributes:
         num_steps: Engine calls so far.
         engine_time_s: Time spent in them.
+        budget: Sizes the steps; None to compute what is asked and no more.
 
     Args:
         engine: Computes the steps.
@@ -95,10 +100,10 @@ class Executor:
         self.limits = limits
         self.vocabulary = vocabulary
         self.on_work: Callable[[], None] = lambda: None
-        self.on_rows: Callable[[int, float], None] = lambda rows, seconds: None
-        self.padding = StepPadding()
+        self.budget: RowBudget | None = None
         self.num_steps = 0
         self.engine_time_s = 0.0
+        self._num_last_rows = 0
         self._engine = engine
         self._cache = KvCache(limits.num_kv_blocks, engine.config.kv_block_size, engine.copy_block)
         self._scheduler = Scheduler(self._cache, limits.max_batch_size, limits.max_num_tokens)
@@ -195,7 +200,15 @@ class Executor:
             log_probs=LogProbs.concatenate(log_probs) if log_probs else None,
             generation_logits=np.concatenate(logits) if logits else None,
             margins=np.concatenate(margins) if margins else None,
+            num_verified=outputs[-1].num_verified,
         )
+
+    def warm_up(self) -> None:
+        """Compute a step of each size that is usual: the first of a shape makes its kernels."""
+        if self.budget is None:
+            return
+        for size in self.budget.sizes[self.budget.sizes <= _LARGEST_WARM_STEP].tolist():
+            self._engine.step(pack([DUMMY_ROW], self._cache.block_size, size))
 
     def step(self) -> None:
         """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit."""
@@ -203,9 +216,10 @@ class Executor:
         work = self._scheduler.plan()
         if not work:
             return
-        chunks = [item.chunk for item in work]
-        num_rows = self._step_rows(chunks)
-        inputs = pack(chunks, self._cache.block_size, num_rows)
+        num_tokens = 0
+        if self.budget is not None:
+            work, num_tokens = fit_to_budget(work, self.budget)
+        inputs = pack([item.chunk for item in work], self._cache.block_size, num_tokens)
         started_s = time.perf_counter()
         try:
             logits = self._engine.step(inputs)
@@ -217,8 +231,7 @@ class Executor:
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
         self.num_steps += 1
-        if num_rows:
-            self.on_rows(num_rows, seconds)
+        self._learn_cost(work, len(inputs.input_ids), seconds)
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits
@@ -263,12 +276,13 @@ class Executor:
                 remedy="raise num_blocks or lower max_seq_len in the recipe",
             )
 
-    def _step_rows(self, chunks: list[Chunk]) -> int:
-        """Rows to compute in a step of rows alone, 0 for other steps."""
-        if not all(chunk.as_rows for chunk in chunks):
-            self.padding.forget()
-            return 0
-        return self.padding.rows(max(sum(len(chunk.token_ids) for chunk in chunks), LEAST_TOKENS))
+    def _learn_cost(self, work: list[Work], num_rows: int, seconds: float) -> None:
+        """Learn from a step of rows that had the shape of the one before."""
+        is_rows_only = all(item.chunk.as_rows for item in work)
+        if self.budget is not None and is_rows_only and num_rows == self._num_last_rows:
+            positions = sum(item.chunk.num_positions for item in work)
+            self.budget.costs.observe(num_rows, positions, seconds)
+        self._num_last_rows = num_rows if is_rows_only else 0
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         bans = None

@@ -125,7 +125,7 @@ class KvCache:
         """Go on in a leaf or in a copy of a block that begins like ``wanted``; returns positions gained."""
         if not len(wanted):
             return 0
-        best, best_length = None, 0
+        best, best_length, best_is_leaf = None, 0, False
         for node in table.last_node.openings.get(int(wanted[0]), ()):
             length = count_accepted(node.token_ids, wanted)
             prompt_here = min(max(num_prompt, 0), self.block_size)
@@ -133,12 +133,14 @@ class KvCache:
                 length = min(length, node.num_prompt, prompt_here)
             if num_prompt - length == 1:
                 length -= 1
-            if length > best_length:
-                best, best_length = node, length
+            # Of equals the one that ends there, which needs no copy.
+            is_leaf = length == len(node.token_ids) < self.block_size
+            if length > best_length or (is_leaf and length == best_length and not best_is_leaf):
+                best, best_length, best_is_leaf = node, length, is_leaf
         if best is None:
             return 0
         self._use(best.block)
-        if best_length == len(best.token_ids) < self.block_size:
+        if best_is_leaf:
             # The usual case, a request going on after a round: nobody else can want this leaf shorter.
             self._forget(best)
             table.blocks.append(best.block)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.kv_cache import BlockTable
@@ -29,6 +30,7 @@ class Sequence:
         sampler: Turns logits into tokens; has seen all known tokens.
         draft_ids: int32, draft tokens that are not verified yet.
         draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, else None.
+        draft_survival: float64 [len(draft_ids)] while draft tokens can be left out, else None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
         table: Its blocks while it runs; None while it waits.
     """
@@ -42,6 +44,7 @@ class Sequence:
     outputs: asyncio.Queue[Output | DraftproofError]
     draft_ids: TokenIds
     draft_logits: Logits | None
+    draft_survival: npt.NDArray[np.float64] | None
     is_verification: bool
     num_output: int = 0
     num_computed: int = 0
@@ -66,6 +69,7 @@ class Sequence:
             outputs=asyncio.Queue(),
             draft_ids=request.draft_input_ids,
             draft_logits=request.draft_logits,
+            draft_survival=request.draft_survival,
             is_verification=len(request.draft_input_ids) > 0,
         )
 
@@ -82,6 +86,10 @@ class Sequence:
     def next_rows(self) -> TokenIds:
         """int32, the tokens to be computed as rows: known ones, then the draft tokens."""
         return np.concatenate((self.tokens[self.num_computed : self.num_tokens], self.draft_ids))
+
+    def leave_out(self, count: int) -> None:
+        """Do not verify the last ``count`` draft tokens, at least 1."""
+        self.draft_ids = self.draft_ids[:-count]
 
     def take_logits(self, logits: Logits, num_fed: int) -> Output:
         """Choose the tokens that follow, accept draft tokens, and see whether the output ends.
@@ -103,6 +111,7 @@ class Sequence:
         num_accepted = 0
         finish_reason = ""
         is_own = False
+        num_verified = len(self.draft_ids) if self.is_verification else None
         for row_logits in logits:
             draft_id = int(self.draft_ids[num_accepted]) if num_accepted < len(self.draft_ids) else None
             token_id = self._choose(row_logits, num_accepted, draft_id)
@@ -123,6 +132,7 @@ class Sequence:
             is_final=bool(finish_reason) or is_verified,
             log_probs=self._log_probs(logits, new_ids),
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
+            num_verified=num_verified,
         )
 
     def _propose(self, logits: Logits, num_fed: int) -> Output:

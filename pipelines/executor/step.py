@@ -32,6 +32,12 @@ class Chunk:
     as_rows: bool
     num_logits: int
 
+    @property
+    def num_positions(self) -> int:
+        """Sum of the context lengths of its tokens."""
+        count = len(self.token_ids)
+        return count * self.start + count * (count + 1) // 2
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -61,7 +67,8 @@ class StepInputs:
 LEAST_TOKENS = 2
 """With a single token the matrix products run in another kernel."""
 
-_DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
+DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
+"""A token that nobody asked for."""
 
 
 def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
@@ -79,7 +86,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
         The arguments; logits come back in the order of the chunks.
     """
     num_missing = max(num_tokens, LEAST_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
-    chunks = (*chunks, *[_DUMMY_ROW] * num_missing)
+    chunks = (*chunks, *[DUMMY_ROW] * num_missing)
     past_lens: list[int] = []
     lengths: list[int] = []
     blocks: list[int] = []

@@ -48,6 +48,7 @@ class BlsEngines:
         self._vocab_size = EngineConfig.read(engine_dir).vocab_size
         self.vocabulary = Vocabulary.from_file(engine_dir / "tokenizer.json")
         self.end_id: int | None = None  # not sent unless the request has one: the engines know their own
+        self.carries_margins = False
         self.draft = BlsEngine("draft", wire, self.vocabulary)
         self.target = BlsEngine("target", wire, self.vocabulary)
         self.loop = StepLoop(())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pipelines.executor.executor import Executor
-from pipelines.executor.padding import StepPadding
+from pipelines.executor.row_budget import RowBudget
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.engine_model import executor_limits
@@ -21,13 +21,18 @@ class InProcessEngines:
         parameters: The model's settings.
         calibration: Of the pair.
         costs: By role; they learn from every step.
+        tokens_per_s: What the server makes of its time now.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
     """
 
     def __init__(
-        self, parameters: ModelParameters, calibration: Calibration, costs: Mapping[str, StepCosts]
+        self,
+        parameters: ModelParameters,
+        calibration: Calibration,
+        costs: Mapping[str, StepCosts],
+        tokens_per_s: Callable[[], float],
     ) -> None:
         self.executors = {
             role: Executor.load(
@@ -36,17 +41,19 @@ class InProcessEngines:
             for role in ("draft", "target")
         }
         for role, measured in (("draft", calibration.draft), ("target", calibration.target)):
-            self.executors[role].padding = StepPadding(costs[role], measured.change_s)
-            self.executors[role].on_rows = costs[role].observe
+            self.executors[role].budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
         self.end_id: int | None = target.config.end_id
+        self.carries_margins = True
         self.draft = self.executors["draft"].complete
         self.target = target.complete
         self.loop = StepLoop(tuple(self.executors.values()))
 
     def start(self) -> None:
-        """Start the loop."""
+        """Start the loop, with engines that have computed a step of each size."""
+        for executor in self.executors.values():
+            executor.warm_up()
         self.loop.start()
 
     def check(self, call: GenerationCall) -> None:

@@ -37,11 +37,16 @@ from pipelines.text.vocabulary import Vocabulary
 
 
 class EnginePair(Protocol):
-    """How the loop reaches draft and target; ``in_process_engines`` and ``bls_engines`` are the two ways."""
+    """How the loop reaches draft and target; ``in_process_engines`` and ``bls_engines`` are the two ways.
+
+    Attributes:
+        carries_margins: Whether proposals have their margins.
+    """
 
     vocabulary: Vocabulary
     end_id: int | None
     loop: StepLoop
+    carries_margins: bool
 
     @property
     def draft(self) -> EngineCall:
@@ -119,9 +124,8 @@ class SpeculativeAnswerer:
         length: DraftLength
         if wanted is None:
             acceptance = self._sessions.acceptance(call.session_id)
-            length = self._lengths.begin(
-                call.request.input_ids, acceptance, sees_margins=not call.use_draft_logits
-            )
+            sees_margins = self._engines.carries_margins and not call.use_draft_logits
+            length = self._lengths.begin(call.request.input_ids, acceptance, sees_margins=sees_margins)
         else:
             length = FixedDraftLength(wanted)
         loop = speculate(
@@ -166,13 +170,20 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     gauges = Gauges(backend, parameters.model_name)
     calibration = Calibration.read(parameters.path("calibration_file"))
     costs = {
-        role: StepCosts(measured.rows, measured.seconds)
+        role: StepCosts(measured.rows, measured.seconds, measured.seconds_per_position)
         for role, measured in (("draft", calibration.draft), ("target", calibration.target))
     }
+    max_draft_len = parameters.integer("max_draft_len")
+    lengths = DraftLengths(
+        AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares),
+        costs["draft"],
+        costs["target"],
+        max_draft_len,
+    )
     access = parameters.text("engine_access")
     engines: InProcessEngines | BlsEngines
     if access == "in_process":
-        engines = InProcessEngines(parameters, calibration, costs)
+        engines = InProcessEngines(parameters, calibration, costs, lambda: lengths.tokens_per_s)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     elif access == "bls":
@@ -185,15 +196,8 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             remedy="mend the recipe and run 'make repository'",
         )
     admission = Admission(parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
-    max_draft_len = parameters.integer("max_draft_len")
     wanted = parameters.text("num_draft_tokens")
     setting = DraftLengthSetting(None if wanted == "adaptive" else int(wanted), max_draft_len)
-    lengths = DraftLengths(
-        AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares),
-        costs["draft"],
-        costs["target"],
-        max_draft_len,
-    )
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)

@@ -15,12 +15,14 @@ class EngineCosts:
 
     Attributes:
         rows: Numbers of rows, ascending.
-        seconds: Median time of a step with so many, of the same shape as the one before.
+        seconds: Least time of a step with so many, of the same shape as the one before, without context.
+        seconds_per_position: What a position of context adds, for each row that reads it.
         change_s: What a change of shape adds.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    seconds_per_position: float
     change_s: float
 
 
@@ -56,7 +58,12 @@ class Calibration:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             draft, target = (
-                EngineCosts(tuple(part["rows"]), tuple(part["seconds"]), float(part["change_s"]))
+                EngineCosts(
+                    tuple(part["rows"]),
+                    tuple(part["seconds"]),
+                    float(part["seconds_per_position"]),
+                    float(part["change_s"]),
+                )
                 for part in (document["draft"], document["target"])
             )
             return cls(draft, target, tuple(document["acceptance_rates"]), tuple(document["margin_shares"]))

@@ -2,18 +2,18 @@
 
 The output does not depend on the draft length (with the coupled rule not even on which drafts are kept),
 so the length is free to follow the moment. All requests share one step of the target, whose time grows
-with the rows in it. A draft token is worth the probability that it becomes output: that it and those
-before it are accepted, which their margins tell (``survival.py``). There is one threshold for all
-requests: tokens above it are verified, and a request drafts on while it is above. The controller picks
-the threshold that maximises the expected output tokens per second of the server.
+with the rows in it and with their contexts. A draft token is worth the probability that it becomes
+output: that it and those before it are accepted, which their margins tell (``survival.py``). The
+controller expects the draft tokens of all requests, ranks them by that probability, and picks how many of
+the best to verify so that the server makes the most output tokens per second. The probability of the last
+of them is the threshold: a request drafts on while it is above. Which of the drafted tokens then get a row
+is decided when the step is made (``executor/row_budget.py``).
 
 Source: goodput as the objective: SmartSpec, arXiv:2406.14066, which picks one length for a batch from its
 mean acceptance. Here every token of every request is judged.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +26,28 @@ from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
+Probabilities = npt.NDArray[np.float64]
+
 # Speculation is left when it promises less than doing without, and taken up again when it promises more
 # by this share.
 _HYSTERESIS = 0.01
-# Rounds without drafting after which one token is drafted, not to be verified but to be compared.
+# Rounds without speculation after which it is tried. Without margins that takes a row.
 _PROBE_INTERVAL = 3
-_THRESHOLDS = np.array(
-    [0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02]
-)
+_BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
-_NUM_SAMPLES = 32
+_NUM_CASES = 32
+_SELDOM = 5  # cases of them
 
 
 class DraftLengths:
     """The controller of one pair.
+
+    Attributes:
+        threshold: Probability of becoming output above which a draft token is worth its cost now.
+        tokens_per_s: Output tokens that the server is expected to make in a second.
+        num_rounds_off: Rounds since speculation last paid.
+        is_probing: Whether this is a round without speculation in which it is tried: all requests do it
+            together, since a step of the draft costs the same for all as for one.
 
     Args:
         acceptance: Of the pair, by margin.
@@ -58,12 +66,16 @@ class DraftLengths:
         self.acceptance = acceptance
         self.max_draft_len = max_draft_len
         self.threshold = _NEVER
+        self.tokens_per_s = 1 / float(target_costs.seconds(2))
         self._draft_costs = draft_costs
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
         self._num_decisions_left = 0
+        self.num_rounds_off = 0
+        self.is_probing = False
+        self._num_probes = self._num_right_probes = 0
         # What margins may come: the same evenly spread cases every time, so that decisions do not flicker.
-        self._cases = _even_cases(_NUM_SAMPLES, max_draft_len)
+        self._cases = _even_cases(_NUM_CASES, max_draft_len)
 
     def begin(
         self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
@@ -87,44 +99,73 @@ class DraftLengths:
         self._num_decisions_left = 0
 
     def next_threshold(self) -> float:
-        """Probability of becoming output above which a draft token is worth its cost now.
+        """The threshold for a request's next round.
 
         It is worked out anew after as many decisions as there are requests: they decide together, between
         two steps of the target.
         """
         if self._num_decisions_left <= 0:
-            self.threshold = self._best_threshold()
+            self._decide()
             self._num_decisions_left = len(self._requests)
         self._num_decisions_left -= 1
         return self.threshold
 
-    def _best_threshold(self) -> float:
+    def _decide(self) -> None:
         requests = list(self._requests)
         num_requests = len(requests)
+        contexts = np.array([request.num_tokens for request in requests], np.float64)
         survival = self._survival(requests)
-        drafts = np.array([not request.uses_lookup for request in requests])
-        means = np.array([request.acceptance.mean_rate for request in requests])
-        thresholds = _THRESHOLDS[:, np.newaxis, np.newaxis, np.newaxis]
-        is_verified = survival >= thresholds
-        rows = num_requests + is_verified.sum(axis=(1, 3)).mean(axis=1)
-        tokens = num_requests + (is_verified * survival).sum(axis=(1, 3)).mean(axis=1)
-        # A draft's first token is drafted in any case; the longest proposal is waited for.
-        goes_on = survival[:, :, :-1] * means[:, np.newaxis, np.newaxis] >= thresholds
-        depths = (1 + np.count_nonzero(goes_on, axis=3)) * drafts[:, np.newaxis]
-        draft_s = float(self._draft_costs.seconds(max(int(drafts.sum()), 1)))
-        seconds = self._target_costs.seconds(rows) + depths.max(axis=1).mean(axis=1) * draft_s
+        by_case = survival.transpose(1, 0, 2).reshape(len(self._cases), -1)
+        order = np.argsort(-by_case, axis=1)
+        ranked = np.take_along_axis(by_case, order, axis=1)
+        # What the last of the best m promises differs from case to case: seldom is it less than this.
+        thresholds = np.partition(ranked, _SELDOM, axis=0)[_SELDOM]
+        # Entry m of what follows: the best m draft tokens of all requests are verified.
+        rows = np.arange(num_requests, num_requests + len(thresholds) + 1)
+        tokens = num_requests + _sums(ranked.mean(axis=0))
+        positions = contexts.sum() + _sums(contexts[order // self.max_draft_len].mean(axis=0))
+        seconds = self._target_costs.seconds(rows, positions)
+        without = num_requests / float(seconds[0])
+        seconds[1:] += self._draft_seconds(requests, survival, thresholds)
         goodput = tokens / seconds
-        without = num_requests / float(self._target_costs.seconds(num_requests))
-        best = int(np.argmax(goodput))
+        best = 1 + int(np.argmax(goodput[1:]))
         is_on = self.threshold != _NEVER
-        needed = without if is_on else without * (1 + _HYSTERESIS)
-        return float(_THRESHOLDS[best]) if goodput[best] > needed else _NEVER
+        if goodput[best] > (without if is_on else without * (1 + _HYSTERESIS)):
+            self.threshold, self.tokens_per_s = float(thresholds[best - 1]), float(goodput[best])
+            self.num_rounds_off = 0
+        else:
+            self.threshold, self.tokens_per_s = _NEVER, without
+            self.num_rounds_off += 1
+            is_promising = 0 < self._num_probes < 2 * self._num_right_probes
+            self.is_probing = is_promising or self.num_rounds_off % _PROBE_INTERVAL == 0
+            self._num_probes = self._num_right_probes = 0
 
-    def _survival(self, requests: list[RequestDraftLength]) -> npt.NDArray[np.float64]:
+    def note_probe(self, *, was_right: bool) -> None:
+        """Count a token that was drafted while speculation is off."""
+        self._num_probes += 1
+        self._num_right_probes += was_right
+
+    def _draft_seconds(
+        self, requests: list[RequestDraftLength], survival: Probabilities, thresholds: Probabilities
+    ) -> Probabilities:
+        """Time that drafting takes, for each threshold; the request that drafts longest is waited for."""
+        drafting = [i for i, request in enumerate(requests) if not request.uses_lookup]
+        if not drafting:
+            return np.zeros(len(thresholds))
+        # A token is drafted if it may survive, and the first of a request in any case.
+        means = np.array([requests[i].acceptance.mean_rate for i in drafting])
+        promises = (survival[drafting, :, :-1] * means[:, np.newaxis, np.newaxis]).max(axis=0)
+        promises = np.sort(promises, axis=None)
+        num_further = len(promises) - np.searchsorted(promises, thresholds)
+        num_steps = 1 + num_further / len(self._cases)
+        times: Probabilities = num_steps * float(self._draft_costs.seconds(max(len(drafting), 2)))
+        return times
+
+    def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
         classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], self._cases)
         rates = np.stack([request.acceptance.rates for request in requests])
-        by_model: npt.NDArray[np.float64] = np.cumprod(rates[:, classes], axis=2)
+        by_model: Probabilities = np.cumprod(rates[:, classes], axis=2)
         lookup_rates = np.array([request.lookup.rate for request in requests])
         by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, self.max_draft_len + 1)
         is_better = by_lookup.sum(axis=1) > by_model.mean(axis=1).sum(axis=1)
@@ -141,6 +182,7 @@ class RequestDraftLength:
         acceptance: Of the draft model's tokens.
         lookup: Continuations found in the request's own text.
         uses_lookup: Whether these promise more now than the draft model.
+        num_tokens: Prompt and output so far.
 
     Args:
         lengths: Knows the other requests.
@@ -160,10 +202,10 @@ class RequestDraftLength:
         self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
         self.lookup = LookupDraft(prompt_ids if sees_margins else NO_TOKENS)
         self.uses_lookup = False
+        self.num_tokens = len(prompt_ids)
         self._lengths = lengths
         self._sees_margins = sees_margins
-        self._num_rounds_off = 0
-        self._probe_agreed = False
+        self._is_probe = False
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """What to draft now."""
@@ -171,55 +213,66 @@ class RequestDraftLength:
         limit = min(self._lengths.max_draft_len, num_remaining - 1)
         if limit < 1:
             return NO_DRAFT
-        if threshold < _NEVER and self.uses_lookup:
-            ready_ids = self.lookup.propose(min(limit, _num_above(threshold, self.lookup.rate)))
-            return replace(NO_DRAFT, ready_ids=ready_ids)
-        if threshold < _NEVER:
-            self._num_rounds_off = 0
-            return self._plan(threshold, limit)
-        self._num_rounds_off += 1
-        if self._sees_margins and (self._num_rounds_off >= _PROBE_INTERVAL or self._probe_agreed):
-            self._num_rounds_off = 0
-            return _PROBE
-        return NO_DRAFT
+        self._is_probe = threshold == _NEVER
+        if self._is_probe:
+            return self._probe()
+        if not self._sees_margins:
+            return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
+        num_by_model = 0 if self.uses_lookup else limit
+        return DraftPlan(
+            num_by_model, lambda: self._above(threshold), lambda drafted: self._complete(drafted, limit)
+        )
 
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, tokens that were not verified but whose place is known now included."""
         self.lookup.append(token_ids)
+        self.num_tokens += len(token_ids)
         drafted = proposal.drafted
-        if drafted is None or proposal.num_ready:
+        if drafted is None:
             return
         num_accepted = count_accepted(drafted.token_ids, token_ids)
         if drafted.margins is not None:
             self.acceptance.observe(drafted.margins[: len(token_ids)].tolist(), num_accepted)
-            self._probe_agreed = num_accepted > 0
+            if self._is_probe:
+                self._lengths.note_probe(was_right=num_accepted > 0)
         else:
             self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
 
-    def _plan(self, threshold: float, limit: int) -> DraftPlan:
-        if not self._sees_margins:
-            return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
+    def _probe(self) -> DraftPlan:
+        """One token, less to be verified than to be compared."""
+        if self._sees_margins and self._lengths.is_probing:
+            return DraftPlan(1, lambda: lambda margin: False, lambda drafted: self._complete(drafted, 1))
+        if not self._sees_margins and self._lengths.num_rounds_off % _BLIND_PROBE_INTERVAL == 0:
+            return all_of(1)
+        return NO_DRAFT
 
-        def start() -> KeepDrafting:
-            survival = 1.0
+    def _above(self, threshold: float) -> KeepDrafting:
+        survival = 1.0
 
-            def keep_drafting(margin: float) -> bool:
-                nonlocal survival
-                survival *= self.acceptance.rate(margin)
-                return survival * self.acceptance.mean_rate >= threshold
+        def keep_drafting(margin: float) -> bool:
+            nonlocal survival
+            survival *= self.acceptance.rate(margin)
+            return survival * self.acceptance.mean_rate >= threshold
 
-            return keep_drafting
+        return keep_drafting
 
-        def num_to_verify(drafted: Output) -> int:
-            if drafted.margins is None:  # an engine behind a wire that does not carry them
-                return len(drafted.token_ids)
-            survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
-            return int(np.count_nonzero(survival >= threshold))
+    def _complete(self, drafted: Output | None, limit: int) -> Proposal:
+        """The model's tokens; after them what is looked up, which costs nothing until it is verified."""
+        if drafted is None:
+            return self._looked_up(limit)
+        assert drafted.margins is not None
+        survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
+        num_left = limit - len(drafted.token_ids)
+        if not num_left or drafted.finish_reason == "stop":
+            return Proposal(drafted.token_ids, survival, drafted)
+        found, rate = self.lookup.propose_after(drafted.token_ids, num_left)
+        further = survival[-1] * rate ** np.arange(1, len(found) + 1)
+        token_ids = np.concatenate((drafted.token_ids, found))
+        return Proposal(token_ids, np.concatenate((survival, further)), drafted)
 
-        return DraftPlan(NO_TOKENS, limit, start, num_to_verify)
-
-
-_PROBE = DraftPlan(NO_TOKENS, 1, lambda: lambda margin: False, lambda drafted: 0)
+    def _looked_up(self, limit: int) -> Proposal:
+        token_ids = self.lookup.propose(limit)
+        return Proposal(token_ids, self.lookup.rate ** np.arange(1, len(token_ids) + 1), None)
 
 
 def _num_above(threshold: float, rate: float) -> int:
@@ -234,3 +287,8 @@ def _even_cases(num_samples: int, num_positions: int) -> npt.NDArray[np.float64]
     rng = np.random.default_rng(0)
     even = (np.arange(num_samples) + 0.5) / num_samples
     return np.stack([rng.permutation(even) for _ in range(num_positions)], axis=1)
+
+
+def _sums(values: Probabilities) -> Probabilities:
+    """Sums of the first 0, 1, ... values."""
+    return np.concatenate((np.zeros(1), np.cumsum(values)))

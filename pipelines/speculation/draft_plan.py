@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
@@ -15,45 +16,39 @@ KeepDrafting = Callable[[float], bool]
 
 
 @dataclass(frozen=True)
-class DraftPlan:
-    """What to draft in a round.
-
-    Attributes:
-        ready_ids: int32 [n], draft tokens that are there without the draft model.
-        max_tokens: Tokens to ask the draft model for, at most; 0 not to ask it.
-        keep_drafting: Makes ``GenerationRequest.keep_drafting``; gives None to draft ``max_tokens``.
-        num_to_verify: How many leading tokens of the model's proposal the target is asked about.
-    """
-
-    ready_ids: TokenIds
-    max_tokens: int
-    keep_drafting: Callable[[], KeepDrafting | None]
-    num_to_verify: Callable[[Output], int]
-
-
-@dataclass(frozen=True)
 class Proposal:
     """What a round drafted.
 
     Attributes:
-        token_ids: int32 [n], all of it; the target was asked about the first ``num_verified``.
-        num_ready: How many of them came without the draft model.
-        drafted: The draft model's part; None if it was not asked.
+        token_ids: int32 [n]: the draft model's tokens, then those that came without it.
+        survival: float64 [n], not rising: the probability that each becomes output, by which the target
+            chooses what to verify; None to have all verified.
+        drafted: The draft model's part; None if it was not asked, or failed.
     """
 
     token_ids: TokenIds
-    num_verified: int
-    num_ready: int
+    survival: npt.NDArray[np.float64] | None
     drafted: Output | None
 
-    @classmethod
-    def of(cls, plan: DraftPlan, drafted: Output | None) -> Proposal:
-        """Put the parts together."""
-        ready = plan.ready_ids
-        if drafted is None:
-            return cls(ready, len(ready), len(ready), None)
-        token_ids = np.concatenate((ready, drafted.token_ids))
-        return cls(token_ids, len(ready) + plan.num_to_verify(drafted), len(ready), drafted)
+    @property
+    def num_by_model(self) -> int:
+        """How many leading tokens are the draft model's."""
+        return 0 if self.drafted is None else len(self.drafted.token_ids)
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What to draft in a round.
+
+    Attributes:
+        max_tokens: Tokens to ask the draft model for, at most; 0 not to ask it.
+        keep_drafting: Makes ``GenerationRequest.keep_drafting``; gives None to draft ``max_tokens``.
+        complete: Makes the proposal of what the model drafted; None if it was not asked, or failed.
+    """
+
+    max_tokens: int
+    keep_drafting: Callable[[], KeepDrafting | None]
+    complete: Callable[[Output | None], Proposal]
 
 
 class DraftLength(Protocol):
@@ -86,7 +81,11 @@ class FixedDraftLength:
 
 def all_of(num_draft_tokens: int) -> DraftPlan:
     """Ask the draft model for so many tokens and verify them all."""
-    return DraftPlan(NO_TOKENS, num_draft_tokens, lambda: None, lambda drafted: len(drafted.token_ids))
+    return DraftPlan(num_draft_tokens, lambda: None, _whole)
+
+
+def _whole(drafted: Output | None) -> Proposal:
+    return Proposal(NO_TOKENS if drafted is None else drafted.token_ids, None, drafted)
 
 
 NO_DRAFT = all_of(0)

@@ -27,12 +27,16 @@ class LookupDraft:
     @property
     def rate(self) -> float:
         """Acceptance of the next proposed token, given those before it; 0 without a match."""
-        length = self._lookup.match_length
-        return min(_PRIOR[length] * self._num_right / self._num_expected, 0.995) if length else 0.0
+        return self._rate(self._lookup.match_length)
 
     def propose(self, count: int) -> TokenIds:
         """int32 [n], ``count`` tokens or none."""
         return self._lookup.propose(count)
+
+    def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, float]:
+        """What ``propose`` and ``rate`` would give if ``token_ids``, at least one, came next."""
+        found, match_length = self._lookup.propose_after(token_ids, count)
+        return found, self._rate(match_length)
 
     def append(self, token_ids: TokenIds) -> None:
         """Add output tokens, and learn from them."""
@@ -43,3 +47,8 @@ class LookupDraft:
                 self._num_right = _MEMORY * self._num_right + (index < num_right)
                 self._num_expected = _MEMORY * self._num_expected + _PRIOR[length]
         self._lookup.append(token_ids)
+
+    def _rate(self, match_length: int) -> float:
+        if not match_length:
+            return 0.0
+        return min(_PRIOR[match_length] * self._num_right / self._num_expected, 0.995)

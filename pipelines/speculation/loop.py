@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength, Proposal
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import TokenIds
@@ -34,7 +34,8 @@ class Round:
         num_draft_tokens: Draft tokens that this round verified.
         num_accepted_tokens: Leading tokens of ``token_ids`` that were draft tokens.
         finish_reason: "" while the output goes on, else "stop" or "length".
-        num_ready_tokens: Leading draft tokens that came without the draft model.
+        num_by_model: Leading ones of the verified draft tokens that are the draft model's; the others came
+            without it.
         log_probs: The target's, of ``token_ids``; None if the request does not ask for them.
     """
 
@@ -42,7 +43,7 @@ class Round:
     num_draft_tokens: int
     num_accepted_tokens: int
     finish_reason: str
-    num_ready_tokens: int = 0
+    num_by_model: int = 0
     log_probs: LogProbs | None = None
 
     @property
@@ -96,7 +97,6 @@ async def speculate(
         if plan.max_tokens:
             wanted = replace(
                 step,
-                input_ids=np.concatenate((known, plan.ready_ids)),
                 max_tokens=plan.max_tokens,
                 keep_drafting=plan.keep_drafting(),
                 num_log_probs=None,
@@ -105,16 +105,22 @@ async def speculate(
             )
             with suppress(DraftproofError):  # whoever made ``draft`` counts and announces it
                 drafted = await draft(wanted)
-        proposal = Proposal.of(plan, drafted)
-        num_verified = proposal.num_verified
-        draft_ids = proposal.token_ids[:num_verified]
+        proposal = plan.complete(drafted)
+        draft_ids = proposal.token_ids
         draft_logits = None
-        if num_verified and use_draft_logits:
-            assert drafted is not None and drafted.generation_logits is not None
-            draft_logits = drafted.generation_logits[:num_verified]
+        if len(draft_ids) and use_draft_logits:
+            assert drafted is not None
+            draft_logits = drafted.generation_logits
         verified = await target(
-            replace(step, draft_input_ids=draft_ids, draft_logits=draft_logits, max_tokens=num_verified + 1)
+            replace(
+                step,
+                draft_input_ids=draft_ids,
+                draft_logits=draft_logits,
+                draft_survival=proposal.survival,
+                max_tokens=len(draft_ids) + 1,
+            )
         )
+        num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
         lengths.observe(proposal, verified.token_ids)
 
         known = np.concatenate((known, verified.token_ids))
@@ -126,8 +132,8 @@ async def speculate(
         yield Round(
             token_ids=verified.token_ids,
             num_draft_tokens=num_verified,
-            num_accepted_tokens=count_accepted(draft_ids, verified.token_ids),
+            num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
             finish_reason=finish_reason,
-            num_ready_tokens=proposal.num_ready,
+            num_by_model=min(proposal.num_by_model, num_verified),
             log_probs=verified.log_probs,
         )

@@ -45,15 +45,7 @@ class PromptLookup:
     @property
     def match_length(self) -> int:
         """How many of the last tokens stood before in the same order: 0, or 3 to ``MAX_MATCH``."""
-        if not self._after_match:
-            return 0
-        length = _MIN_MATCH
-        end = len(self._tokens)
-        while length < MAX_MATCH and length < self._after_match:
-            if self._tokens[self._after_match - length - 1] != self._tokens[end - length - 1]:
-                break
-            length += 1
-        return length
+        return self._match_length(self._after_match)
 
     def propose(self, count: int) -> TokenIds:
         """What followed then, int32 [count]; nothing without a match.
@@ -61,9 +53,30 @@ class PromptLookup:
         Where what followed leads into the last tokens themselves, it goes round: text that repeats with a
         period is continued with it.
         """
-        if not self._after_match:
+        return self._continuation(self._after_match, count)
+
+    def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, int]:
+        """What ``propose`` and ``match_length`` would give if ``token_ids``, at least one, came next."""
+        num_known = len(self._tokens)
+        self._tokens.extend(token_ids.tolist())
+        after_match = self._latest.get(tuple(self._tokens[-_MIN_MATCH:]), 0)
+        found = self._continuation(after_match, count), self._match_length(after_match)
+        del self._tokens[num_known:]
+        return found
+
+    def _match_length(self, after_match: int) -> int:
+        if not after_match:
+            return 0
+        length = _MIN_MATCH
+        end = len(self._tokens)
+        while length < MAX_MATCH and length < after_match:
+            if self._tokens[after_match - length - 1] != self._tokens[end - length - 1]:
+                break
+            length += 1
+        return length
+
+    def _continuation(self, after_match: int, count: int) -> TokenIds:
+        if not after_match:
             return NO_TOKENS
-        period = len(self._tokens) - self._after_match
-        return np.array(
-            [self._tokens[self._after_match + index % period] for index in range(count)], np.int32
-        )
+        period = len(self._tokens) - after_match
+        return np.array([self._tokens[after_match + index % period] for index in range(count)], np.int32)

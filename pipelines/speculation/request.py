@@ -29,6 +29,8 @@ class GenerationRequest:
         draft_logits: float32 [k, vocab_size], raw logits that the draft tokens were drawn from, with
             ``independent_noise`` and the same ``sampling``: they are accepted by the ratio rule. None:
             a draft token is accepted if it is the token that the engine chooses itself.
+        draft_survival: float64 [k], not rising: the probability that each draft token becomes output. Given:
+            the engine verifies only those that are worth their row.
         sampling: How tokens are chosen.
         end_id: Token that ends the output (it is not part of it); None for no such token.
         stop_words: The output ends with the token that completes one of them, as bytes of its text.
@@ -51,6 +53,7 @@ class GenerationRequest:
     prompt_length: int | None = None
     draft_input_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
     draft_logits: Logits | None = None
+    draft_survival: npt.NDArray[np.float64] | None = None
     sampling: SamplingParams = GREEDY
     end_id: int | None = None
     stop_words: tuple[bytes, ...] = ()
@@ -155,6 +158,7 @@ class Output:
             for.
         margins: float32 [n], by how much each token was preferred to the next best, noise included, if
             ``keep_drafting`` asks.
+        num_verified: Leading draft tokens that were verified; None from an engine that verifies them all.
     """
 
     token_ids: TokenIds
@@ -163,3 +167,4 @@ class Output:
     log_probs: LogProbs | None = None
     generation_logits: Logits | None = None
     margins: npt.NDArray[np.float32] | None = None
+    num_verified: int | None = None

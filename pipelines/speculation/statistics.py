@@ -37,14 +37,14 @@ class SpeculationStatistics:
     def add_round(self, outcome: Round) -> None:
         """Count one target pass."""
         num_accepted = outcome.num_accepted_tokens
-        num_looked_up = min(num_accepted, outcome.num_ready_tokens)
+        num_by_model = min(num_accepted, outcome.num_by_model)
         self.num_rounds += 1
         self.num_drafting_rounds += outcome.num_draft_tokens > 0
         self.total_draft_tokens += outcome.num_draft_tokens
         self.total_accepted_draft_tokens += num_accepted
         self.rounds_by_length[outcome.num_draft_tokens] += 1
-        self.tokens_by_source["lookup"] += num_looked_up
-        self.tokens_by_source["draft_model"] += num_accepted - num_looked_up
+        self.tokens_by_source["draft_model"] += num_by_model
+        self.tokens_by_source["lookup"] += num_accepted - num_by_model
         self.tokens_by_source["target"] += len(outcome.token_ids) - num_accepted
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1

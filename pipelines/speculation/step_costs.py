@@ -1,7 +1,8 @@
-"""What an engine step costs, by the rows in it: seeded by a calibration, corrected while serving."""
+"""What an engine step costs, by what is in it: seeded by a calibration, corrected while serving."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,45 +11,60 @@ import numpy.typing as npt
 # Share of a new measurement in the estimate. A shared machine slows down and recovers within seconds, a
 # step takes some 20 ms: about fifty steps of memory.
 _UPDATE_SHARE = 0.02
+# An outlier (the machine was taken away for a moment) must not count as ten steps.
+_LARGEST_ERROR = 0.5
 
 
 class StepCosts:
-    """Seconds of one engine step as a piecewise linear function of its rows, never decreasing.
+    """Seconds of one engine step: a piecewise linear, rising function of its rows, and a share per position.
+
+    Each row reads the keys and values of its context, so a step also costs in proportion to its positions:
+    the sum of its rows' context lengths.
 
     Args:
         rows: Numbers of rows that were measured, ascending, at least two.
-        seconds: Median time of a step with so many.
+        seconds: Time of a step with so many and no context.
+        seconds_per_position: What each position adds.
     """
 
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        self._rows: npt.NDArray[np.float64] = np.array(rows, np.float64)
-        self._seconds: npt.NDArray[np.float64] = np.array(seconds, np.float64)
+    def __init__(
+        self, rows: Sequence[int], seconds: Sequence[float], seconds_per_position: float = 0.0
+    ) -> None:
+        self.seconds_per_position = seconds_per_position
+        self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
+        rising = np.maximum.accumulate(np.array(seconds, np.float64))
+        self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
+        self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
 
-    def seconds(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    @property
+    def max_rows(self) -> int:
+        """The largest step that was measured."""
+        return len(self._by_rows) - 1
+
+    def seconds(self, rows: npt.ArrayLike, positions: npt.ArrayLike = 0.0) -> npt.NDArray[np.float64]:
         """Time of a step; beyond the last measurement it grows on as between the last two.
 
         Args:
-            rows: Any shape.
+            rows: Whole numbers, any shape.
+            positions: Sum of the rows' context lengths, of the same shape.
 
         Returns:
-            float64, seconds, in the shape of ``rows``.
+            float64, seconds, in that shape.
         """
-        counts = np.asarray(rows, np.float64)
-        rising = np.maximum.accumulate(self._seconds)
-        beyond = np.maximum(counts - self._rows[-1], 0)
-        slope = (rising[-1] - rising[-2]) / (self._rows[-1] - self._rows[-2])
-        times: npt.NDArray[np.float64] = np.interp(counts, self._rows, rising) + beyond * slope
+        counts = np.asarray(rows)
+        inside = np.minimum(counts, self.max_rows)
+        beyond = (counts - inside) * self._slope
+        times: npt.NDArray[np.float64] = (
+            self._by_rows[inside] + beyond + np.asarray(positions) * self.seconds_per_position
+        )
         return times
 
-    def seconds_per_row(self, rows: int) -> float:
-        """What one row more costs a step of ``rows``, as the mean over the next four."""
-        here, there = self.seconds([rows, rows + 4])
-        return float(there - here) / 4
-
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, positions: int, seconds: float) -> None:
         """Learn from a step: the machine may be slower now, or slower at this size than at others."""
-        error = np.log(seconds / float(self.seconds(rows)))
-        # An outlier (the machine was taken away for a moment) must not count as ten steps.
-        error = float(np.clip(error, -0.5, 0.5))
-        nearness = np.exp(-np.abs(np.log(self._rows / max(rows, 1))))
-        self._seconds *= np.exp(_UPDATE_SHARE * error * (0.5 + 0.5 * nearness))
+        error = math.log(seconds / float(self.seconds(rows, positions)))
+        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        counts = np.maximum(self._counts, 1)
+        nearness = np.minimum(counts / rows, rows / counts)
+        self._by_rows *= np.exp(_UPDATE_SHARE * error * (0.5 + 0.5 * nearness))
+        self.seconds_per_position *= math.exp(_UPDATE_SHARE * error)
+        self._slope *= math.exp(_UPDATE_SHARE * error)

@@ -117,7 +117,9 @@ VARIANTS: dict[str, Variant] = {
         Sampler.__init__, "self.position - request.num_prompt_tokens", "0"
     ),
     "every token but the last counted as accepted": _changed(
-        loop.speculate, "count_accepted(draft_ids, verified.token_ids)", "len(verified.token_ids) - 1"
+        loop.speculate,
+        "count_accepted(draft_ids[:num_verified], verified.token_ids)",
+        "len(verified.token_ids) - 1",
     ),
     "coin made of the draft's noise": _changed(
         draws.is_accepted, "NoiseStream.ACCEPTANCE", "NoiseStream.DRAFT"

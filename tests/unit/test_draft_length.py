@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pipelines.executor.row_budget import RowBudget
 from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
 from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength, Proposal
 from pipelines.speculation.request import Output
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import MARGIN_EDGES, AcceptanceByMargin
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS
 
 # Measured on the pair demo-large (docs/decisions/0013-draft-length.md): seconds of a target step by rows.
 ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
@@ -22,6 +23,7 @@ DRAFT_S = (0.00025, 0.00025, 0.00025, 0.00027, 0.0003, 0.0003, 0.0004, 0.0005, 0
 RATES = (0.45, 0.54, 0.63, 0.80, 0.93, 0.975, 0.987, 0.995, 0.995)
 SHARES = tuple(np.array([6.3, 8, 12, 18.5, 14, 10, 15, 7.5, 8.7]) / 100)
 MAX_DRAFT_LEN = 8
+CHANGE_S = 0.0025
 _CUMULATIVE = np.cumsum(SHARES)[:-1].tolist()
 
 Agreement = Callable[[int], float]
@@ -53,24 +55,29 @@ class World:
         return self._run([FixedDraftLength(length)] * self._num_requests, num_rounds)[0]
 
     def _run(self, requests: list[DraftLength], num_rounds: int) -> tuple[float, list[float]]:
-        num_tokens, seconds, verified = 0, 0.0, []
+        budget = RowBudget(self._target, CHANGE_S, lambda: self.lengths.tokens_per_s)
+        num_tokens, seconds, verified, last_rows = 0, 0.0, [], 0
         for number in range(num_rounds):
-            rows = depth = 0
+            proposals, right = [], []
             for request in requests:
                 plan = request.next_round(1000)
-                drafted, accepted = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
-                proposal = Proposal.of(plan, drafted if plan.max_tokens else None)
-                count = proposal.num_verified
-                num_accepted = min(accepted, count)
+                drafted, num_right = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
+                proposals.append(plan.complete(drafted if plan.max_tokens else None))
+                right.append(num_right)
+            counts, rows = _fit(proposals, budget)
+            for request, proposal, count, num_right in zip(requests, proposals, counts, right, strict=True):
+                num_accepted = min(num_right, count)
                 num_tokens += num_accepted + 1
-                rows += count + 1
-                depth = max(depth, len(proposal.token_ids))
                 # Token 0 is never right; the others never repeat, so there is nothing to look up.
-                output = _truth(self._position, num_accepted + 1)
+                self._position += 100
+                own = np.full(1, self._position, np.int32)
+                output = np.concatenate((proposal.token_ids[:num_right], own))[: num_accepted + 1]
                 request.observe(proposal, output)
-            seconds += float(self._target.seconds(max(rows, 2)))
-            seconds += depth * float(self._draft.seconds(self._num_requests))
-            verified.append((rows - len(requests)) / len(requests))
+            depth = max(len(proposal.token_ids) for proposal in proposals)
+            seconds += float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
+            seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
+            verified.append(sum(counts) / len(requests))
+            last_rows = rows
         return num_tokens / seconds, verified
 
     def _draft_tokens(
@@ -84,14 +91,26 @@ class World:
             is_right.append(self._rng.random() < RATES[margin_class] * self._agreement(number))
             if keep_drafting is not None and not keep_drafting(margins[-1]):
                 break
-        num_accepted = is_right.index(False) if False in is_right else len(is_right)
+        num_right = is_right.index(False) if False in is_right else len(is_right)
         self._position += 100
-        token_ids = np.where(is_right, _truth(self._position, len(is_right)), 0).astype(np.int32)
-        return Output(token_ids, "", True, margins=np.array(margins, np.float32)), num_accepted
+        truth = np.arange(self._position, self._position + len(is_right))
+        token_ids = np.where(is_right, truth, 0).astype(np.int32)
+        return Output(token_ids, "length", True, margins=np.array(margins, np.float32)), num_right
 
 
-def _truth(position: int, count: int) -> TokenIds:
-    return np.arange(position + 1, position + 1 + count, dtype=np.int32)
+def _fit(proposals: list[Proposal], budget: RowBudget) -> tuple[list[int], int]:
+    """What ``fit_to_budget`` does, for proposals: verified tokens of each, and rows of the step."""
+    survivals = [np.empty(0) if proposal.survival is None else proposal.survival for proposal in proposals]
+    num_needed = sum(
+        1 + (len(proposal.token_ids) if proposal.survival is None else 0) for proposal in proposals
+    )
+    ranked = np.sort(np.concatenate(survivals))[::-1]
+    rows = budget.rows(num_needed, ranked)
+    least = ranked[: rows - num_needed].min(initial=2.0)
+    return [
+        len(proposal.token_ids) if proposal.survival is None else int((proposal.survival >= least).sum())
+        for proposal in proposals
+    ], rows
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16])
@@ -128,7 +147,7 @@ def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
     request = world.lengths.begin(NO_TOKENS)
     for _ in range(60):
         drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
-        request.observe(Proposal(drafted.token_ids, 1, 0, drafted), np.ones(1, np.int32))
+        request.observe(Proposal(drafted.token_ids, np.ones(1), drafted), np.ones(1, np.int32))
     plans = [request.next_round(100) for _ in range(30)]
     assert sum(plan.max_tokens for plan in plans) <= 15
 
@@ -160,10 +179,10 @@ def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
     request = world.lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
     plan = request.next_round(100)
     assert plan.max_tokens == 0
-    assert plan.ready_ids.tolist() == list(range(8))
+    assert plan.complete(None).token_ids.tolist() == list(range(8))
     # The text changes: what is looked up is wrong, and soon no longer proposed.
     for number in range(10):
-        request.observe(Proposal.of(plan, None), np.array([100 + number], np.int32))
+        request.observe(plan.complete(None), np.array([100 + number], np.int32))
         request.lookup.append(np.arange(9, dtype=np.int32))
         plan = request.next_round(100)
-    assert len(plan.ready_ids) <= 2
+    assert plan.max_tokens > 0

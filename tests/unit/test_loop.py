@@ -174,7 +174,8 @@ def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
             self.lookup = PromptLookup(ids(PROMPT))
 
         def next_round(self, num_remaining: int) -> DraftPlan:
-            return replace(NO_DRAFT, ready_ids=self.lookup.propose(min(4, num_remaining - 1)))
+            found = self.lookup.propose(min(4, num_remaining - 1))
+            return replace(NO_DRAFT, complete=lambda drafted: Proposal(found, None, drafted))
 
         def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
             assert proposal.drafted is None
@@ -191,5 +192,5 @@ def test_what_is_looked_up_is_verified_like_what_is_drafted() -> None:
     assert tokens(rounds) == output
     assert not draft.calls
     assert len(rounds) < len(output) / 2
-    assert all(part.num_ready_tokens == part.num_draft_tokens for part in rounds)
+    assert not any(part.num_by_model for part in rounds)
     assert sum(part.num_accepted_tokens for part in rounds) == len(output) - len(rounds)

@@ -13,7 +13,7 @@ ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
 def test_costs_are_interpolated_and_grow_on_beyond_the_last_measurement() -> None:
     costs = StepCosts(ROWS, SECONDS)
     assert costs.seconds([1, 2, 9, 16]).tolist() == [0.010, 0.010, 0.012, 0.020]
-    assert float(costs.seconds(12.5)) == pytest.approx(0.016)
+    assert float(costs.seconds(13)) == pytest.approx(0.012 + 4 / 7 * 0.008)
     assert float(costs.seconds(23)) == pytest.approx(0.028)
 
 
@@ -25,12 +25,20 @@ def test_noise_in_a_measurement_never_makes_more_rows_cheaper() -> None:
 def test_a_slower_machine_is_followed_at_every_size() -> None:
     costs = StepCosts(ROWS, SECONDS)
     for _ in range(300):
-        costs.observe(9, 0.024)
+        costs.observe(9, 0, 0.024)
     assert float(costs.seconds(9)) == pytest.approx(0.024, rel=0.05)
     assert float(costs.seconds(16)) > 0.028  # never measured meanwhile, yet slower too
 
 
 def test_one_outlier_changes_little() -> None:
     costs = StepCosts(ROWS, SECONDS)
-    costs.observe(9, 5.0)
+    costs.observe(9, 0, 5.0)
     assert float(costs.seconds(9)) < 0.0125
+
+
+def test_context_costs_each_row_that_reads_it() -> None:
+    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6)
+    assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.012 + 0.009)
+    for _ in range(300):
+        costs.observe(9, 9 * 1000, 0.042)
+    assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.042, rel=0.05)

@@ -1,0 +1,67 @@
+"""Which draft tokens a step verifies: those of all its requests that are most likely to become output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pipelines.executor.row_budget import RowBudget, Worths
+from pipelines.executor.scheduler import Work
+
+
+def fit_to_budget(work: Sequence[Work], budget: RowBudget) -> tuple[list[Work], int]:
+    """Leave out the draft tokens that are not worth their row.
+
+    Only those with a ``draft_survival`` can be left out; which ones never changes an output.
+
+    Args:
+        work: A step as planned.
+        budget: Of the engine.
+
+    Returns:
+        The step, and the tokens to compute in it; dummy rows make up for what is missing.
+    """
+    is_rows_only = all(item.chunk.as_rows for item in work)
+    num_planned = sum(len(item.chunk.token_ids) for item in work)
+    worths = [_worths(item, budget) for item in work]
+    flat = np.concatenate(worths)
+    order = np.argsort(-flat, kind="stable")
+    num_needed = num_planned - len(flat)
+    choose = budget.rows if is_rows_only else budget.rows_beside_prompts
+    num_rows = choose(num_needed, flat[order])
+    if not len(flat):
+        return list(work), num_rows
+    owners = np.repeat(np.arange(len(work)), [len(part) for part in worths])
+    # Worths fall within a request and the order is stable, so what is kept of a draft is a beginning.
+    kept = order[: num_rows - num_needed]
+    counts = np.bincount(owners[kept[flat[kept] > 0]], minlength=len(work)).tolist()
+    fitted = [_keep(*part) for part in zip(work, worths, counts, strict=True)]
+    if not is_rows_only:
+        num_rows = num_needed + sum(counts)
+    return fitted, num_rows
+
+
+def _worths(item: Work, budget: RowBudget) -> Worths:
+    """float64 [n]: tokens that each draft token is expected to give, less what its context costs."""
+    survival = item.sequence.draft_survival
+    if survival is None or not item.chunk.num_logits:
+        return np.empty(0)
+    return survival - budget.price_of_context(item.sequence.num_tokens)
+
+
+def _keep(item: Work, worths: Worths, count: int) -> Work:
+    num_left_out = len(worths) - count
+    if not num_left_out:
+        return item
+    chunk = item.chunk
+    item.sequence.leave_out(num_left_out)
+    return Work(
+        item.sequence,
+        replace(
+            chunk,
+            token_ids=chunk.token_ids[:-num_left_out],
+            num_logits=chunk.num_logits - num_left_out,
+        ),
+    )
