@@ -103,7 +103,7 @@ class Executor:
         self.budget: RowBudget | None = None
         self.num_steps = 0
         self.engine_time_s = 0.0
-        self._num_last_rows = 0
+        self._last_step: tuple[int, int] | None = None
         self._engine = engine
         self._cache = KvCache(limits.num_kv_blocks, engine.config.kv_block_size, engine.copy_block)
         self._scheduler = Scheduler(self._cache, limits.max_batch_size, limits.max_num_tokens)
@@ -213,6 +213,7 @@ class Executor:
     def step(self) -> None:
         """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit."""
         self._expire()
+        self._last_step = None
         work = self._scheduler.plan()
         if not work:
             return
@@ -231,11 +232,18 @@ class Executor:
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
         self.num_steps += 1
-        self._learn_cost(work, len(inputs.input_ids), seconds)
+        if all(item.chunk.as_rows for item in work):
+            positions = sum(item.chunk.num_positions for item in work)
+            self._last_step = (len(inputs.input_ids), positions)
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits
             self._take(item, logits[begin:end])
+
+    def learn_cost(self, seconds: float) -> None:
+        """Note how long the last step took, with all that followed from it until another could begin."""
+        if self.budget is not None and self._last_step is not None:
+            self.budget.costs.observe(*self._last_step, seconds)
 
     def check(self, request: GenerationRequest) -> None:
         """Refuse what this executor cannot answer, before it takes a place in the queue.
@@ -275,14 +283,6 @@ class Executor:
                 "so that one request of full length fits",
                 remedy="raise num_blocks or lower max_seq_len in the recipe",
             )
-
-    def _learn_cost(self, work: list[Work], num_rows: int, seconds: float) -> None:
-        """Learn from a step of rows that had the shape of the one before."""
-        is_rows_only = all(item.chunk.as_rows for item in work)
-        if self.budget is not None and is_rows_only and num_rows == self._num_last_rows:
-            positions = sum(item.chunk.num_positions for item in work)
-            self.budget.costs.observe(num_rows, positions, seconds)
-        self._num_last_rows = num_rows if is_rows_only else 0
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         bans = None

@@ -77,7 +77,9 @@ class StepLoop:
             executor.step()
             # Every coroutine that the step answered runs now, and asks for its next step.
             await asyncio.sleep(0)
-            self.busy_time_s += time.perf_counter() - started_s
+            seconds = time.perf_counter() - started_s
+            self.busy_time_s += seconds
+            executor.learn_cost(seconds)
 
     async def _let_tasks_end(self) -> None:
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}

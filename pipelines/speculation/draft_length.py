@@ -15,6 +15,8 @@ mean acceptance. Here every token of every request is judged.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,12 +33,14 @@ Probabilities = npt.NDArray[np.float64]
 # Speculation is left when it promises less than doing without, and taken up again when it promises more
 # by this share.
 _HYSTERESIS = 0.01
+_DECISION_INTERVAL = 3  # rounds
 # Rounds without speculation after which it is tried. Without margins that takes a row.
 _PROBE_INTERVAL = 3
 _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
-_NUM_CASES = 32
-_SELDOM = 5  # cases of them
+# Cases of what margins may come; fewer of each request the more requests there are.
+_NUM_CASES, _LEAST_CASES = 32, 8
+_SELDOM = 8  # in one of so many
 
 
 class DraftLengths:
@@ -44,6 +48,7 @@ class DraftLengths:
 
     Attributes:
         threshold: Probability of becoming output above which a draft token is worth its cost now.
+        depth: Tokens that a request drafts at most; each step of the draft is one for all requests.
         tokens_per_s: Output tokens that the server is expected to make in a second.
         num_rounds_off: Rounds since speculation last paid.
         is_probing: Whether this is a round without speculation in which it is tried: all requests do it
@@ -66,16 +71,16 @@ class DraftLengths:
         self.acceptance = acceptance
         self.max_draft_len = max_draft_len
         self.threshold = _NEVER
+        self.depth = max_draft_len
         self.tokens_per_s = 1 / float(target_costs.seconds(2))
         self._draft_costs = draft_costs
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
-        self._num_decisions_left = 0
+        self._num_calls_left = self._num_rounds_left = 0
         self.num_rounds_off = 0
         self.is_probing = False
         self._num_probes = self._num_right_probes = 0
-        # What margins may come: the same evenly spread cases every time, so that decisions do not flicker.
-        self._cases = _even_cases(_NUM_CASES, max_draft_len)
+        self._depths = np.arange(1, max_draft_len + 1)
 
     def begin(
         self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
@@ -90,80 +95,101 @@ class DraftLengths:
         """
         request = RequestDraftLength(self, prompt_ids, acceptance, sees_margins=sees_margins)
         self._requests.add(request)
-        self._num_decisions_left = 0
+        self._num_calls_left = self._num_rounds_left = 0
         return request
 
     def end(self, request: RequestDraftLength) -> None:
         """Forget a request."""
         self._requests.discard(request)
-        self._num_decisions_left = 0
+        self._num_calls_left = self._num_rounds_left = 0
 
     def next_threshold(self) -> float:
         """The threshold for a request's next round.
 
-        It is worked out anew after as many decisions as there are requests: they decide together, between
-        two steps of the target.
+        Requests decide together, between two steps of the target: as many of these calls as there are
+        requests are a round. The threshold is worked out anew when a request comes or goes, and every few
+        rounds.
         """
-        if self._num_decisions_left <= 0:
-            self._decide()
-            self._num_decisions_left = len(self._requests)
-        self._num_decisions_left -= 1
+        if self._num_calls_left <= 0:
+            self._begin_round()
+        self._num_calls_left -= 1
         return self.threshold
+
+    def _begin_round(self) -> None:
+        self._num_calls_left = len(self._requests)
+        self._num_rounds_left -= 1
+        if self._num_rounds_left <= 0:
+            self._num_rounds_left = _DECISION_INTERVAL
+            self._decide()
+        if self.threshold != _NEVER:
+            self.num_rounds_off = 0
+            return
+        self.num_rounds_off += 1
+        is_promising = 0 < self._num_probes < 2 * self._num_right_probes
+        self.is_probing = is_promising or self.num_rounds_off % _PROBE_INTERVAL == 0
+        self._num_probes = self._num_right_probes = 0
 
     def _decide(self) -> None:
         requests = list(self._requests)
         num_requests = len(requests)
-        contexts = np.array([request.num_tokens for request in requests], np.float64)
         survival = self._survival(requests)
-        by_case = survival.transpose(1, 0, 2).reshape(len(self._cases), -1)
-        order = np.argsort(-by_case, axis=1)
-        ranked = np.take_along_axis(by_case, order, axis=1)
+        uses_draft = np.array([not request.uses_lookup for request in requests])
+        # A proposal of each depth: what the draft does not propose promises nothing.
+        is_proposed = (self._depths[:, np.newaxis] >= self._depths) | ~uses_draft[:, np.newaxis, np.newaxis]
+        worth = survival * is_proposed.transpose(1, 0, 2)[:, :, np.newaxis, :]
+        num_cases = survival.shape[1]
+        ranked = -np.sort(-worth.transpose(0, 2, 1, 3).reshape(len(self._depths), num_cases, -1), axis=2)
         # What the last of the best m promises differs from case to case: seldom is it less than this.
-        thresholds = np.partition(ranked, _SELDOM, axis=0)[_SELDOM]
-        # Entry m of what follows: the best m draft tokens of all requests are verified.
-        rows = np.arange(num_requests, num_requests + len(thresholds) + 1)
-        tokens = num_requests + _sums(ranked.mean(axis=0))
-        positions = contexts.sum() + _sums(contexts[order // self.max_draft_len].mean(axis=0))
-        seconds = self._target_costs.seconds(rows, positions)
-        without = num_requests / float(seconds[0])
-        seconds[1:] += self._draft_seconds(requests, survival, thresholds)
-        goodput = tokens / seconds
-        best = 1 + int(np.argmax(goodput[1:]))
+        seldom = num_cases // _SELDOM
+        thresholds = np.partition(ranked, seldom, axis=1)[:, seldom]
+        # Entry [d, m] of what follows: proposals are d + 1 long, the best m of all draft tokens are verified.
+        rows = np.arange(num_requests, num_requests + thresholds.shape[1] + 1)
+        tokens = np.full((len(self._depths), len(rows)), float(num_requests))
+        tokens[:, 1:] += np.cumsum(ranked.mean(axis=1), axis=1)
+        context = np.mean([request.num_tokens for request in requests])
+        verifying_s = self._target_costs.seconds(rows, rows * context)
+        goodput = tokens[:, 1:] / (
+            verifying_s[1:] + self._drafting_s(requests, survival, uses_draft, thresholds)
+        )
+        depth, best = np.unravel_index(np.argmax(goodput), goodput.shape)
+        without = num_requests / float(verifying_s[0])
         is_on = self.threshold != _NEVER
-        if goodput[best] > (without if is_on else without * (1 + _HYSTERESIS)):
-            self.threshold, self.tokens_per_s = float(thresholds[best - 1]), float(goodput[best])
-            self.num_rounds_off = 0
+        if goodput[depth, best] > (without if is_on else without * (1 + _HYSTERESIS)):
+            self.threshold, self.tokens_per_s = float(thresholds[depth, best]), float(goodput[depth, best])
+            self.depth = int(self._depths[depth])
         else:
             self.threshold, self.tokens_per_s = _NEVER, without
-            self.num_rounds_off += 1
-            is_promising = 0 < self._num_probes < 2 * self._num_right_probes
-            self.is_probing = is_promising or self.num_rounds_off % _PROBE_INTERVAL == 0
-            self._num_probes = self._num_right_probes = 0
 
     def note_probe(self, *, was_right: bool) -> None:
         """Count a token that was drafted while speculation is off."""
         self._num_probes += 1
         self._num_right_probes += was_right
 
-    def _draft_seconds(
-        self, requests: list[RequestDraftLength], survival: Probabilities, thresholds: Probabilities
+    def _drafting_s(
+        self,
+        requests: list[RequestDraftLength],
+        survival: Probabilities,
+        uses_draft: npt.NDArray[np.bool_],
+        thresholds: Probabilities,
     ) -> Probabilities:
-        """Time that drafting takes, for each threshold; the request that drafts longest is waited for."""
-        drafting = [i for i, request in enumerate(requests) if not request.uses_lookup]
-        if not drafting:
-            return np.zeros(len(thresholds))
+        """[depths, thresholds]: seconds; the request that drafts longest is waited for."""
+        num_drafting = int(uses_draft.sum())
+        if not num_drafting:
+            return np.zeros(thresholds.shape)
         # A token is drafted if it may survive, and the first of a request in any case.
-        means = np.array([requests[i].acceptance.mean_rate for i in drafting])
-        promises = (survival[drafting, :, :-1] * means[:, np.newaxis, np.newaxis]).max(axis=0)
-        promises = np.sort(promises, axis=None)
-        num_further = len(promises) - np.searchsorted(promises, thresholds)
-        num_steps = 1 + num_further / len(self._cases)
-        times: Probabilities = num_steps * float(self._draft_costs.seconds(max(len(drafting), 2)))
+        means = np.array([request.acceptance.mean_rate for request in requests])
+        promises = (survival * means[:, np.newaxis, np.newaxis])[uses_draft].max(axis=0)
+        num_steps = np.ones(thresholds.shape)
+        for depth in range(1, len(self._depths)):
+            reached = np.sort(promises[:, depth - 1])
+            num_steps[depth:] += 1 - np.searchsorted(reached, thresholds[depth:]) / len(reached)
+        times: Probabilities = num_steps * float(self._draft_costs.seconds(max(num_drafting, 2)))
         return times
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
-        classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], self._cases)
+        cases = _even_cases(max(_NUM_CASES // len(requests), _LEAST_CASES), self.max_draft_len)
+        classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], cases)
         rates = np.stack([request.acceptance.rates for request in requests])
         by_model: Probabilities = np.cumprod(rates[:, classes], axis=2)
         lookup_rates = np.array([request.lookup.rate for request in requests])
@@ -218,7 +244,7 @@ class RequestDraftLength:
             return self._probe()
         if not self._sees_margins:
             return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
-        num_by_model = 0 if self.uses_lookup else limit
+        num_by_model = 0 if self.uses_lookup else min(limit, self._lengths.depth)
         return DraftPlan(
             num_by_model, lambda: self._above(threshold), lambda drafted: self._complete(drafted, limit)
         )
@@ -282,13 +308,12 @@ def _num_above(threshold: float, rate: float) -> int:
     return int(np.log(threshold) / np.log(min(rate, 0.999)))
 
 
-def _even_cases(num_samples: int, num_positions: int) -> npt.NDArray[np.float64]:
-    """float64 [num_samples, num_positions] in (0, 1): each column evenly spread, in an order of its own."""
+@cache
+def _even_cases(num_samples: int, num_positions: int) -> Probabilities:
+    """float64 [num_samples, num_positions] in (0, 1): each column evenly spread, in an order of its own.
+
+    The same every time, so that decisions do not flicker.
+    """
     rng = np.random.default_rng(0)
     even = (np.arange(num_samples) + 0.5) / num_samples
     return np.stack([rng.permutation(even) for _ in range(num_positions)], axis=1)
-
-
-def _sums(values: Probabilities) -> Probabilities:
-    """Sums of the first 0, 1, ... values."""
-    return np.concatenate((np.zeros(1), np.cumsum(values)))

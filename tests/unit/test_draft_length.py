@@ -34,7 +34,7 @@ class World:
     """Requests that answer for ever; the clock is the cost model's own."""
 
     def __init__(self, num_requests: int, agreement: Agreement, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self._agreement = agreement
         self._num_requests = num_requests
         self._position = 0
@@ -59,9 +59,13 @@ class World:
         num_tokens, seconds, verified, last_rows = 0, 0.0, [], 0
         for number in range(num_rounds):
             proposals, right = [], []
-            for request in requests:
+            # The same luck for all ways of drafting, so that they differ by nothing else.
+            luck = np.random.default_rng((self._seed, number)).random((len(requests), MAX_DRAFT_LEN, 2))
+            for request, draws in zip(requests, luck.tolist(), strict=True):
                 plan = request.next_round(1000)
-                drafted, num_right = self._draft_tokens(plan.max_tokens, plan.keep_drafting(), number)
+                drafted, num_right = self._draft_tokens(
+                    draws[: plan.max_tokens], plan.keep_drafting(), number
+                )
                 proposals.append(plan.complete(drafted if plan.max_tokens else None))
                 right.append(num_right)
             counts, rows = _fit(proposals, budget)
@@ -81,14 +85,14 @@ class World:
         return num_tokens / seconds, verified
 
     def _draft_tokens(
-        self, count: int, keep_drafting: Callable[[float], bool] | None, number: int
+        self, draws: list[list[float]], keep_drafting: Callable[[float], bool] | None, number: int
     ) -> tuple[Output, int]:
         edges = (0.0, *MARGIN_EDGES)
         margins, is_right = [], []
-        for _ in range(count):
-            margin_class = bisect(_CUMULATIVE, self._rng.random())
+        for which, whether in draws:
+            margin_class = bisect(_CUMULATIVE, which)
             margins.append(edges[margin_class] + 0.01)
-            is_right.append(self._rng.random() < RATES[margin_class] * self._agreement(number))
+            is_right.append(whether < RATES[margin_class] * self._agreement(number))
             if keep_drafting is not None and not keep_drafting(margins[-1]):
                 break
         num_right = is_right.index(False) if False in is_right else len(is_right)
