@@ -87,7 +87,10 @@ def _verify(report: Document) -> str:
     equality = sections["Equality with the target alone"]
     passes = sections["Passes"]["passes"]
     asked = [entry for entry in passes if entry["model"] == "generate"]
-    lengths = sorted({entry["num_draft_tokens"] for entry in asked})
+    numbers = {entry["num_draft_tokens"] for entry in asked} - {None}
+    # Files older than the adaptive draft length have only numbers.
+    others = {entry["draft_length"] for entry in asked if entry["num_draft_tokens"] is None}
+    lengths = _lengths(sorted(numbers), sorted(others))
     loads = sorted({entry["requests_at_once"] for entry in asked})
     verdict = {"pass": "Passed", "fail": "**Failed**", "inconclusive": "**Inconclusive**"}[report["verdict"]]
     differ = f"{equality['answers_that_differ']} answers differ"
@@ -96,7 +99,7 @@ def _verify(report: Document) -> str:
     lines = [
         f"{verdict}: {equality['answers_compared']:,} answers and {equality['tokens_compared']:,} tokens "
         f"compared with the target alone, {differ}, {equality['answers_missing']} missing; "
-        f"`num_draft_tokens` {_range(lengths)}, {listed(loads)} requests at once, {len(asked)} passes.",
+        f"`num_draft_tokens` {lengths}, {listed(loads)} requests at once, {len(asked)} passes.",
         "",
         "| Compared | Prompts | Answers | Tokens | With log probs | Prompts that diverged | A fault is seen "
         "with 95 % if it changes | with 99 % |",
@@ -143,9 +146,9 @@ def _acceptance(figures: Document) -> list[str]:
     return lines
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _lengths(numbers: Sequence[int], others: Sequence[str]) -> str:
     whole = len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
-    return f"{numbers[0]} to {numbers[-1]}" if whole else listed(numbers)
+    return listed([*([f"{numbers[0]} to {numbers[-1]}"] if whole else numbers), *others])
 
 
 def _pair(evaluation: Document) -> str:

@@ -78,7 +78,7 @@ def ask_pass(
         on_answer: Called after each answer, in any thread.
     """
     jobs = [
-        Job(replace(question.request, num_draft_tokens=asked.num_draft_tokens), asked.model)
+        Job(replace(question.request, num_draft_tokens=asked.draft_length.num_draft_tokens), asked.model)
         for question in questions_of(plan, asked, nonce)
     ]
     # Another seed per worker: arrivals must not coincide.
@@ -163,7 +163,7 @@ class Cancellations:
             f"# {self._nonce} cut {self._asked.number}-{number}\n{prompt.text}",
             max_tokens=max(self._plan.max_tokens, _LONG_ENOUGH_TO_CUT),
             temperature=self._rng.choice((0.0, 0.8)),
-            num_draft_tokens=self._asked.num_draft_tokens,
+            num_draft_tokens=self._asked.draft_length.num_draft_tokens,
         )
         num_chunks = self._rng.randint(1, _MOST_CHUNKS)
         stream = self._client.stream(request, self._asked.model)

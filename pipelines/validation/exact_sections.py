@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,7 +132,7 @@ def covered_section(proof: Proof) -> Section:
     """Each level of each dimension, and how much was asked with it."""
     dimensions: dict[str, Callable[[PassResult], object]] = {
         "tokens are chosen": lambda result: result.asked.kind,
-        "num_draft_tokens": lambda result: result.asked.num_draft_tokens,
+        "num_draft_tokens": lambda result: result.asked.draft_length,
         "requests at once": lambda result: result.asked.num_at_once,
         "arrivals": lambda result: "staggered" if result.asked.is_staggered else "at once",
         "streaming": lambda result: "on" if result.asked.is_streaming else "off",
@@ -144,6 +145,8 @@ def covered_section(proof: Proof) -> Section:
         f"{len(proof.speculative)} passes of draft and target together; every two levels of different "
         f"dimensions meet in at least one of them. {cut_off:,} other requests were cut off in between."
     )
+    if not proof.adaptive:
+        summary += " This server has a fixed draft length for requests that do not say: none was adaptive."
     levels = [dict(zip(_LEVEL_COLUMNS[:2], row[:2], strict=True)) for row in rows]
     document = {"levels": levels, "requests_cut_off": cut_off}
     return Section(COVERED, "info", summary, Table(_LEVEL_COLUMNS, tuple(rows)), document=document)
@@ -166,8 +169,9 @@ def _by_level(
     return tuple(rows)
 
 
-def _order(result: PassResult) -> tuple[int, int]:
-    return result.asked.num_draft_tokens or 0, result.asked.num_at_once
+def _order(result: PassResult) -> tuple[float, int]:
+    length = result.asked.draft_length.num_draft_tokens
+    return math.inf if length is None else length, result.asked.num_at_once
 
 
 def passes_section(proof: Proof) -> Section:
@@ -198,7 +202,8 @@ def _pass_document(result: PassResult) -> dict[str, Any]:
     return {
         "model": asked.model,
         "kind": asked.kind,
-        "num_draft_tokens": asked.num_draft_tokens,
+        "num_draft_tokens": asked.draft_length.num_draft_tokens,
+        "draft_length": str(asked.draft_length),
         "requests_at_once": asked.num_at_once,
         "staggered": asked.is_staggered,
         "streaming": asked.is_streaming,

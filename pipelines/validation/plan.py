@@ -19,6 +19,9 @@ from pipelines.validation.sampling_kinds import KINDS, request_of
 TARGET_ALONE = "generate_target"
 SPECULATIVE = "generate"
 
+ADAPTIVE = "adaptive"
+"""What answers say of a draft length that the server chooses from round to round."""
+
 LOADS = (1, 2, 4, 8, 16)
 
 
@@ -37,13 +40,35 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class DraftLength:
+    """What the requests of a pass say about drafting, and what the server makes of it.
+
+    Attributes:
+        num_draft_tokens: In the request; None leaves it to the server.
+        used: What each answer has to say: ``ADAPTIVE`` or a number, which a server may have fixed for
+            requests that do not say; "" from the target alone.
+    """
+
+    num_draft_tokens: int | None
+    used: str
+
+    def __str__(self) -> str:
+        is_fixed_by_server = self.num_draft_tokens is None and self.used not in (ADAPTIVE, "")
+        return f"the server's {self.used}" if is_fixed_by_server else self.used
+
+
+NO_DRAFT = DraftLength(None, "")
+"""Of the target alone."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How much is compared.
 
     Attributes:
         prompts: At least two: half of them are asked with plain parameters, half with others.
         max_tokens: Output tokens per answer at most.
-        max_draft_len: Draft lengths 0 to this are tried; 0 runs the loop without a draft.
+        draft_lengths: Those to try; 0 runs the loop without a draft.
         loads: Numbers of requests at once.
         num_cold: Prompts of a pass with a cold cache: each needs an answer of the target of its own.
         num_alone: Prompts of a pass of the target alone.
@@ -54,7 +79,7 @@ class Plan:
 
     prompts: tuple[Prompt, ...]
     max_tokens: int
-    max_draft_len: int
+    draft_lengths: tuple[DraftLength, ...]
     loads: tuple[int, ...]
     num_cold: int
     num_alone: int
@@ -70,7 +95,7 @@ class Pass:
         number: From 0; seeds what is random in the pass.
         model: ``generate`` or ``generate_target``.
         kind: How tokens are chosen, one of ``KINDS``.
-        num_draft_tokens: None for the target alone.
+        draft_length: ``NO_DRAFT`` for the target alone.
         num_at_once: Requests at once.
         is_staggered: Whether requests arrive at random times, not all at once.
         is_streaming: Whether answers come in chunks.
@@ -81,7 +106,7 @@ class Pass:
     number: int
     model: str
     kind: str
-    num_draft_tokens: int | None
+    draft_length: DraftLength
     num_at_once: int
     is_staggered: bool
     is_streaming: bool
@@ -89,7 +114,7 @@ class Pass:
     is_cold: bool
 
     def __str__(self) -> str:
-        draft = "" if self.num_draft_tokens is None else f" k={self.num_draft_tokens}"
+        draft = "" if self.draft_length == NO_DRAFT else f" k={self.draft_length}"
         words = [
             f"{self.model}{draft} {self.kind} x{self.num_at_once}",
             "staggered" if self.is_staggered else "",
@@ -116,13 +141,13 @@ class Question:
 def passes_of(plan: Plan) -> tuple[Pass, ...]:
     """All passes: the target alone under load first, then draft and target together."""
     loads_at_once = tuple(load for load in plan.loads if load > 1) or plan.loads
-    alone = _ways(TARGET_ALONE, (None,), loads_at_once, first_number=0)
-    together = _ways(SPECULATIVE, tuple(range(plan.max_draft_len + 1)), plan.loads, first_number=len(alone))
+    alone = _ways(TARGET_ALONE, (NO_DRAFT,), loads_at_once, first_number=0)
+    together = _ways(SPECULATIVE, plan.draft_lengths, plan.loads, first_number=len(alone))
     return (*alone, *together)
 
 
 def _ways(
-    model: str, draft_lengths: tuple[int | None, ...], loads: tuple[int, ...], first_number: int
+    model: str, draft_lengths: Sequence[DraftLength], loads: tuple[int, ...], first_number: int
 ) -> tuple[Pass, ...]:
     rows = covering_array((len(KINDS), len(draft_lengths), len(loads), 2, 2, 2, 2))
     return tuple(
@@ -130,7 +155,7 @@ def _ways(
             number=number,
             model=model,
             kind=KINDS[row[0]],
-            num_draft_tokens=draft_lengths[row[1]],
+            draft_length=draft_lengths[row[1]],
             num_at_once=loads[row[2]],
             is_staggered=bool(row[3]),
             is_streaming=bool(row[4]),

@@ -65,6 +65,7 @@ class PassResult:
         num_rounds: Target passes of the loop.
         num_drafted: Draft tokens proposed.
         num_accepted: Those accepted.
+        other_draft_lengths: What answers said was used instead of the pass's draft length.
         num_cut_off: Other requests that were cut off meanwhile.
         findings: What differs, in the order of the questions.
         seconds: Wall time of the pass, without the target's answers to compare with.
@@ -79,6 +80,7 @@ class PassResult:
     num_rounds: int
     num_drafted: int
     num_accepted: int
+    other_draft_lengths: frozenset[str]
     num_cut_off: int
     findings: tuple[Finding, ...]
     seconds: float
@@ -160,6 +162,7 @@ def compare_pass(
 ) -> PassResult:
     """Compare the answers of a pass with the target's, in the order of the questions."""
     prompt_ids = set()
+    draft_lengths = set()
     num_answers = num_tokens = num_log_probs = num_missing = num_rounds = num_drafted = num_accepted = 0
     findings = []
     for question, expected, actual in zip(questions, reference, answers, strict=True):
@@ -173,6 +176,7 @@ def compare_pass(
             continue
         num_tokens += len(expected.output_ids)
         num_log_probs += len(expected.log_probs)
+        draft_lengths.add(actual.draft_length)
         num_rounds += actual.num_rounds
         num_drafted += actual.total_draft_tokens
         num_accepted += actual.total_accepted_draft_tokens
@@ -191,6 +195,7 @@ def compare_pass(
         num_rounds=num_rounds,
         num_drafted=num_drafted,
         num_accepted=num_accepted,
+        other_draft_lengths=frozenset(draft_lengths - {asked.draft_length.used}),
         num_cut_off=0,
         findings=tuple(findings),
         seconds=0.0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.client import Client
+from pipelines.client import Client, CompletionRequest
 from pipelines.client.at_once import Workers
 from pipelines.command_line import Progress
 from pipelines.conditions import conditions, engine_conditions
@@ -20,7 +20,7 @@ from pipelines.validation import distribution
 from pipelines.validation.against import Foreign, verify_foreign
 from pipelines.validation.drawing import DrawPlan, draw
 from pipelines.validation.exact import run_exact
-from pipelines.validation.plan import LOADS
+from pipelines.validation.plan import LOADS, SPECULATIVE
 from pipelines.validation.report import Report
 from pipelines.validation.section import Section
 from pipelines.validation.sizes import Limits, Size, read_limits
@@ -66,7 +66,8 @@ def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
             engines=engine_conditions(engine_dirs),
             nonce=nonce,
         )
-        limits = read_limits(connected[0].model_parameters("speculative"))
+        anything = connected[0].generate(CompletionRequest("x", max_tokens=1), SPECULATIVE)
+        limits = read_limits(connected[0].model_parameters("speculative"), anything.draft_length)
         vocabulary = _vocabulary(engine_dirs.get("target"))
         report = Report(())
         if own.only != "law":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import VerificationError
 from pipelines.prompts import Prompt
-from pipelines.validation.plan import LOADS, Goal, Plan
+from pipelines.validation.plan import LOADS, DraftLength, Goal, Plan
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,20 @@ class Limits:
     Attributes:
         max_draft_len: Most draft tokens per round.
         max_requests: Running and waiting together, at most.
+        default_draft_length: Of requests that do not say, in the words of its answers.
     """
 
     max_draft_len: int
     max_requests: int
+    default_draft_length: str
 
 
-def read_limits(parameters: Mapping[str, str]) -> Limits:
+def read_limits(parameters: Mapping[str, str], default_draft_length: str) -> Limits:
     """Read the parameters of the model ``speculative``.
+
+    Args:
+        parameters: As the server loaded them.
+        default_draft_length: As in ``Limits``; not a parameter, for it can be set while the server runs.
 
     Raises:
         VerificationError: They do not say.
@@ -64,6 +70,7 @@ def read_limits(parameters: Mapping[str, str]) -> Limits:
         return Limits(
             int(parameters["max_draft_len"]),
             int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
+            default_draft_length,
         )
     except (KeyError, ValueError) as error:
         raise VerificationError(
@@ -81,7 +88,10 @@ def plan_of(size: Size, prompts: tuple[Prompt, ...], limits: Limits) -> Plan:
     return Plan(
         prompts=tuple(shuffled),
         max_tokens=size.max_tokens,
-        max_draft_len=limits.max_draft_len,
+        draft_lengths=(
+            *(DraftLength(number, str(number)) for number in range(limits.max_draft_len + 1)),
+            DraftLength(None, limits.default_draft_length),
+        ),
         loads=tuple(load for load in LOADS if load < limits.max_requests),  # one place for cancellations
         num_cold=size.num_cold,
         num_alone=size.num_alone,

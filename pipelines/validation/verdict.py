@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.validation.plan import TARGET_ALONE, Goal
+from pipelines.validation.plan import ADAPTIVE, TARGET_ALONE, Goal
 from pipelines.validation.proof import Finding, PassResult
 from pipelines.validation.rates import prompts_needed, upper_bound
 from pipelines.validation.sampling_kinds import is_greedy
@@ -72,6 +72,11 @@ class Proof:
         return tuple(result for result in self.passes if result.asked.model == TARGET_ALONE)
 
     @property
+    def adaptive(self) -> tuple[PassResult, ...]:
+        """Passes of draft and target together that leave the draft length to a server that chooses it."""
+        return tuple(result for result in self.speculative if result.asked.draft_length.used == ADAPTIVE)
+
+    @property
     def groups(self) -> tuple[Group, Group]:
         """Greedy and seeded."""
         return (
@@ -126,6 +131,12 @@ class Proof:
         for result in self.passes:
             if result.asked.with_cancellations and not result.num_cut_off:
                 reasons.append(f"{result.asked}: no other request was cut off meanwhile")
+            if result.other_draft_lengths:
+                others = ", ".join(length or "none" for length in sorted(result.other_draft_lengths))
+                reasons.append(f"{result.asked}: answers say that another draft length was used: {others}")
+        # One pass may be better off without a draft; if all are, only that was compared.
+        if self.adaptive and not any(result.num_drafted for result in self.adaptive):
+            reasons.append("adaptive: nothing was drafted in any pass, so the server's choice was not tested")
         for group in self.groups:
             if lacking := group.num_prompts_lacking(self.goal):
                 reasons.append(
@@ -144,10 +155,10 @@ def _failures_of(result: PassResult) -> list[str]:
     reasons = []
     if result.num_tokens == 0 and result.num_missing == 0:
         reasons.append(f"{result.asked}: no token was compared")
-    length = result.asked.num_draft_tokens
-    if length == 0 and result.num_drafted:
+    length = result.asked.draft_length.used
+    if length == "0" and result.num_drafted:
         reasons.append(f"{result.asked}: speculation was off, but {result.num_drafted} were drafted")
-    if length and result.num_answers and not result.num_drafted:
+    if length not in ("", "0", ADAPTIVE) and result.num_answers and not result.num_drafted:
         reasons.append(f"{result.asked}: nothing was drafted, so nothing was tested")
     return reasons
 

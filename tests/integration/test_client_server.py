@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipelines.client.at_once import Job, Workers
 from pipelines.demo.__main__ import Settings, converse
 from pipelines.demo.summary import figures_of, verdict_of
 from pipelines.deploy import Server
+from pipelines.deploy.draft_length import set_draft_length
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
 from pipelines.prompts import HELD_OUT, read_prompts
 from pipelines.running_server import engine_directories
@@ -27,7 +28,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
 from pipelines.validation.comparison import first_divergence
 from pipelines.validation.margin import explain
-from pipelines.validation.plan import LOADS, Pass
+from pipelines.validation.plan import LOADS, DraftLength, Pass
 from pipelines.validation.proof import Finding
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
 
@@ -92,6 +93,15 @@ def test_a_deadline_ends_the_request_at_the_server_too(url: str, server: Server,
     assert wait_until(lambda: read_gauge(server, "draftproof_requests_running", engine="target") == 0)
 
 
+@pytest.fixture
+def adaptive(server: Server) -> Iterator[None]:
+    """The server chooses the draft length, other than its recipe says."""
+    setting = set_draft_length(server.directory, "adaptive")
+    yield
+    setting.unlink()
+
+
+@pytest.mark.usefixtures("adaptive")
 def test_the_proof_passes_and_counts(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +118,9 @@ def test_the_proof_passes_and_counts(
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
     assert {each["requests_at_once"] for each in asked} == {load for load in LOADS if load < most}
-    assert {each["num_draft_tokens"] for each in asked} == {None, *range(MAX_DRAFT_LEN + 1)}
+    lengths = {"", "adaptive", *map(str, range(MAX_DRAFT_LEN + 1))}
+    assert {each["draft_length"] for each in asked} == lengths
+    assert any(each["total_draft_tokens"] for each in asked if each["draft_length"] == "adaptive")
     rules = {arm["sampling"]: arm["acceptance_rate"] for arm in acceptance["figures"]["arms"]}
     assert set(rules) == {"coupled", "uncoupled"}
     assert 0 < rules["coupled"] < 1
@@ -126,7 +138,7 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
             ids = list(answer.output_ids)
             ids[position] = second
             other = replace(answer, output_ids=tuple(ids))
-            asked = Pass(0, "generate", "greedy", 4, 1, False, False, False, False)
+            asked = Pass(0, "generate", "greedy", DraftLength(4, "4"), 1, False, False, False, False)
             divergence = first_divergence(answer, other)
             finding = Finding(asked, prompt, request, answer, other, divergence, None)
             explanation = explain(finding, client)

@@ -14,14 +14,19 @@ VOCABULARY = 50
 
 
 def honest(request: CompletionRequest, model: str) -> Generation:
-    """What the target says; ``generate`` drafts two tokens per token asked for and accepts half."""
+    """What the target says; ``generate`` drafts two tokens per token asked for and accepts half.
+
+    Where none are asked for it says that it chose, and drafts two.
+    """
     asked = dataclasses.replace(
         request, num_draft_tokens=None, max_tokens=0, min_tokens=0, num_log_probs=None
     )
     start = zlib.crc32(repr(asked).encode())
     ids = tuple((start >> position) % VOCABULARY for position in range(request.max_tokens))
     wanted = request.num_log_probs
-    drafted = 2 * (request.num_draft_tokens or 0) if model == "generate" else 0
+    chosen = 1 if request.num_draft_tokens is None else request.num_draft_tokens
+    drafted = 2 * chosen if model == "generate" else 0
+    used = "adaptive" if request.num_draft_tokens is None else str(chosen)
     return Generation(
         text="".join(chr(65 + token_id) for token_id in ids),
         output_ids=ids,
@@ -34,6 +39,7 @@ def honest(request: CompletionRequest, model: str) -> Generation:
         ttft_s=None,
         e2e_latency_s=1.0,
         seed=request.seed if request.seed is not None else start,
+        draft_length=used if model == "generate" else "",
         log_probs=() if wanted is None else tuple(-token_id / 7 for token_id in ids),
         top_log_probs=tuple(alternatives(token_id, wanted) for token_id in ids) if wanted else (),
     )

@@ -253,12 +253,16 @@ def _fill(name: str, document: dict[str, Any], root: Path) -> str:
     return render(f"<!-- figures:{name} -->\n<!-- /figures -->", root)
 
 
-def _proof(verdict: str, num_different: int) -> dict[str, Any]:
+def _proof(verdict: str, num_different: int, server_chooses: tuple[str, ...] = ()) -> dict[str, Any]:
     asked = [{"model": "generate_target", "num_draft_tokens": None, "requests_at_once": 2}]
     asked += [
         {"model": "generate", "num_draft_tokens": length, "requests_at_once": load}
         for length in (0, 1, 2)
         for load in (1, 8)
+    ]
+    asked += [
+        {"model": "generate", "num_draft_tokens": None, "draft_length": word, "requests_at_once": 8}
+        for word in server_chooses
     ]
     group = {
         "name": "greedy",
@@ -320,14 +324,21 @@ def test_the_proof_block_says_what_was_compared_and_how_it_ended(
     assert "| 4 | 0.500 (3.00), 2,000 of 4,000 | 0.525 (3.00), 2,100 of 4,000 |" in text
 
 
+def test_the_proof_block_names_the_draft_length_that_the_server_chose(tmp_path: Path) -> None:
+    adaptive = _fill("verify", _proof("pass", 0, ("adaptive",)), tmp_path / "adaptive")
+    assert "`num_draft_tokens` 0 to 2 and adaptive, 1 and 8 requests at once, 7 passes" in adaptive
+    fixed = _fill("verify", _proof("pass", 0, ("the server's 4",)), tmp_path / "fixed")
+    assert "`num_draft_tokens` 0 to 2 and the server's 4, 1 and 8 requests at once" in fixed
+
+
 def test_the_proof_block_reads_the_document_that_verify_writes(tmp_path: Path) -> None:
     client = ScriptedClient()
     prompts = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
-    report = run_exact(QUICK, prompts, Limits(2, 5), [client] * 5, None, "nonce")
+    report = run_exact(QUICK, prompts, Limits(2, 5, "adaptive"), [client] * 5, None, "nonce")
     document = as_document(report, _about()["conditions"])
     text = _fill("verify", json.loads(json.dumps(document)), tmp_path)
     assert "Passed:" in text
-    assert "`num_draft_tokens` 0 to 2, 1, 2 and 4 requests at once" in text
+    assert "`num_draft_tokens` 0 to 2 and adaptive, 1, 2 and 4 requests at once" in text
     assert "| seeded | 24 |" in text
 
 

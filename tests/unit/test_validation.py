@@ -22,7 +22,16 @@ from pipelines.prompts import Prompt
 from pipelines.validation.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.comparison import first_divergence
 from pipelines.validation.margin import explain
-from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE, Goal, Plan, passes_of, questions_of
+from pipelines.validation.plan import (
+    ADAPTIVE,
+    SPECULATIVE,
+    TARGET_ALONE,
+    DraftLength,
+    Goal,
+    Plan,
+    passes_of,
+    questions_of,
+)
 from pipelines.validation.proof import PassResult, Progress, prove
 from pipelines.validation.verdict import Group, Proof
 from tests.unit.scripted_client import Change, ScriptedClient, honest
@@ -32,7 +41,7 @@ PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
 PLAN = Plan(
     prompts=PROMPTS,
     max_tokens=MAX_TOKENS,
-    max_draft_len=2,
+    draft_lengths=(*(DraftLength(number, str(number)) for number in range(3)), DraftLength(None, ADAPTIVE)),
     loads=(1, 4),
     num_cold=2,
     num_alone=2,
@@ -111,7 +120,8 @@ def test_requests_are_sent_as_their_pass_says() -> None:
         assert len(compared) == len(questions)
         assert {model for model, _, _ in compared} == {asked.model}
         assert {streaming for _, _, streaming in compared} == {asked.is_streaming}
-        assert {request.num_draft_tokens for _, request, _ in compared} == {asked.num_draft_tokens}
+        sent = {request.num_draft_tokens for _, request, _ in compared}
+        assert sent == {asked.draft_length.num_draft_tokens}
         primed = [request for _, request, _ in client.asked if request.max_tokens == PRIMING_TOKENS]
         assert len(primed) == (0 if asked.is_cold else len(questions))
         cut = [request for _, request, _ in client.asked if "nonce cut" in request.prompt]
@@ -258,10 +268,9 @@ def test_a_proof_that_tested_nothing_fails(change: Callable[[Generation], Genera
 
 def test_an_empty_pass_fails_though_others_compared_something() -> None:
     def silent(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        return replace(given, output_ids=(), text="") if "nonce 20-" in request.prompt else given
+        return replace(given, output_ids=(), text="") if f"nonce {cold.number}-" in request.prompt else given
 
-    whole = run()
-    assert any(result.asked.number == 20 and result.asked.is_cold for result in whole.passes)
+    cold = next(asked for asked in passes_of(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
     failures = run(silent).failures()
     assert [reason for reason in failures if reason.endswith("no token was compared")]
     assert not any("at all" in reason for reason in failures)

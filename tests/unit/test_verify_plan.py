@@ -13,14 +13,24 @@ from pipelines.client import CompletionRequest
 from pipelines.errors import InvalidRequestError, VerificationError
 from pipelines.prompts import CORPORA, HELD_OUT, Prompt, draw_prompts, read_prompts
 from pipelines.validation.covering import covering_array, pairs_of_levels
-from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE, Pass, Plan, passes_of, pool_of, questions_of
+from pipelines.validation.plan import (
+    NO_DRAFT,
+    SPECULATIVE,
+    TARGET_ALONE,
+    DraftLength,
+    Pass,
+    Plan,
+    passes_of,
+    pool_of,
+    questions_of,
+)
 from pipelines.validation.rates import prompts_needed
 from pipelines.validation.sampling_kinds import KINDS, PARAMETERS, is_greedy
 from pipelines.validation.sizes import QUICK, RELEASE, Limits, Size, plan_of, read_limits
 
-LIMITS = Limits(max_draft_len=8, max_requests=80)
+LIMITS = Limits(max_draft_len=8, max_requests=80, default_draft_length="adaptive")
 DIMENSIONS = (
-    *("kind", "num_draft_tokens", "num_at_once"),
+    *("kind", "draft_length", "num_at_once"),
     *("is_staggered", "is_streaming", "with_cancellations", "is_cold"),
 )
 
@@ -59,7 +69,7 @@ def test_an_array_needs_two_dimensions_with_levels(num_levels: tuple[int, ...]) 
 def test_the_passes_bring_every_two_levels_of_the_issue_together(size: Size) -> None:
     levels = {
         "kind": KINDS,
-        "num_draft_tokens": range(9),
+        "draft_length": (*(DraftLength(n, str(n)) for n in range(9)), DraftLength(None, "adaptive")),
         "num_at_once": (1, 2, 4, 8, 16),
         **dict.fromkeys(DIMENSIONS[3:], (False, True)),
     }
@@ -71,7 +81,7 @@ def test_the_passes_bring_every_two_levels_of_the_issue_together(size: Size) -> 
 
 def test_the_target_alone_goes_through_every_kind_and_load_too() -> None:
     alone = [asked for asked in passes_of(plan(RELEASE)) if asked.model == TARGET_ALONE]
-    assert {asked.num_draft_tokens for asked in alone} == {None}
+    assert {asked.draft_length for asked in alone} == {NO_DRAFT}
     assert {(asked.kind, asked.num_at_once) for asked in alone} == set(
         itertools.product(KINDS, (2, 4, 8, 16))
     )
@@ -191,19 +201,18 @@ def test_seeds_differ_and_reach_the_ends_of_64_bits() -> None:
 
 
 def test_loads_that_the_server_would_refuse_are_left_out() -> None:
-    small = plan(QUICK, Limits(max_draft_len=2, max_requests=6))
+    small = plan(QUICK, Limits(max_draft_len=2, max_requests=6, default_draft_length="adaptive"))
     assert small.loads == (1, 2, 4)
     assert max(asked.num_at_once for asked in passes_of(small)) == 4
-    lengths = {asked.num_draft_tokens for asked in passes_of(small)}
-    assert lengths == {None, 0, 1, 2}
+    assert {str(asked.draft_length) for asked in passes_of(small)} == {"", "0", "1", "2", "adaptive"}
 
 
 def test_limits_are_read_from_the_server_or_refused() -> None:
     told = {"max_draft_len": "5", "max_batch_size": "4", "max_queue_size": "8"}
-    assert read_limits(told) == Limits(5, 12)
+    assert read_limits(told, "4") == Limits(5, 12, "4")
     for broken in ({}, {**told, "max_draft_len": "many"}):
         with pytest.raises(VerificationError, match="does not say its limits"):
-            read_limits(broken)
+            read_limits(broken, "4")
 
 
 def test_prompts_are_drawn_from_all_corpora_in_turns() -> None:

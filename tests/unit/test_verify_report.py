@@ -25,7 +25,7 @@ from pipelines.validation.comparison import first_divergence
 from pipelines.validation.exact import run_exact
 from pipelines.validation.html_report import as_html
 from pipelines.validation.margin import Explanation
-from pipelines.validation.plan import SPECULATIVE, Pass
+from pipelines.validation.plan import SPECULATIVE, DraftLength, Pass
 from pipelines.validation.proof import Finding
 from pipelines.validation.report import Report, as_document, as_text
 from pipelines.validation.section import Section, Table, Verdict, joint_verdict
@@ -89,7 +89,7 @@ def test_the_document_holds_what_machines_need() -> None:
 
 
 def finding(expected: Generation, actual: Generation | None, request: CompletionRequest) -> Finding:
-    asked = Pass(7, SPECULATIVE, "greedy", 4, 8, False, True, False, True)
+    asked = Pass(7, SPECULATIVE, "greedy", DraftLength(4, "4"), 8, False, True, False, True)
     divergence = first_divergence(expected, actual, request) if actual else None
     error = None if actual else ServerBusyError("full")
     return Finding(asked, Prompt("p3", "text"), request, expected, actual, divergence, error)
@@ -178,7 +178,7 @@ def test_the_page_shows_everything_escaped_and_loads_nothing() -> None:
 
 def exact(change: Change) -> Report:
     client = ScriptedClient(change)
-    report = run_exact(QUICK, PROMPTS, Limits(2, 5), [client] * 5, VOCABULARY, "nonce")
+    report = run_exact(QUICK, PROMPTS, Limits(2, 5, "adaptive"), [client] * 5, VOCABULARY, "nonce")
     assert len(report.divergences) == min(20, report.num_divergences)
     return report
 
@@ -201,7 +201,7 @@ def test_the_sections_of_a_proof_that_passes_say_what_was_done(capsys: pytest.Ca
     covered = parts["What was covered"].table
     assert covered is not None
     levels = [row[:2] for row in covered.rows]
-    assert ("num_draft_tokens", "2") in levels
+    assert [level for name, level in levels if name == "num_draft_tokens"] == ["0", "1", "2", "adaptive"]
     assert ("requests at once", "4") in levels
     assert ("prefix cache", "cold") in levels
     assert all(int(row[3].replace(",", "")) > 0 for row in covered.rows)
