@@ -18,8 +18,10 @@ from build.checkpoint import (
     write_checkpoint,
 )
 from build.checkpoint_config import parse_config
+from build.growth import grow
 from build.network import network_from_checkpoint
 from build.openvino_engine import EngineSettings, write_engine
+from build.recipe import Growth
 from build.repository import calibration_file
 from build.tensor_file import Tensor
 from build.weight_only import apply_quantization
@@ -176,12 +178,15 @@ def build_tiny_engine(
     num_threads: int = 2,
     kv_cache_dtype: str = "float32",
     dynamic_quantization: bool = True,
+    growth: Growth | None = None,
 ) -> Path:
     """Write checkpoint and engine of one model; returns the engine directory."""
     checkpoint_directory = directory / f"{role}_checkpoint"
     write_checkpoint(checkpoint_directory, config, tensors)
     write_tokenizer(checkpoint_directory / "tokenizer.json", config["vocab_size"])
     network = network_from_checkpoint(read_checkpoint(checkpoint_directory))
+    if growth is not None:
+        network = grow(network, growth)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine = directory / role
     write_engine(
@@ -213,6 +218,7 @@ def build_tiny_pair(
     vocab_size: int = 2048,
     num_threads: int = 2,
     kv_cache_dtype: str = "float32",
+    growth: Growth | None = None,
     **config_changes: Any,
 ) -> tuple[Path, Path]:
     """Make a draft and a target engine with random weights.
@@ -227,6 +233,7 @@ def build_tiny_pair(
         vocab_size: 2048 takes the demo pair's tokenizer where it exists.
         num_threads: Recorded in the engines.
         kv_cache_dtype: ``float32`` or ``float16``.
+        growth: Sizes of the target, whose function stays the same; its steps cost more then.
         **config_changes: Keys of ``config.json`` for both.
 
     Returns:
@@ -246,7 +253,7 @@ def build_tiny_pair(
     }
     engines = (
         build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),
-        build_tiny_engine(directory, config, weights, role="target", **options),
+        build_tiny_engine(directory, config, weights, role="target", growth=growth, **options),
     )
     TINY_CALIBRATION.write(calibration_file(*engines))
     return engines
