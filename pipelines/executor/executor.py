@@ -192,14 +192,12 @@ class Executor:
             return outputs[0]
         log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
         logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
-        margins = [output.margins for output in outputs if output.margins is not None]
         return Output(
             np.concatenate([output.token_ids for output in outputs]),
             outputs[-1].finish_reason,
             is_final=True,
             log_probs=LogProbs.concatenate(log_probs) if log_probs else None,
             generation_logits=np.concatenate(logits) if logits else None,
-            margins=np.concatenate(margins) if margins else None,
             num_verified=outputs[-1].num_verified,
         )
 
@@ -306,14 +304,15 @@ class Executor:
         except DraftproofError as error:  # logits or parameters leave no choice: the others go on
             self._fail(sequence, error)
             return
-        if output.is_final:
+        if output is not None and output.is_final:
             self._end(sequence)
         else:
             assert sequence.table is not None
             self._cache.commit(
                 sequence.table, sequence.known_tokens, sequence.num_computed, sequence.num_prompt
             )
-        sequence.outputs.put_nowait(output)
+        if output is not None:
+            sequence.outputs.put_nowait(output)
 
     def _expire(self) -> None:
         now = time.monotonic()

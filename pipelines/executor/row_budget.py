@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pipelines.speculation.step_costs import StepCosts
 
 Worths = npt.NDArray[np.float64]
+NOTHING: Worths = np.empty(0)
 
 
 class RowBudget:
@@ -61,7 +62,9 @@ class RowBudget:
             return num_needed
         rate = self._tokens_per_s()
         room = self.sizes - num_needed
-        values = _sums(worths)[np.clip(room, 0, len(worths))] - rate * self.costs.seconds(self.sizes)
+        values = -rate * self.costs.seconds(self.sizes)
+        if len(worths):
+            values += _sums(worths)[np.clip(room, 0, len(worths))]
         values[room < 0] = -np.inf
         if room[self._last] < 0:
             self._change_to(int(np.argmax(values)))

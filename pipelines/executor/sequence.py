@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class Sequence:
         draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, else None.
         draft_survival: float64 [len(draft_ids)] while draft tokens can be left out, else None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
+        margins: Of the tokens proposed so far.
         table: Its blocks while it runs; None while it waits.
     """
 
@@ -48,6 +49,7 @@ class Sequence:
     is_verification: bool
     num_output: int = 0
     num_computed: int = 0
+    margins: list[float] = field(default_factory=list)
     table: BlockTable | None = None
 
     @classmethod
@@ -91,7 +93,7 @@ class Sequence:
         """Do not verify the last ``count`` draft tokens, at least 1."""
         self.draft_ids = self.draft_ids[:-count]
 
-    def take_logits(self, logits: Logits, num_fed: int) -> Output:
+    def take_logits(self, logits: Logits, num_fed: int) -> Output | None:
         """Choose the tokens that follow, accept draft tokens, and see whether the output ends.
 
         Args:
@@ -100,7 +102,8 @@ class Sequence:
             num_fed: Leading positions whose keys and values are in the cache now, draft tokens included.
 
         Returns:
-            What is new. ``num_computed`` then covers all known tokens but those the step did not feed.
+            What is new; None while a proposal goes on, which is given as a whole. ``num_computed`` then
+            covers all known tokens but those the step did not feed.
 
         Raises:
             DraftproofError: As ``Sampler.choose`` and ``Sampler.verify``.
@@ -135,17 +138,19 @@ class Sequence:
             num_verified=num_verified,
         )
 
-    def _propose(self, logits: Logits, num_fed: int) -> Output:
+    def _propose(self, logits: Logits, num_fed: int) -> Output | None:
         """Take one token of a proposal that ends where drafting on no longer pays."""
         assert self.request.keep_drafting is not None
         token_id, margin = self.sampler.propose(logits)
         kept: list[int] = []
         finish_reason = self._take_token(token_id, kept)
-        if not finish_reason and not self.request.keep_drafting(margin):
-            finish_reason = "length"
-        new_ids = self._append(kept, num_fed, num_accepted=0)
-        margins = np.full(len(kept), margin, np.float32)
-        return Output(new_ids, finish_reason, is_final=bool(finish_reason), margins=margins)
+        self.margins += [margin] * len(kept)
+        self._append(kept, num_fed, num_accepted=0)
+        if not finish_reason and self.request.keep_drafting(margin):
+            return None
+        proposed = self.known_tokens[self.num_tokens - self.num_output :].copy()
+        margins = np.array(self.margins, np.float32)
+        return Output(proposed, finish_reason or "length", is_final=True, margins=margins)
 
     def _append(self, kept: list[int], num_fed: int, num_accepted: int) -> TokenIds:
         new_ids = np.array(kept, np.int32)

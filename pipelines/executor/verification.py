@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipelines.executor.row_budget import RowBudget, Worths
+from pipelines.executor.row_budget import NOTHING, RowBudget, Worths
 from pipelines.executor.scheduler import Work
 
 
@@ -25,14 +25,14 @@ def fit_to_budget(work: Sequence[Work], budget: RowBudget) -> tuple[list[Work], 
     """
     is_rows_only = all(item.chunk.as_rows for item in work)
     num_planned = sum(len(item.chunk.token_ids) for item in work)
+    choose = budget.rows if is_rows_only else budget.rows_beside_prompts
+    if all(item.sequence.draft_survival is None for item in work):
+        return list(work), choose(num_planned, NOTHING)
     worths = [_worths(item, budget) for item in work]
     flat = np.concatenate(worths)
     order = np.argsort(-flat, kind="stable")
     num_needed = num_planned - len(flat)
-    choose = budget.rows if is_rows_only else budget.rows_beside_prompts
     num_rows = choose(num_needed, flat[order])
-    if not len(flat):
-        return list(work), num_rows
     owners = np.repeat(np.arange(len(work)), [len(part) for part in worths])
     # Worths fall within a request and the order is stable, so what is kept of a draft is a beginning.
     kept = order[: num_rows - num_needed]
@@ -47,7 +47,7 @@ def _worths(item: Work, budget: RowBudget) -> Worths:
     """float64 [n]: tokens that each draft token is expected to give, less what its context costs."""
     survival = item.sequence.draft_survival
     if survival is None or not item.chunk.num_logits:
-        return np.empty(0)
+        return NOTHING
     return survival - budget.price_of_context(item.sequence.num_tokens)
 
 

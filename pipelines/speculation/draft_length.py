@@ -274,11 +274,12 @@ class RequestDraftLength:
 
     def _above(self, threshold: float) -> KeepDrafting:
         survival = 1.0
+        mean_rate = self.acceptance.mean_rate
 
         def keep_drafting(margin: float) -> bool:
             nonlocal survival
             survival *= self.acceptance.rate(margin)
-            return survival * self.acceptance.mean_rate >= threshold
+            return survival * mean_rate >= threshold
 
         return keep_drafting
 

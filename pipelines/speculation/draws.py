@@ -54,8 +54,10 @@ def margin_of(scores: npt.NDArray[np.floating[Any]]) -> float:
     """Gap between the largest and the second largest score, ``MAX_MARGIN`` at most."""
     if len(scores) < 2:
         return MAX_MARGIN
-    second, first = np.partition(scores, -2)[-2:]
-    return min(float(first - second), MAX_MARGIN)
+    others = scores.copy()
+    best = int(np.argmax(others))
+    others[best] = -np.inf
+    return min(float(scores[best] - others.max()), MAX_MARGIN)
 
 
 def _contenders(

@@ -9,6 +9,7 @@ greedy and for sampled tokens alike, which the draft's probability of a sampled 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -118,4 +119,4 @@ class RequestAcceptance:
 
 def class_of(margin: float) -> int:
     """Index of the class that a margin falls into."""
-    return int(np.searchsorted(MARGIN_EDGES, margin, side="right"))
+    return bisect_right(MARGIN_EDGES, margin)
