@@ -129,6 +129,7 @@ class Engine:
                 self._request.set_tensor(name, tensor)
                 self._kv.append(tensor.data)
         self._compiled = compiled  # the request does not keep its network alive
+        self._inputs: StepInputs | None = None
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """Compute one step and write its keys and values.
@@ -144,10 +145,11 @@ class Engine:
             TimeoutError: The step did not end in ``STEP_TIMEOUT_S``.
             RuntimeError: The runtime failed, or a step before did not end yet.
         """
-        # The arrays live until wait() returns, so OpenVINO may read them in place. infer() would do the
-        # same and then copy every output.
+        # OpenVINO reads the arrays in place and does not hold them. infer() would do the same and then
+        # copy every output.
         for name, array in vars(inputs).items():
-            self._request.set_tensor(name, self._tensor(array, shared_memory=True))
+            self._request.set_tensor(name, self._tensor(array, shared_memory=True))  # raises while one runs
+        self._inputs = inputs  # not before: a step that was given up still reads those it was given
         self._request.start_async()
         if not self._request.wait_for(int(STEP_TIMEOUT_S[self.config.role] * 1000)):
             # Further steps fail at once until this one is done, so it writes over nobody's blocks.

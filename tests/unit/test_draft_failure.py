@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.executor.engine import Engine
-from pipelines.executor.step import Chunk, pack
+from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.watched_draft import WatchedDraft
@@ -64,10 +66,35 @@ def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_pair(tmp_path_factory.mktemp("engines"))[0]
 
 
+def prompt_step(engine: Engine) -> StepInputs:
+    chunk = Chunk(np.array([1, 2, 3], np.int32), 0, (1,), as_rows=False, num_logits=1)
+    return pack([chunk], engine.config.kv_block_size)
+
+
+class BusyRequest:
+    def set_tensor(self, name: str, tensor: Any) -> None:
+        raise RuntimeError("Infer Request is busy")
+
+
+def test_what_a_step_reads_stays_in_memory_until_another_begins(draft_dir: Path) -> None:
+    """The runtime reads it in place, and goes on reading when a step that hangs has been given up."""
+    engine = Engine(draft_dir, 8)
+    inputs = prompt_step(engine)
+    arrays = [weakref.ref(array) for array in vars(inputs).values()]
+    engine.step(inputs)
+    del inputs
+    request, engine._request = engine._request, BusyRequest()
+    with suppress(RuntimeError):
+        engine.step(prompt_step(engine))
+    assert all(array() is not None for array in arrays)
+    engine._request = request
+    engine.step(prompt_step(engine))
+    assert not any(array() is not None for array in arrays)
+
+
 def test_a_step_that_hangs_is_given_up(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(draft_dir, 8)
-    chunk = Chunk(np.array([1, 2, 3], np.int32), 0, (1,), as_rows=False, num_logits=1)
-    inputs = pack([chunk], engine.config.kv_block_size)
+    inputs = prompt_step(engine)
     expected = engine.step(inputs).copy()
     monkeypatch.setattr("pipelines.executor.engine.STEP_TIMEOUT_S", {"draft": 0.0, "target": 0.0})
     with pytest.raises(TimeoutError, match="more than 0 s"):
