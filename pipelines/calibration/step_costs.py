@@ -27,8 +27,9 @@ def measure_step_costs(engine: Engine, max_rows: int) -> EngineCosts:
     """
     # Closer where the time of a step bends: at rows that fill the processor's units, and after 64, where
     # the matrix products go over to another blocking.
+    max_rows = max(max_rows, 3)  # costs are a line between two sizes at least
     sizes = [rows for rows in (2, 5, 9, 12, 16, 24, 32, 40, 48, 56, 64, 65, 80, 112, 144) if rows < max_rows]
-    sizes.append(max(max_rows, 3))
+    sizes.append(max_rows)
     for rows in sizes:
         _time_step(engine, rows, _CONTEXT)  # the first step of a size also makes its kernels
     # In passes, and of each size the least: another program that runs for a while must not make some

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.errors import EngineLoadError
+from pipelines.speculation.survival import NUM_CLASSES
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Calibration:
         """Read what ``write`` wrote.
 
         Raises:
-            EngineLoadError: The file is missing or of another form.
+            EngineLoadError: The file is missing, of another form, or says what cannot be.
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -66,11 +68,34 @@ class Calibration:
                 )
                 for part in (document["draft"], document["target"])
             )
-            return cls(draft, target, tuple(document["acceptance_rates"]), tuple(document["margin_shares"]))
+            rates, shares = tuple(document["acceptance_rates"]), tuple(document["margin_shares"])
+            calibration = cls(draft, target, rates, shares)
+            _check(calibration)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
-                "the calibration of the pair cannot be read",
+                "the calibration of the pair cannot be used",
                 values=f"{path}: {error!r}",
                 limit="a file that python -m pipelines.calibration wrote",
-                remedy="run 'make engines'",
+                remedy="run 'make repository', which measures the pair anew",
             ) from error
+        return calibration
+
+
+def _check(calibration: Calibration) -> None:
+    """Raise ValueError for what no measurement gives; NaN passes no comparison."""
+    for role, costs in (("draft", calibration.draft), ("target", calibration.target)):
+        rows, seconds = costs.rows, costs.seconds
+        is_ascending = all(type(row) is int for row in rows) and sorted({*rows}) == list(rows)
+        if len(rows) < 2 or rows[0] < 1 or not is_ascending:
+            raise ValueError(f"{role}: rows={rows}: at least two whole numbers, ascending, from 1")
+        if len(seconds) != len(rows) or not all(0 < value < math.inf for value in seconds):
+            raise ValueError(f"{role}: seconds={seconds}: as many as rows, each above 0")
+        for name in ("seconds_per_position", "change_s"):
+            if not 0 <= getattr(costs, name) < math.inf:
+                raise ValueError(f"{role}: {name}={getattr(costs, name)}: at least 0")
+    rates, shares = calibration.acceptance_rates, calibration.margin_shares
+    for name, parts in (("acceptance_rates", rates), ("margin_shares", shares)):
+        if len(parts) != NUM_CLASSES or not all(0 <= part <= 1 for part in parts):
+            raise ValueError(f"{name}={parts}: {NUM_CLASSES}, one per class of margins, each from 0 to 1")
+    if not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ValueError(f"margin_shares={shares}: their sum is 1, not {sum(shares)}")
