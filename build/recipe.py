@@ -24,6 +24,7 @@ _CHOICES = {
     "engine_access": ("in_process", "bls"),
 }
 _MINIMUM = {"num_draft_tokens": 0, "num_blocks": 2, "max_num_tokens": 4, "max_seq_len": 2}
+_REMEDY = {"num_draft_tokens": "leave it out to draft as many as pay, or give a number; 0 drafts none"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,11 @@ def _scalar(path: Path, name: str, key: str, value: Any, kind: str) -> Any:
         minimum = _MINIMUM.get(key, 0 if key == "seed" else 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise _fail(
-                path, "a value is out of range", f"{name}={value!r}", f"a whole number of at least {minimum}"
+                path,
+                "a value is out of range",
+                f"{name}={value!r}",
+                f"a whole number of at least {minimum}",
+                _REMEDY.get(key, "correct the recipe"),
             )
         return value
     if not isinstance(value, str) or not value:
@@ -195,6 +200,13 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
             "serving.num_draft_tokens is too large",
             f"num_draft_tokens={serving.num_draft_tokens}",
             f"max_draft_len={serving.max_draft_len}",
+        )
+    if serving.max_draft_len >= serving.max_seq_len:
+        raise _fail(
+            path,
+            "serving.max_draft_len is too large",
+            f"max_draft_len={serving.max_draft_len}",
+            f"below max_seq_len={serving.max_seq_len}",
         )
     # A verification of one request is max_draft_len + 1 rows and has to fit into one step.
     if serving.max_draft_len + 1 > serving.max_num_tokens:

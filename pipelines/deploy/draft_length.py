@@ -26,8 +26,7 @@ def set_draft_length(run_directory: Path, wanted: str) -> Path:
         RepositoryError: There is no rendered repository.
     """
     limit = _max_draft_len(run_directory)
-    is_number = wanted.isdecimal() and int(wanted) <= limit
-    if wanted != ADAPTIVE and not is_number:
+    if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
         raise InvalidRequestError(
             "the draft length cannot be set",
             values=f"num_draft_tokens={wanted!r}",

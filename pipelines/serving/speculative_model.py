@@ -163,22 +163,24 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         backend: The module ``triton_python_backend_utils``.
 
     Raises:
-        EngineLoadError: An engine cannot be loaded.
-        RepositoryError: ``engine_access`` is neither ``in_process`` nor ``bls``.
+        EngineLoadError: An engine or the pair's calibration cannot be loaded.
+        InvalidRequestError: The file with the draft length makes no sense.
+        RepositoryError: The draft length or ``engine_access`` makes no sense.
     """
     wire = TritonWire(backend)
     gauges = Gauges(backend, parameters.model_name)
+    setting = DraftLengthSetting.of_recipe(parameters)
+    live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     calibration = Calibration.read(parameters.path("calibration_file"))
     costs = {
         role: StepCosts(measured.rows, measured.seconds, measured.seconds_per_position)
         for role, measured in (("draft", calibration.draft), ("target", calibration.target))
     }
-    max_draft_len = parameters.integer("max_draft_len")
     lengths = DraftLengths(
         AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares),
         costs["draft"],
         costs["target"],
-        max_draft_len,
+        setting.max_draft_len,
     )
     access = parameters.text("engine_access")
     engines: InProcessEngines | BlsEngines
@@ -196,9 +198,6 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             remedy="mend the recipe and run 'make repository'",
         )
     admission = Admission(parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
-    wanted = parameters.text("num_draft_tokens")
-    setting = DraftLengthSetting(None if wanted == "adaptive" else int(wanted), max_draft_len)
-    live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)
     gauges.add("draftproof_recent_acceptance_rate", lambda: answerer.alarm.rate or 0.0)

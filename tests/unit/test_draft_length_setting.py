@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.serving.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.sessions import MAX_SESSIONS, Sessions
 from pipelines.speculation.survival import NUM_CLASSES, AcceptanceByMargin
 
@@ -50,6 +51,38 @@ def test_nonsense_is_named_once_and_changes_nothing(
         assert live.read() == DraftLengthSetting(4, 8)
     assert len(caplog.records) == 1
     assert "stays as it was" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"num_draft_tokens": 9}', '{"num_draft_tokens": -1}'])
+def test_a_server_does_not_start_with_a_file_that_makes_no_sense(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "draft_length.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequestError, match="max_draft_len=8") as caught:
+        LiveDraftLength(ADAPTIVE, path)
+    error = caught.value
+    assert error.what and str(path) in error.values and "make draft-length" in error.remedy
+
+
+def of_recipe(num_draft_tokens: str, max_draft_len: str) -> DraftLengthSetting:
+    values = {"num_draft_tokens": num_draft_tokens, "max_draft_len": max_draft_len}
+    return DraftLengthSetting.of_recipe(ModelParameters("speculative", values))
+
+
+def test_the_recipes_setting_is_read_from_the_rendered_model() -> None:
+    assert of_recipe("adaptive", "8") == DraftLengthSetting(None, 8)
+    assert of_recipe("0", "1") == DraftLengthSetting(0, 1)
+    assert of_recipe("8", "8") == DraftLengthSetting(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "max_draft_len"),
+    [("9", "8"), ("-1", "8"), ("many", "8"), ("", "8"), ("0", "0"), ("adaptive", "-3"), ("4", "many")],
+)
+def test_a_rendered_model_that_makes_no_sense_is_refused(num_draft_tokens: str, max_draft_len: str) -> None:
+    with pytest.raises(RepositoryError) as caught:
+        of_recipe(num_draft_tokens, max_draft_len)
+    error = caught.value
+    assert error.what and error.values and error.limit and "make repository" in error.remedy
 
 
 def test_a_length_above_the_ceiling_is_refused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.deploy import __main__ as command_line
 from pipelines.deploy.draft_length import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.serving.draft_length_setting import DraftLengthSetting, LiveDraftLength
@@ -26,11 +27,23 @@ def test_what_is_set_is_what_the_server_reads(run_directory: Path, wanted: str, 
     assert LiveDraftLength(DraftLengthSetting(3, 6), path).read() == DraftLengthSetting(length, 6)
 
 
-@pytest.mark.parametrize("wanted", ["7", "-1", "off", "", "2.5"])
+@pytest.mark.parametrize("wanted", ["7", "-1", "off", "", "2.5", "9" * 5000])
 def test_nonsense_is_refused_and_nothing_is_written(run_directory: Path, wanted: str) -> None:
-    with pytest.raises(InvalidRequestError, match="max_draft_len=6"):
+    with pytest.raises(InvalidRequestError, match="max_draft_len=6") as caught:
         set_draft_length(run_directory, wanted)
+    error = caught.value
+    assert error.what and repr(wanted) in error.values and error.remedy
     assert not (run_directory / "draft_length.json").exists()
+
+
+@pytest.mark.parametrize("wanted", ["nonsense", "7"])
+def test_the_command_says_what_would_be_right(
+    run_directory: Path, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "run_directory", lambda recipe: run_directory)
+    assert command_line.main(["draft-length", "--num-draft-tokens", wanted]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and wanted in error and "0 to max_draft_len=6" in error
 
 
 def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:
