@@ -27,7 +27,7 @@ def refusal(path: Path) -> EngineLoadError:
         Calibration.read(path)
     error = caught.value
     assert error.what and error.limit and str(path) in error.values
-    assert "delete it and run 'make repository'" in error.remedy
+    assert "run 'make repository'" in error.remedy
     return error
 
 
@@ -59,6 +59,7 @@ RATES, SHARES = TINY_CALIBRATION.acceptance_rates, TINY_CALIBRATION.margin_share
         ("draft.rows", [0, 36]),
         ("draft.rows", [2, math.nan]),
         ("draft.change_s", -0.1),
+        ("target.seconds_per_position", -1e-9),
         ("draft.change_s", math.nan),
         ("acceptance_rates", [*RATES[:-1], 1.01]),
         ("acceptance_rates", [-0.01, *RATES[1:]]),
