@@ -118,7 +118,7 @@ class Load:
     [
         *[("in_process", fault, Load(3, 400, (grpc_client, http_client))) for fault in (FAILS, HANGS, GONE)],
         *[
-            pytest.param("bls", fault, Load(1, 30, (http_client,)), marks=BLS)
+            pytest.param("bls", fault, Load(1, 30, (http_client,)), marks=(BLS, pytest.mark.bls))
             for fault in (FAILS, HANGS, UNLOADED)
         ],
     ],

@@ -42,7 +42,7 @@ def test_a_calibration_that_cannot_be(directory: Path, calibration: Path) -> Non
     words = words_of_refusal(directory)
     assert "the calibration of the pair cannot be used" in words
     assert "each from 0 to 1" in words
-    assert "delete it and run 'make repository'" in words
+    assert "run 'make repository'" in words
 
 
 def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
