@@ -238,10 +238,17 @@ class Executor:
             begin, end = end, end + item.chunk.num_logits
             self._take(item, logits[begin:end])
 
-    def learn_cost(self, seconds: float) -> None:
-        """Note how long the last step took, with all that followed from it until another could begin."""
-        if self.budget is not None and self._last_step is not None:
-            self.budget.costs.observe(*self._last_step, seconds)
+    def learn_cost(self, seconds: float, *, is_first: bool) -> None:
+        """Learn from the last step.
+
+        Args:
+            seconds: It took with all that followed from it until another could begin.
+            is_first: Whether it was the first of several in a row, after a step of another executor.
+        """
+        if self.budget is None or self._last_step is None:
+            return
+        costs = self.budget.costs
+        (costs.observe_first if is_first else costs.observe)(*self._last_step, seconds)
 
     def check(self, request: GenerationRequest) -> None:
         """Refuse what this executor cannot answer, before it takes a place in the queue.

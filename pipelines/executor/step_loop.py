@@ -67,6 +67,7 @@ class StepLoop:
             self._loop.close()
 
     async def _pump(self) -> None:
+        previous: Executor | None = None
         while True:
             executor = next((executor for executor in self._executors if executor.has_work), None)
             if executor is None:
@@ -79,7 +80,10 @@ class StepLoop:
             await asyncio.sleep(0)
             seconds = time.perf_counter() - started_s
             self.busy_time_s += seconds
-            executor.learn_cost(seconds)
+            # The last in order makes one step where the others make several: it is never the first.
+            is_first = executor is not previous and executor is not self._executors[-1]
+            executor.learn_cost(seconds, is_first=is_first)
+            previous = executor
 
     async def _let_tasks_end(self) -> None:
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}

@@ -183,7 +183,8 @@ class DraftLengths:
         for depth in range(1, len(self._depths)):
             reached = np.sort(promises[:, depth - 1])
             num_steps[depth:] += 1 - np.searchsorted(reached, thresholds[depth:]) / len(reached)
-        times: Probabilities = num_steps * float(self._draft_costs.seconds(max(num_drafting, 2)))
+        step_s = float(self._draft_costs.seconds(max(num_drafting, 2)))
+        times: Probabilities = self._draft_costs.first_s + num_steps * step_s
         return times
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:

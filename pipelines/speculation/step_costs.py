@@ -25,12 +25,17 @@ class StepCosts:
         rows: Numbers of rows that were measured, ascending, at least two.
         seconds: Time of a step with so many and no context.
         seconds_per_position: What each position adds.
+
+    Attributes:
+        first_s: What the first of several steps in a row costs more than the others: what another engine
+            left behind in the caches, and what its step gave to do.
     """
 
     def __init__(
         self, rows: Sequence[int], seconds: Sequence[float], seconds_per_position: float = 0.0
     ) -> None:
         self.seconds_per_position = seconds_per_position
+        self.first_s = 0.0
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
         self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
@@ -58,6 +63,12 @@ class StepCosts:
             self._by_rows[inside] + beyond + np.asarray(positions) * self.seconds_per_position
         )
         return times
+
+    def observe_first(self, rows: int, positions: int, seconds: float) -> None:
+        """Learn from the first of several steps in a row."""
+        usual = float(self.seconds(rows, positions))
+        more = min(seconds - usual, usual * math.exp(_LARGEST_ERROR) + 2 * self.first_s)
+        self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
     def observe(self, rows: int, positions: int, seconds: float) -> None:
         """Learn from a step: the machine may be slower now, or slower at this size than at others."""

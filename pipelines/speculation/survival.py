@@ -21,9 +21,11 @@ MARGIN_EDGES = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 NUM_CLASSES = len(MARGIN_EDGES) + 1
 
 _CLASS_MEMORY = 500.0  # observations after which a class has half forgotten its prior
+_LEVEL_MEMORY = 0.99  # weight that an observation keeps for new requests when the next one comes
+_LEVEL_PRIOR = 30.0  # observations that the first ones are weighed against
 _REQUEST_MEMORY = 0.93  # weight that an observation keeps when the next one comes
 _REQUEST_PRIOR = 3.0  # observations that the first ones are weighed against; forgotten like any other
-_CERTAIN = 0.995
+_LEAST_RATE, _CERTAIN = 0.01, 0.995
 _LATE_MEMORY = 0.75
 _LEAST_VARIANCE = 0.1
 _SURPRISE = 2.5  # standard deviations between late and long record that mean that the text has changed
@@ -31,6 +33,9 @@ _SURPRISE = 2.5  # standard deviations between late and long record that mean th
 
 class AcceptanceByMargin:
     """Acceptance rate of each class of margins, over all requests of a server.
+
+    What margins tell is learnt apart from how well the texts of the moment suit the draft: requests that
+    it cannot follow must not spoil what is known for those that it can.
 
     Args:
         rates: Prior, one rate per class; from the calibration of the pair.
@@ -40,10 +45,26 @@ class AcceptanceByMargin:
     def __init__(self, rates: Sequence[float], shares: Sequence[float]) -> None:
         self.rates: npt.NDArray[np.float64] = np.array(rates, np.float64)
         self.shares: npt.NDArray[np.float64] = np.array(shares, np.float64)
+        self._num_accepted = self._num_expected = _LEVEL_PRIOR
 
-    def observe(self, margin_class: int, *, was_accepted: bool) -> None:
-        """Learn from one draft token that the target was asked about."""
-        self.rates[margin_class] += (was_accepted - self.rates[margin_class]) / _CLASS_MEMORY
+    @property
+    def level(self) -> float:
+        """Accepted over expected tokens of the latest requests: where a new one begins."""
+        return self._num_accepted / self._num_expected
+
+    def observe(self, margin_class: int, factor: float, *, was_accepted: bool) -> None:
+        """Learn from one draft token that the target was asked about.
+
+        Args:
+            margin_class: Of the token.
+            factor: How its request does against the rates.
+            was_accepted: What the target said.
+        """
+        rate = float(self.rates[margin_class])
+        self._num_accepted = _LEVEL_MEMORY * self._num_accepted + was_accepted
+        self._num_expected = _LEVEL_MEMORY * self._num_expected + rate
+        error = was_accepted - min(rate * factor, _CERTAIN)
+        self.rates[margin_class] = min(max(rate + error / _CLASS_MEMORY, _LEAST_RATE), 1.0)
         self.shares *= 1 - 1 / _CLASS_MEMORY
         self.shares[margin_class] += 1 / _CLASS_MEMORY
 
@@ -57,13 +78,13 @@ class RequestAcceptance:
 
     def __init__(self, common: AcceptanceByMargin) -> None:
         self._common = common
-        self._num_accepted = self._num_expected = _REQUEST_PRIOR
+        self._num_accepted, self._num_expected = _REQUEST_PRIOR * common.level, _REQUEST_PRIOR
         # The latest few observations, to notice a change of the text.
         self._late_accepted = self._late_expected = self._late_variance = 0.0
 
     @property
     def factor(self) -> float:
-        """Accepted over expected tokens of late; 1 at the beginning."""
+        """Accepted over expected tokens of late; at the beginning that of the latest requests."""
         return self._num_accepted / self._num_expected
 
     @property
@@ -93,8 +114,9 @@ class RequestAcceptance:
                 return
             margin_class = class_of(margin)
             was_accepted = index < num_accepted
-            self._add(was_accepted, float(self._common.rates[margin_class]))
-            self._common.observe(margin_class, was_accepted=was_accepted)
+            expected = float(self._common.rates[margin_class])
+            self._common.observe(margin_class, self.factor, was_accepted=was_accepted)
+            self._add(was_accepted, expected)
 
     def observe_unseen(self, num_compared: int, num_accepted: int) -> None:
         """Learn from draft tokens whose margins are not known."""

@@ -42,3 +42,15 @@ def test_context_costs_each_row_that_reads_it() -> None:
     for _ in range(300):
         costs.observe(9, 9 * 1000, 0.042)
     assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.042, rel=0.05)
+
+
+def test_the_first_of_several_steps_has_a_price_of_its_own() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe_first(9, 0, 0.015)
+        costs.observe(9, 0, 0.012)
+    assert costs.first_s == pytest.approx(0.003, rel=0.05)
+    assert float(costs.seconds(9)) == pytest.approx(0.012)
+    for _ in range(300):
+        costs.observe_first(9, 0, 0.001)
+    assert costs.first_s == 0.0

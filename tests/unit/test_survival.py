@@ -48,13 +48,31 @@ def test_a_change_of_the_text_is_noticed_within_a_few_tokens() -> None:
     assert request.factor > 0.7
 
 
-def test_the_server_learns_the_rates_and_shares_of_its_pair() -> None:
+def test_the_server_learns_what_margins_tell_of_its_pair() -> None:
     server = common()
     request = RequestAcceptance(server)
-    for number in range(3000):
+    for number in range(6000):
         request.observe([0.05], number % 4 == 0)
-    assert server.rates[0] == pytest.approx(0.25, abs=0.05)
-    assert server.shares[0] > 0.9 and server.shares.sum() == pytest.approx(1.0)
+        request.observe([5.0], number % 100 != 0)
+    assert request.rate(0.05) == pytest.approx(0.25, abs=0.06)
+    assert request.rate(5.0) == pytest.approx(0.99, abs=0.05)
+    assert server.shares[0] == pytest.approx(0.5, abs=0.05) and server.shares.sum() == pytest.approx(1.0)
+
+
+def test_texts_that_do_not_suit_the_draft_leave_what_margins_tell_as_it_was() -> None:
+    server = common()
+    before = server.rates.copy()
+    for _ in range(50):
+        hopeless = RequestAcceptance(server)
+        for _ in range(40):
+            hopeless.observe([0.3], 0)
+    assert server.rates[2] > 0.6 * before[2]
+    # A new request begins like the latest ones, and is soon known for what it is.
+    request = RequestAcceptance(server)
+    assert request.factor < 0.2
+    for _ in range(5):
+        request.observe([0.3, 0.3], 2)
+    assert request.factor > 0.7
 
 
 @pytest.mark.parametrize("seed", range(20))
