@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipelines.executor.kv_cache import KvCache
 from pipelines.executor.row_budget import RowBudget
 from pipelines.executor.scheduler import Scheduler, Work
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import DUMMY_ROW, StepInputs, pack
+from pipelines.executor.step import DUMMY_ROW, StepInputs, pack, size_with_prompts
 from pipelines.executor.verification import fit_to_budget
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
@@ -144,7 +144,7 @@ class Executor:
         """Whether ``step`` has something to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output, None]:
         """Answer one request.
 
         Closing the iterator, or cancelling the task that reads it, gives the request's blocks back.
@@ -218,6 +218,9 @@ class Executor:
         num_tokens = 0
         if self.budget is not None:
             work, num_tokens = fit_to_budget(work, self.budget)
+        if not all(item.chunk.as_rows for item in work):
+            num_needed = sum(len(item.chunk.token_ids) for item in work)
+            num_tokens = min(size_with_prompts(num_needed), self.limits.max_num_tokens)
         inputs = pack([item.chunk for item in work], self._cache.block_size, num_tokens)
         started_s = time.perf_counter()
         try:

@@ -125,6 +125,19 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     )
 
 
+def size_with_prompts(num_tokens: int) -> int:
+    """Tokens to compute in a step that reads prompts, where ``num_tokens`` are needed.
+
+    OpenVINO keeps some 4 MB of kernels for each number of tokens it has met, for good: with any number up
+    to 512 that came to 2 GB for the two engines of ``demo-large``. These are few numbers, and 5 % more tokens
+    (docs/decisions/0016-rows-of-a-step.md).
+    """
+    for limit, multiple in ((32, 4), (128, 8), (256, 16)):
+        if num_tokens <= limit:
+            return -(-num_tokens // multiple) * multiple
+    return -(-num_tokens // 32) * 32
+
+
 def _begins(lengths: list[int]) -> npt.NDArray[np.int32]:
     begins = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])

@@ -24,6 +24,7 @@ from pipelines.serving.sampling_tensors import sampling_tensors
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor
 from pipelines.serving.word_list import WordKind, pack_words
 from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.text.vocabulary import Vocabulary
 
@@ -51,6 +52,7 @@ class BlsEngines:
         self.carries_margins = False
         self.draft = BlsEngine("draft", wire, self.vocabulary)
         self.target = BlsEngine("target", wire, self.vocabulary)
+        self.stream: EngineStream | None = None
         self.loop = StepLoop(())
         self._max_calls = parameters.integer("max_batch_size")
 

@@ -38,7 +38,7 @@ class EngineAnswerer:
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
         """One response per chunk."""
         chunks = ChunkStream(self.vocabulary, call.request, streaming=call.streaming)
-        async with aclosing(self._executor.generate(call.request)) as outputs:  # type: ignore[type-var]
+        async with aclosing(self._executor.generate(call.request)) as outputs:
             async for output in outputs:
                 chunk = chunks.push(output)
                 if chunk is not None:

@@ -11,6 +11,7 @@ from pipelines.serving.contract import GenerationCall
 from pipelines.serving.engine_model import executor_limits
 from pipelines.serving.parameters import ModelParameters
 from pipelines.speculation.calibration import Calibration
+from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.step_costs import StepCosts
 
 
@@ -48,6 +49,7 @@ class InProcessEngines:
         self.carries_margins = True
         self.draft = self.executors["draft"].complete
         self.target = target.complete
+        self.stream: EngineStream | None = target.generate
         self.loop = StepLoop(tuple(self.executors.values()))
 
     def start(self) -> None:

@@ -27,7 +27,7 @@ from pipelines.serving.triton_wire import TritonWire, scalar_tensor, text_tensor
 from pipelines.speculation.calibration import Calibration
 from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
 from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
-from pipelines.speculation.loop import EngineCall, Round, speculate
+from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.step_costs import StepCosts
@@ -41,12 +41,14 @@ class EnginePair(Protocol):
 
     Attributes:
         carries_margins: Whether proposals have their margins.
+        stream: The target, token by token; None if it can only be asked for whole answers.
     """
 
     vocabulary: Vocabulary
     end_id: int | None
     loop: StepLoop
     carries_margins: bool
+    stream: EngineStream | None
 
     @property
     def draft(self) -> EngineCall:
@@ -129,7 +131,12 @@ class SpeculativeAnswerer:
         else:
             length = FixedDraftLength(wanted)
         loop = speculate(
-            call.request, self.draft, self._engines.target, length, use_draft_logits=call.use_draft_logits
+            call.request,
+            self.draft,
+            self._engines.target,
+            length,
+            stream=self._engines.stream,
+            use_draft_logits=call.use_draft_logits,
         )
         try:
             async with aclosing(loop) as rounds:  # type: ignore[type-var]

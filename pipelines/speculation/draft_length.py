@@ -35,7 +35,9 @@ Probabilities = npt.NDArray[np.float64]
 _HYSTERESIS = 0.01
 _DECISION_INTERVAL = 3  # rounds
 # Rounds without speculation after which it is tried. Without margins that takes a row.
-_PROBE_INTERVAL = 3
+_PROBE_INTERVAL = 4
+_LATER_PROBE_INTERVAL, _LONG_OFF = 8, 32
+_PROBE_TURNS = 4  # in which all requests had one
 _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
 # Cases of what margins may come; fewer of each request the more requests there are.
@@ -51,8 +53,6 @@ class DraftLengths:
         depth: Tokens that a request drafts at most; each step of the draft is one for all requests.
         tokens_per_s: Output tokens that the server is expected to make in a second.
         num_rounds_off: Rounds since speculation last paid.
-        is_probing: Whether this is a round without speculation in which it is tried: all requests do it
-            together, since a step of the draft costs the same for all as for one.
 
     Args:
         acceptance: Of the pair, by margin.
@@ -78,7 +78,9 @@ class DraftLengths:
         self._requests: set[RequestDraftLength] = set()
         self._num_calls_left = self._num_rounds_left = 0
         self.num_rounds_off = 0
-        self.is_probing = False
+        self._is_promising = False
+        self._is_new = True
+        self._num_begun = 0
         self._num_probes = self._num_right_probes = 0
         self._depths = np.arange(1, max_draft_len + 1)
 
@@ -93,15 +95,20 @@ class DraftLengths:
             sees_margins: Whether lengths may depend on the margins of the tokens themselves. With the ratio
                 rule they must not: leaving out what the draft was unsure of would bend the law.
         """
-        request = RequestDraftLength(self, prompt_ids, acceptance, sees_margins=sees_margins)
+        request = RequestDraftLength(self, self._num_begun, prompt_ids, acceptance, sees_margins=sees_margins)
+        self._num_begun += 1
         self._requests.add(request)
-        self._num_calls_left = self._num_rounds_left = 0
+        self._note_change()
         return request
 
     def end(self, request: RequestDraftLength) -> None:
         """Forget a request."""
         self._requests.discard(request)
+        self._note_change()
+
+    def _note_change(self) -> None:
         self._num_calls_left = self._num_rounds_left = 0
+        self._is_new = True
 
     def next_threshold(self) -> float:
         """The threshold for a request's next round.
@@ -118,15 +125,16 @@ class DraftLengths:
     def _begin_round(self) -> None:
         self._num_calls_left = len(self._requests)
         self._num_rounds_left -= 1
-        if self._num_rounds_left <= 0:
+        # Without speculation nothing new is known before a token was tried.
+        if self._num_rounds_left <= 0 and (self._num_probes or self.threshold != _NEVER or self._is_new):
+            self._is_new = False
             self._num_rounds_left = _DECISION_INTERVAL
             self._decide()
         if self.threshold != _NEVER:
             self.num_rounds_off = 0
             return
         self.num_rounds_off += 1
-        is_promising = 0 < self._num_probes < 2 * self._num_right_probes
-        self.is_probing = is_promising or self.num_rounds_off % _PROBE_INTERVAL == 0
+        self._is_promising = 0 < self._num_probes < 2 * self._num_right_probes
         self._num_probes = self._num_right_probes = 0
 
     def _decide(self) -> None:
@@ -159,6 +167,22 @@ class DraftLengths:
             self.depth = int(self._depths[depth])
         else:
             self.threshold, self.tokens_per_s = _NEVER, without
+
+    def is_probed(self, number: int, *, sees_margins: bool) -> bool:
+        """Whether speculation is tried with a request in this round, in which it does not pay.
+
+        A few requests in a round now and then, less often after a while, and all of them after it went well.
+        """
+        if not sees_margins:
+            return self.num_rounds_off % _BLIND_PROBE_INTERVAL == 0
+        if self._is_promising:
+            return True
+        is_long_off = self.num_rounds_off > _LONG_OFF
+        turn, is_between = divmod(
+            self.num_rounds_off, _LATER_PROBE_INTERVAL if is_long_off else _PROBE_INTERVAL
+        )
+        num_turns = min(len(self._requests), _PROBE_TURNS)
+        return not is_between and number % num_turns == turn % num_turns
 
     def note_probe(self, *, was_right: bool) -> None:
         """Count a token that was drafted while speculation is off."""
@@ -213,6 +237,7 @@ class RequestDraftLength:
 
     Args:
         lengths: Knows the other requests.
+        number: Of the request among all.
         prompt_ids: int32 [n].
         acceptance: From earlier requests; None to begin anew.
         sees_margins: See ``DraftLengths.begin``.
@@ -221,6 +246,7 @@ class RequestDraftLength:
     def __init__(
         self,
         lengths: DraftLengths,
+        number: int,
         prompt_ids: TokenIds,
         acceptance: RequestAcceptance | None,
         *,
@@ -231,6 +257,7 @@ class RequestDraftLength:
         self.uses_lookup = False
         self.num_tokens = len(prompt_ids)
         self._lengths = lengths
+        self._number = number
         self._sees_margins = sees_margins
         self._is_probe = False
 
@@ -266,12 +293,12 @@ class RequestDraftLength:
             self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
 
     def _probe(self) -> DraftPlan:
-        """One token, less to be verified than to be compared."""
-        if self._sees_margins and self._lengths.is_probing:
-            return DraftPlan(1, lambda: lambda margin: False, lambda drafted: self._complete(drafted, 1))
-        if not self._sees_margins and self._lengths.num_rounds_off % _BLIND_PROBE_INTERVAL == 0:
+        """One token, to be compared with what comes and not to be verified."""
+        if not self._lengths.is_probed(self._number, sees_margins=self._sees_margins):
+            return NO_DRAFT
+        if not self._sees_margins:
             return all_of(1)
-        return NO_DRAFT
+        return DraftPlan(1, lambda: lambda margin: False, lambda drafted: Proposal(NO_TOKENS, None, drafted))
 
     def _above(self, threshold: float) -> KeepDrafting:
         survival = 1.0

@@ -20,10 +20,10 @@ class Proposal:
     """What a round drafted.
 
     Attributes:
-        token_ids: int32 [n]: the draft model's tokens, then those that came without it.
+        token_ids: int32 [n], to be verified: the draft model's tokens, then those that came without it.
         survival: float64 [n], not rising: the probability that each becomes output, by which the target
             chooses what to verify; None to have all verified.
-        drafted: The draft model's part; None if it was not asked, or failed.
+        drafted: What the draft model gave; None if it was not asked, or failed.
     """
 
     token_ids: TokenIds

@@ -7,22 +7,26 @@ does; the loop only counts what the target kept.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength
+from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import TokenIds
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
 """One proposal of the draft, or one verification by the target: a request in, its whole output back."""
+
+EngineStream = Callable[[GenerationRequest], AsyncGenerator[Output, None]]
+"""The target's answer to a request without draft tokens, token by token, until it is closed."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ async def speculate(
     target: EngineCall,
     lengths: DraftLength,
     *,
+    stream: EngineStream | None = None,
     use_draft_logits: bool = False,
 ) -> AsyncIterator[Round]:
     """Answer one request by rounds of drafting and verifying.
@@ -77,6 +82,8 @@ async def speculate(
         target: Verifies ``draft_input_ids`` and answers with the accepted ones and one of its own, or
             fewer if the output ends among them.
         lengths: Decides what each round drafts.
+        stream: The target for rounds that verify nothing: as long as these follow each other it goes on with
+            one answer, as the target alone would. None to ask ``target`` for each token.
         use_draft_logits: Accept by the ratio rule: the draft draws with noise of its own and hands its
             logits over.
 
@@ -90,50 +97,70 @@ async def speculate(
     known = request.input_ids
     num_emitted = 0
     finish_reason = ""
-    while not finish_reason:
-        step = replace(request, input_ids=known, prompt_length=request.num_prompt_tokens)
-        plan = lengths.next_round(request.max_tokens - num_emitted) if num_emitted else NO_DRAFT
-        drafted = None
-        if plan.max_tokens:
-            wanted = replace(
-                step,
-                max_tokens=plan.max_tokens,
-                keep_drafting=plan.keep_drafting(),
-                num_log_probs=None,
-                independent_noise=use_draft_logits,
-                return_generation_logits=use_draft_logits,
-            )
-            with suppress(DraftproofError):  # whoever made ``draft`` counts and announces it
-                drafted = await draft(wanted)
-        proposal = plan.complete(drafted)
-        draft_ids = proposal.token_ids
+    plain: AsyncGenerator[Output, None] | None = None
+
+    def step(num_tokens: int, **fields: Any) -> GenerationRequest:
+        prompt_length = request.num_prompt_tokens
+        return replace(request, input_ids=known, prompt_length=prompt_length, max_tokens=num_tokens, **fields)
+
+    async def propose(num_tokens: int, keep_drafting: KeepDrafting | None) -> Output | None:
+        wanted = step(
+            num_tokens,
+            keep_drafting=keep_drafting,
+            num_log_probs=None,
+            independent_noise=use_draft_logits,
+            return_generation_logits=use_draft_logits,
+        )
+        with suppress(DraftproofError):  # whoever made ``draft`` counts and announces it
+            return await draft(wanted)
+        return None
+
+    async def verify(proposal: Proposal) -> Output:
         draft_logits = None
-        if len(draft_ids) and use_draft_logits:
-            assert drafted is not None
-            draft_logits = drafted.generation_logits
-        verified = await target(
-            replace(
-                step,
-                draft_input_ids=draft_ids,
+        if len(proposal.token_ids) and use_draft_logits:
+            assert proposal.drafted is not None
+            draft_logits = proposal.drafted.generation_logits
+        return await target(
+            step(
+                len(proposal.token_ids) + 1,
+                draft_input_ids=proposal.token_ids,
                 draft_logits=draft_logits,
                 draft_survival=proposal.survival,
-                max_tokens=len(draft_ids) + 1,
             )
         )
-        num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
-        lengths.observe(proposal, verified.token_ids)
 
-        known = np.concatenate((known, verified.token_ids))
-        num_emitted += len(verified.token_ids)
-        if verified.finish_reason == "stop":
-            finish_reason = "stop"
-        elif num_emitted == request.max_tokens:
-            finish_reason = "length"
-        yield Round(
-            token_ids=verified.token_ids,
-            num_draft_tokens=num_verified,
-            num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
-            finish_reason=finish_reason,
-            num_by_model=min(proposal.num_by_model, num_verified),
-            log_probs=verified.log_probs,
-        )
+    try:
+        while not finish_reason:
+            num_remaining = request.max_tokens - num_emitted
+            plan = lengths.next_round(num_remaining) if num_emitted else NO_DRAFT
+            drafted = await propose(plan.max_tokens, plan.keep_drafting()) if plan.max_tokens else None
+            proposal = plan.complete(drafted)
+            draft_ids = proposal.token_ids
+            if stream is not None and not len(draft_ids):
+                plain = plain or stream(step(num_remaining))
+                verified = await anext(plain)
+            else:
+                if plain is not None:
+                    await plain.aclose()
+                    plain = None
+                verified = await verify(proposal)
+            num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
+            lengths.observe(proposal, verified.token_ids)
+
+            known = np.concatenate((known, verified.token_ids))
+            num_emitted += len(verified.token_ids)
+            if verified.finish_reason == "stop":
+                finish_reason = "stop"
+            elif num_emitted == request.max_tokens:
+                finish_reason = "length"
+            yield Round(
+                token_ids=verified.token_ids,
+                num_draft_tokens=num_verified,
+                num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
+                finish_reason=finish_reason,
+                num_by_model=min(proposal.num_by_model, num_verified),
+                log_probs=verified.log_probs,
+            )
+    finally:
+        if plain is not None:
+            await plain.aclose()

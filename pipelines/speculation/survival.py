@@ -22,6 +22,7 @@ NUM_CLASSES = len(MARGIN_EDGES) + 1
 
 _CLASS_MEMORY = 500.0  # observations after which a class has half forgotten its prior
 _LEVEL_MEMORY = 0.99  # weight that an observation keeps for new requests when the next one comes
+_LEAST_LEVEL = 0.5
 _LEVEL_PRIOR = 30.0  # observations that the first ones are weighed against
 _REQUEST_MEMORY = 0.93  # weight that an observation keeps when the next one comes
 _REQUEST_PRIOR = 3.0  # observations that the first ones are weighed against; forgotten like any other
@@ -49,8 +50,11 @@ class AcceptanceByMargin:
 
     @property
     def level(self) -> float:
-        """Accepted over expected tokens of the latest requests: where a new one begins."""
-        return self._num_accepted / self._num_expected
+        """Where a new request begins: accepted over expected tokens of the latest ones.
+
+        Not less than a half: a request that is taken for hopeless is slow to show that it is not.
+        """
+        return max(self._num_accepted / self._num_expected, _LEAST_LEVEL)
 
     def observe(self, margin_class: int, factor: float, *, was_accepted: bool) -> None:
         """Learn from one draft token that the target was asked about.

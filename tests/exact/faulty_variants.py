@@ -67,22 +67,24 @@ VARIANTS: dict[str, Variant] = {
     ),
     "bonus token from the draft": _changed(
         loop.speculate,
-        "        known = np.concatenate((known, verified.token_ids))\n",
-        "        if draft_ids.size and len(verified.token_ids) > len(draft_ids):\n"
-        "            after = np.concatenate((known, draft_ids))\n"
-        "            bonus = await draft(replace(wanted, input_ids=after, max_tokens=1))\n"
-        "            verified = replace(verified, token_ids=np.concatenate((draft_ids, bonus.token_ids)))\n"
-        "        known = np.concatenate((known, verified.token_ids))\n",
+        "            known = np.concatenate((known, verified.token_ids))\n",
+        "            if draft_ids.size and len(verified.token_ids) > len(draft_ids):\n"
+        "                known = np.concatenate((known, draft_ids))\n"
+        "                bonus = await propose(1, None)\n"
+        "                known = known[: len(known) - len(draft_ids)]\n"
+        "                token_ids = np.concatenate((draft_ids, bonus.token_ids))\n"
+        "                verified = replace(verified, token_ids=token_ids)\n"
+        "            known = np.concatenate((known, verified.token_ids))\n",
     ),
     "reseeding per token": _changed(
         Sampler.choose, _DRAW, "return draws.draw_token(scores, self._sampling.seed, self._stream, 0)"
     ),
     "a draft cache one token behind after full acceptance": _changed(
         Executor._take,
-        "    if output.is_final:\n",
-        "    if output.finish_reason == 'length' and self.config.role == 'draft':\n"
+        "    if output is not None and output.is_final:\n",
+        "    if output is not None and output.finish_reason == 'length' and self.config.role == 'draft':\n"
         "        sequence.num_computed += sequence.num_computed % self._cache.block_size > 0\n"
-        "    if output.is_final:\n",
+        "    if output is not None and output.is_final:\n",
     ),
     "penalties applied to one side only": _changed(
         Sampler._adjust,

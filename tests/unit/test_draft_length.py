@@ -75,9 +75,10 @@ class World:
                 # Token 0 is never right; the others never repeat, so there is nothing to look up.
                 self._position += 100
                 own = np.full(1, self._position, np.int32)
-                output = np.concatenate((proposal.token_ids[:num_right], own))[: num_accepted + 1]
+                drafted_ids = NO_TOKENS if proposal.drafted is None else proposal.drafted.token_ids
+                output = np.concatenate((drafted_ids[:num_right], own))[: num_accepted + 1]
                 request.observe(proposal, output)
-            depth = max(len(proposal.token_ids) for proposal in proposals)
+            depth = max(0 if each.drafted is None else len(each.drafted.token_ids) for each in proposals)
             seconds += float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
             seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
             verified.append(sum(counts) / len(requests))

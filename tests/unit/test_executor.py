@@ -56,7 +56,12 @@ def alone(req: GenerationRequest) -> list[int]:
 
 
 async def rounds_of(req: GenerationRequest, draft: Executor, target: Executor, length: int) -> list[Round]:
-    return [part async for part in speculate(req, draft.complete, target.complete, FixedDraftLength(length))]
+    return [
+        part
+        async for part in speculate(
+            req, draft.complete, target.complete, FixedDraftLength(length), stream=target.generate
+        )
+    ]
 
 
 def tokens_of(rounds: list[Round]) -> list[int]:

@@ -106,7 +106,12 @@ def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: 
     async def one(req: GenerationRequest, length: int) -> Output:
         await asyncio.sleep(0.0005 * (length % 3))
         return joined(
-            [part async for part in speculate(req, draft.complete, target.complete, FixedDraftLength(length))]
+            [
+                part
+                async for part in speculate(
+                    req, draft.complete, target.complete, FixedDraftLength(length), stream=target.generate
+                )
+            ]
         )
 
     async def everyone() -> list[Output]:

@@ -53,7 +53,13 @@ def answer(rates: list[float], costs: StepCosts, sampling: SamplingParams) -> li
     target.budget.costs.observe = lambda *step: None  # type: ignore[method-assign]
 
     async def one(number: int) -> list[Round]:
-        found = speculate(request(number, sampling), draft.complete, target.complete, Expects(rates[number]))
+        found = speculate(
+            request(number, sampling),
+            draft.complete,
+            target.complete,
+            Expects(rates[number]),
+            stream=target.generate,
+        )
         return [part async for part in found]
 
     async def all_at_once() -> list[list[Round]]:
