@@ -42,7 +42,7 @@ _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
 # Cases of what margins may come; fewer of each request the more requests there are.
 _NUM_CASES, _LEAST_CASES = 32, 8
-_SELDOM = 8  # in one of so many
+_SELDOM = 10  # in one of so many
 
 
 class DraftLengths:
@@ -214,9 +214,12 @@ class DraftLengths:
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
         cases = _even_cases(max(_NUM_CASES // len(requests), _LEAST_CASES), self.max_draft_len)
-        classes = np.searchsorted(np.cumsum(self.acceptance.shares)[:-1], cases)
+        shares = np.stack([request.acceptance.shares for request in requests])
+        borders = np.cumsum(shares, axis=1)[:, :-1, np.newaxis]
+        classes = (borders < cases.reshape(-1)).sum(axis=1)
         rates = np.stack([request.acceptance.rates for request in requests])
-        by_model: Probabilities = np.cumprod(rates[:, classes], axis=2)
+        by_case = np.take_along_axis(rates, classes, axis=1).reshape(len(requests), *cases.shape)
+        by_model: Probabilities = np.cumprod(by_case, axis=2)
         lookup_rates = np.array([request.lookup.rate for request in requests])
         by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, self.max_draft_len + 1)
         is_better = by_lookup.sum(axis=1) > by_model.mean(axis=1).sum(axis=1)

@@ -25,6 +25,7 @@ _LEVEL_MEMORY = 0.99  # weight that an observation keeps for new requests when t
 _LEAST_LEVEL = 0.5
 _LEVEL_PRIOR = 30.0  # observations that the first ones are weighed against
 _REQUEST_MEMORY = 0.93  # weight that an observation keeps when the next one comes
+_SHARE_MEMORY = 0.97
 _REQUEST_PRIOR = 3.0  # observations that the first ones are weighed against; forgotten like any other
 _LEAST_RATE, _CERTAIN = 0.01, 0.995
 _LATE_MEMORY = 0.75
@@ -76,6 +77,10 @@ class AcceptanceByMargin:
 class RequestAcceptance:
     """The same for one request: the server's rates, scaled by how this request does against them.
 
+    Attributes:
+        shares: float64 [NUM_CLASSES], how often each class occurs in this request of late: text that repeats
+            itself is drafted with wide margins for long, other text is not.
+
     Args:
         common: Of the server.
     """
@@ -83,6 +88,7 @@ class RequestAcceptance:
     def __init__(self, common: AcceptanceByMargin) -> None:
         self._common = common
         self._num_accepted, self._num_expected = _REQUEST_PRIOR * common.level, _REQUEST_PRIOR
+        self.shares = common.shares.copy()
         # The latest few observations, to notice a change of the text.
         self._late_accepted = self._late_expected = self._late_variance = 0.0
 
@@ -99,7 +105,7 @@ class RequestAcceptance:
     @property
     def mean_rate(self) -> float:
         """Acceptance of a draft token whose margin is not known yet."""
-        return float(self.rates @ self._common.shares)
+        return float(self.rates @ self.shares)
 
     def rate(self, margin: float) -> float:
         """Acceptance of a draft token with this margin, given that those before it are accepted."""
@@ -121,6 +127,8 @@ class RequestAcceptance:
             expected = float(self._common.rates[margin_class])
             self._common.observe(margin_class, self.factor, was_accepted=was_accepted)
             self._add(was_accepted, expected)
+            self.shares *= _SHARE_MEMORY
+            self.shares[margin_class] += 1 - _SHARE_MEMORY
 
     def observe_unseen(self, num_compared: int, num_accepted: int) -> None:
         """Learn from draft tokens whose margins are not known."""

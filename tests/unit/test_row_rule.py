@@ -46,8 +46,8 @@ class Steps:
         blocks = tuple(range(1 + sequence * BLOCKS_EACH, 1 + (sequence + 1) * BLOCKS_EACH))
         return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
 
-    def run(self, *pieces: Chunk) -> Logits:
-        return self.engine.step(pack(pieces, self.engine.config.kv_block_size)).copy()
+    def run(self, *pieces: Chunk, num_tokens: int = 0) -> Logits:
+        return self.engine.step(pack(pieces, self.engine.config.kv_block_size, num_tokens)).copy()
 
 
 def plain_decoding(
@@ -100,6 +100,19 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
         steps.run(*mates, steps.piece(0, prompt[:cut], 0, False, 0))
         logits = steps.run(steps.piece(0, prompt[cut:], cut, False, 1), *mates)
         assert np.array_equal(logits, expected), f"cut at {cut}"
+
+
+@pytest.mark.parametrize("num_dummies", [1, 2, 3, 6, 60])
+def test_dummy_rows_beside_a_prompt_change_no_bit(engine: Engine, num_dummies: int) -> None:
+    steps = Steps(engine, seed=11)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(8)
+    expected = plain_decoding(steps, prompt, output)
+    for cut in (2, 33):
+        steps.run(steps.piece(1, prompt[:cut], 0, False, 0), num_tokens=cut + num_dummies)
+        rest = steps.piece(1, prompt[cut:], cut, False, 1)
+        found = [steps.run(rest, num_tokens=PROMPT_LEN - cut + num_dummies)[0]]
+        found.extend(steps.run(steps.piece(1, output, PROMPT_LEN, True, 8), num_tokens=8 + num_dummies))
+        assert np.array_equal(np.stack(found), np.stack(expected)), f"cut at {cut}"
 
 
 def test_control_output_computed_as_a_chunk_has_other_bits(engine: Engine) -> None:
