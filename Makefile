@@ -65,6 +65,10 @@ doctor: .venv/run.stamp ## what this machine has, what is missing, and what stil
 engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there
 	@$(venv) -m build.engines --recipe "$(RECIPE)"
 
+.PHONY: tune
+tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE's engines are fastest here
+	@$(venv) -m build.engines --recipe "$(RECIPE)" | tail -n 1 | $(venv) -m pipelines.calibration.threads $(ARGS)
+
 .PHONY: repository
 repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run/, engines first
 	@$(venv) -m build.repository --recipe "$(RECIPE)"

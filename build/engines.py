@@ -108,6 +108,7 @@ def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: Engin
             quantization=engine.quantization,
             kv_cache_dtype=engine.kv_cache.dtype,
             num_threads=engine.num_threads,
+            thread_placement=engine.thread_placement,
             end_id=source.end_id,
             fingerprint=plan.fingerprint,
             origin={

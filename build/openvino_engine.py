@@ -39,6 +39,7 @@ class EngineSettings:
         quantization: As in the recipe: ``none``, ``int8`` or ``checkpoint``.
         kv_cache_dtype: ``float32`` or ``float16``.
         num_threads: Threads that the engine computes with; results are bitwise equal only within one count.
+        thread_placement: ``pinned`` to processors or ``free``.
         end_id: Token that ends a text.
         fingerprint: Identity of the engine's content, hexadecimal.
         origin: Further entries of the manifest.
@@ -54,6 +55,7 @@ class EngineSettings:
     fingerprint: str
     origin: Mapping[str, Any]
     dynamic_quantization: bool = True
+    thread_placement: str = "pinned"
 
 
 class _Meter:
@@ -84,6 +86,7 @@ def _compile_properties(settings: EngineSettings, has_int8: bool) -> dict[str, s
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group),
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
+        "ENABLE_CPU_PINNING": "YES" if settings.thread_placement == "pinned" else "NO",
     }
 
 

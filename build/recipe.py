@@ -21,6 +21,7 @@ _CHOICES = {
     "quantization": ("none", "int8", "checkpoint"),
     "lm_head": ("int8", "checkpoint"),
     "dtype": ("float32", "float16"),
+    "thread_placement": ("pinned", "free"),
     "engine_access": ("in_process", "bls"),
 }
 _MINIMUM = {"num_draft_tokens": 0, "num_blocks": 2, "max_num_tokens": 4, "max_seq_len": 2}
@@ -63,6 +64,8 @@ class EngineRecipe:
         lm_head: ``int8`` or ``checkpoint``. Exporters leave the output head unquantized, yet it is read
             whole at every step; making it INT8 departs from the checkpoint, so the recipe has to say it.
         num_threads: Threads of one step.
+        thread_placement: ``pinned`` to processors, or ``free`` for the operating system to move. Which
+            is faster depends on what else runs; ``make tune`` measures it.
         kv_cache: Cache of keys and values.
         growth: Sizes to grow to, or None.
     """
@@ -71,6 +74,7 @@ class EngineRecipe:
     quantization: str = "int8"
     lm_head: str = "checkpoint"
     num_threads: int = 2
+    thread_placement: str = "pinned"
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
 

@@ -1,7 +1,8 @@
 """Find the thread counts and the placement of threads with which a pair's rounds take least time here.
 
-``python -m pipelines.calibration.threads --draft DIRECTORY --target DIRECTORY``
+``python -m build.engines --recipe demo | tail -n 1 | python -m pipelines.calibration.threads``
 
+Standard input says where the engines are, as ``build.engines`` ends: ``{"draft": ..., "target": ...}``.
 A round is what the loop makes the engines do: some steps of the draft, then one of the target. Prints a
 table and the lines for the recipe; changes nothing. Exit codes: 0 measured; 1 an engine cannot be used;
 2 wrong usage. Each engine is loaded once for each of its settings, so memory must hold that many.
@@ -50,9 +51,15 @@ class Setting:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
-        rounds_s = measure(options.draft, options.target, options.requests)
+        engines = json.load(sys.stdin)
+        draft_dir, target_dir = Path(engines["draft"]), Path(engines["target"])
+    except (ValueError, KeyError, TypeError) as error:
+        parser.error(f"standard input does not say where draft and target are: {error!r}")
+    try:
+        rounds_s = measure(draft_dir, target_dir, options.requests)
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -142,8 +149,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pipelines.calibration.threads",
         description="Find thread counts and placement with which rounds take least time.",
     )
-    parser.add_argument("--draft", type=Path, required=True, help="folder of the draft's engine")
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target's engine")
     parser.add_argument("--requests", type=int, default=1, choices=range(1, 33), metavar="N", help="at once")
     return parser
 

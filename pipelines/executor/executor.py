@@ -208,13 +208,18 @@ class Executor:
         for size in self.budget.sizes[self.budget.sizes <= _LARGEST_WARM_STEP].tolist():
             self._engine.step(pack([DUMMY_ROW], self._cache.block_size, size))
 
-    def step(self) -> None:
-        """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit."""
+    def step(self) -> bool:
+        """Compute one step and hand its tokens out. Does not raise: a failure goes to the requests it hit.
+
+        Returns:
+            Whether requests may have something to do now; False after a short step in which all of them
+            went on with a proposal.
+        """
         self._expire()
         self._last_step = None
         work = self._scheduler.plan()
         if not work:
-            return
+            return True
         num_tokens = 0
         if self.budget is not None:
             work, num_tokens = fit_to_budget(work, self.budget)
@@ -229,7 +234,7 @@ class Executor:
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
                 self._fail(item.sequence, self._step_failed(item.sequence))
-            return
+            return True
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
         self.num_steps += 1
@@ -240,6 +245,7 @@ class Executor:
         for item in work:
             begin, end = end, end + item.chunk.num_logits
             self._take(item, logits[begin:end])
+        return self._last_step is None or any(not item.sequence.is_proposing for item in work)
 
     def learn_cost(self, seconds: float, *, is_first: bool) -> None:
         """Learn from the last step.

@@ -81,6 +81,11 @@ class Sequence:
         return self.tokens[: self.num_tokens]
 
     @property
+    def is_proposing(self) -> bool:
+        """Whether it goes on with a proposal, of which nothing is given before its end."""
+        return self.request.keep_drafting is not None and self.table is not None
+
+    @property
     def reads_prompt(self) -> bool:
         """Whether prompt is left to compute; otherwise rows are."""
         return self.num_computed < self.num_prompt

@@ -75,9 +75,9 @@ class StepLoop:
                 await self._work.wait()
                 continue
             started_s = time.perf_counter()
-            executor.step()
-            # Every coroutine that the step answered runs now, and asks for its next step.
-            await asyncio.sleep(0)
+            if executor.step():
+                # Every coroutine that the step answered runs now, and asks for its next step.
+                await asyncio.sleep(0)
             seconds = time.perf_counter() - started_s
             self.busy_time_s += seconds
             # The last in order makes one step where the others make several: it is never the first.

@@ -109,6 +109,7 @@ def test_a_copied_checkpoint_is_the_same_checkpoint(tmp_path: Path, raw: dict[st
     "change",
     [
         lambda target: target.update(num_threads=1),
+        lambda target: target.update(thread_placement="free"),
         lambda target: target.update(kv_cache={"dtype": "float16"}),
         lambda target: target["growth"].update(seed=5),
     ],
