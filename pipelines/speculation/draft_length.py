@@ -5,12 +5,9 @@ so the length is free to follow the moment. All requests share one step of the t
 with the rows in it and with their contexts. A draft token is worth the probability that it becomes
 output: that it and those before it are accepted, which their margins tell (``survival.py``). The
 controller expects the draft tokens of all requests, ranks them by that probability, and picks how many of
-the best to verify so that the server makes the most output tokens per second. The probability of the last
-of them is the threshold: a request drafts on while it is above. Which of the drafted tokens then get a row
-is decided when the step is made (``executor/row_budget.py``).
-
-Source: goodput as the objective: SmartSpec, arXiv:2406.14066, which picks one length for a batch from its
-mean acceptance. Here every token of every request is judged.
+the best to verify so that the server makes the most output tokens per second (``goodput.py``). The
+probability of the last of them is the threshold: a request drafts on while it is above. Which of the
+drafted tokens then get a row is decided when the step is made (``executor/row_budget.py``).
 """
 
 from __future__ import annotations
@@ -18,17 +15,15 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
+from pipelines.speculation.goodput import Probabilities, Prospect, best_draft
 from pipelines.speculation.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
-
-Probabilities = npt.NDArray[np.float64]
 
 # Speculation is left when it promises less than doing without, and taken up again when it promises more
 # by this share.
@@ -40,9 +35,9 @@ _LATER_PROBE_INTERVAL, _LONG_OFF = 8, 32
 _PROBE_TURNS = 4  # in which all requests had one
 _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
+_SMALL = 0.001
 # Cases of what margins may come; fewer of each request the more requests there are.
 _NUM_CASES, _LEAST_CASES = 32, 8
-_SELDOM = 10  # in one of so many
 
 
 class DraftLengths:
@@ -82,7 +77,6 @@ class DraftLengths:
         self._is_new = True
         self._num_begun = 0
         self._num_probes = self._num_right_probes = 0
-        self._depths = np.arange(1, max_draft_len + 1)
 
     def begin(
         self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
@@ -139,34 +133,22 @@ class DraftLengths:
 
     def _decide(self) -> None:
         requests = list(self._requests)
-        num_requests = len(requests)
         survival = self._survival(requests)
-        uses_draft = np.array([not request.uses_lookup for request in requests])
-        # A proposal of each depth: what the draft does not propose promises nothing.
-        is_proposed = (self._depths[:, np.newaxis] >= self._depths) | ~uses_draft[:, np.newaxis, np.newaxis]
-        worth = survival * is_proposed.transpose(1, 0, 2)[:, :, np.newaxis, :]
-        num_cases = survival.shape[1]
-        ranked = -np.sort(-worth.transpose(0, 2, 1, 3).reshape(len(self._depths), num_cases, -1), axis=2)
-        # What the last of the best m promises differs from case to case: seldom is it less than this.
-        seldom = num_cases // _SELDOM
-        thresholds = np.partition(ranked, seldom, axis=1)[:, seldom]
-        # Entry [d, m] of what follows: proposals are d + 1 long, the best m of all draft tokens are verified.
-        rows = np.arange(num_requests, num_requests + thresholds.shape[1] + 1)
-        tokens = np.full((len(self._depths), len(rows)), float(num_requests))
-        tokens[:, 1:] += np.cumsum(ranked.mean(axis=1), axis=1)
-        context = np.mean([request.num_tokens for request in requests])
-        verifying_s = self._target_costs.seconds(rows, rows * context)
-        goodput = tokens[:, 1:] / (
-            verifying_s[1:] + self._drafting_s(requests, survival, uses_draft, thresholds)
+        best = best_draft(
+            Prospect(
+                survival=survival,
+                mean_rates=np.array([request.acceptance.mean_rate for request in requests]),
+                uses_draft=np.array([not request.uses_lookup for request in requests]),
+                mean_context=float(np.mean([request.num_tokens for request in requests])),
+            ),
+            self._draft_costs,
+            self._target_costs,
         )
-        depth, best = np.unravel_index(np.argmax(goodput), goodput.shape)
-        without = num_requests / float(verifying_s[0])
         is_on = self.threshold != _NEVER
-        if goodput[depth, best] > (without if is_on else without * (1 + _HYSTERESIS)):
-            self.threshold, self.tokens_per_s = float(thresholds[depth, best]), float(goodput[depth, best])
-            self.depth = int(self._depths[depth])
+        if best.tokens_per_s > (best.without if is_on else best.without * (1 + _HYSTERESIS)):
+            self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
         else:
-            self.threshold, self.tokens_per_s = _NEVER, without
+            self.threshold, self.tokens_per_s = _NEVER, best.without
 
     def is_probed(self, number: int, *, sees_margins: bool) -> bool:
         """Whether speculation is tried with a request in this round, in which it does not pay.
@@ -188,28 +170,6 @@ class DraftLengths:
         """Count a token that was drafted while speculation is off."""
         self._num_probes += 1
         self._num_right_probes += was_right
-
-    def _drafting_s(
-        self,
-        requests: list[RequestDraftLength],
-        survival: Probabilities,
-        uses_draft: npt.NDArray[np.bool_],
-        thresholds: Probabilities,
-    ) -> Probabilities:
-        """[depths, thresholds]: seconds; the request that drafts longest is waited for."""
-        num_drafting = int(uses_draft.sum())
-        if not num_drafting:
-            return np.zeros(thresholds.shape)
-        # A token is drafted if it may survive, and the first of a request in any case.
-        means = np.array([request.acceptance.mean_rate for request in requests])
-        promises = (survival * means[:, np.newaxis, np.newaxis])[uses_draft].max(axis=0)
-        num_steps = np.ones(thresholds.shape)
-        for depth in range(1, len(self._depths)):
-            reached = np.sort(promises[:, depth - 1])
-            num_steps[depth:] += 1 - np.searchsorted(reached, thresholds[depth:]) / len(reached)
-        step_s = float(self._draft_costs.seconds(max(num_drafting, 2)))
-        times: Probabilities = self._draft_costs.first_s + num_steps * step_s
-        return times
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
@@ -288,10 +248,10 @@ class RequestDraftLength:
         if drafted is None:
             return
         num_accepted = count_accepted(drafted.token_ids, token_ids)
+        if self._is_probe:
+            self._lengths.note_probe(was_right=num_accepted > 0)
         if drafted.margins is not None:
             self.acceptance.observe(drafted.margins[: len(token_ids)].tolist(), num_accepted)
-            if self._is_probe:
-                self._lengths.note_probe(was_right=num_accepted > 0)
         else:
             self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
 
@@ -337,7 +297,7 @@ def _num_above(threshold: float, rate: float) -> int:
     """How many draft tokens of acceptance ``rate`` each are accepted together with probability above."""
     if rate <= 0:
         return 0
-    return int(np.log(threshold) / np.log(min(rate, 0.999)))
+    return int(np.log(max(threshold, _SMALL)) / np.log(min(rate, 1 - _SMALL)))
 
 
 @cache

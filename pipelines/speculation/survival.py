@@ -21,9 +21,9 @@ MARGIN_EDGES = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 NUM_CLASSES = len(MARGIN_EDGES) + 1
 
 _CLASS_MEMORY = 500.0  # observations after which a class has half forgotten its prior
-_LEVEL_MEMORY = 0.99  # weight that an observation keeps for new requests when the next one comes
-_LEAST_LEVEL = 0.5
-_LEVEL_PRIOR = 30.0  # observations that the first ones are weighed against
+_LEVEL_MEMORY = 0.97  # weight that an observation keeps for new requests when the next one comes
+_LEAST_LEVEL = 0.1
+_LEVEL_PRIOR = 10.0  # observations that the first ones are weighed against
 _REQUEST_MEMORY = 0.93  # weight that an observation keeps when the next one comes
 _SHARE_MEMORY = 0.97
 _REQUEST_PRIOR = 3.0  # observations that the first ones are weighed against; forgotten like any other
@@ -53,7 +53,7 @@ class AcceptanceByMargin:
     def level(self) -> float:
         """Where a new request begins: accepted over expected tokens of the latest ones.
 
-        Not less than a half: a request that is taken for hopeless is slow to show that it is not.
+        Not nothing: a request that is taken for hopeless is slow to show that it is not.
         """
         return max(self._num_accepted / self._num_expected, _LEAST_LEVEL)
 

@@ -191,3 +191,27 @@ def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
         request.lookup.append(np.arange(9, dtype=np.int32))
         plan = request.next_round(100)
     assert plan.max_tokens > 0
+
+
+def test_without_margins_speculation_comes_back_too() -> None:
+    """As with the ratio rule, where lengths follow mean acceptance: probes are verified there, and rare."""
+    request = World(8, lambda number: 0.0).lengths.begin(NO_TOKENS, sees_margins=False)
+    lengths = []
+    for number in range(400):
+        plan = request.next_round(1000)
+        drafted = Output(np.zeros(plan.max_tokens, np.int32), "length", True) if plan.max_tokens else None
+        is_right = number >= 200
+        own = np.full(1, 1 + number, np.int32)
+        accepted = NO_TOKENS if drafted is None or not is_right else drafted.token_ids
+        request.observe(plan.complete(drafted), np.concatenate((accepted, own)))
+        lengths.append(plan.max_tokens)
+    assert sum(lengths[100:200]) <= 100 / 16 + 1
+    assert np.mean(lengths[300:]) > 1
+
+
+def test_a_threshold_of_nothing_drafts_all_there_may_be() -> None:
+    lengths = World(1, lambda number: 1.0).lengths
+    request = lengths.begin(NO_TOKENS, sees_margins=False)
+    request.next_round(100)
+    lengths.threshold = 0.0
+    assert request.next_round(100).max_tokens == MAX_DRAFT_LEN

@@ -69,7 +69,7 @@ def test_texts_that_do_not_suit_the_draft_leave_what_margins_tell_as_it_was() ->
     assert server.rates[2] > 0.6 * before[2]
     # A new request begins like the latest ones, and is soon known for what it is.
     request = RequestAcceptance(server)
-    assert request.factor == 0.5
+    assert request.factor < 0.2
     for _ in range(5):
         request.observe([0.3, 0.3], 2)
     assert request.factor > 0.7
