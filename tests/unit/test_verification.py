@@ -10,7 +10,6 @@ import pytest
 
 from pipelines.executor.executor import Executor
 from pipelines.executor.row_budget import RowBudget
-from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_plan import DraftPlan, Proposal, all_of
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
@@ -18,6 +17,7 @@ from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.token_ids import TokenIds
 from tests.recording_engine import RecordingEngine, make_executor
+from tests.unit.test_executor import run
 
 NUM_BLOCKS = 256
 DEAR = StepCosts((2, 40), (0.010, 0.200))  # 5 ms a row
@@ -65,18 +65,7 @@ def answer(rates: list[float], costs: StepCosts, sampling: SamplingParams) -> li
     async def all_at_once() -> list[list[Round]]:
         return await asyncio.gather(*(one(number) for number in range(len(rates))))
 
-    return run_loop([draft, target], all_at_once)
-
-
-def run_loop(executors, make):  # type: ignore[no-untyped-def]
-    loop = StepLoop(executors)
-    loop.start()
-    try:
-        return loop.spawn(make()).result(timeout=30)
-    finally:
-        loop.stop()
-        for executor in executors:
-            executor._cache.check()
+    return run([draft, target], all_at_once)
 
 
 def request(number: int, sampling: SamplingParams) -> GenerationRequest:
@@ -85,7 +74,7 @@ def request(number: int, sampling: SamplingParams) -> GenerationRequest:
 
 def alone(number: int, sampling: SamplingParams) -> list[int]:
     executor: Executor = make_executor(RecordingEngine(NUM_BLOCKS))
-    output = run_loop([executor], lambda: executor.complete(request(number, sampling)))
+    output = run([executor], lambda: executor.complete(request(number, sampling)))
     return output.token_ids.tolist()  # type: ignore[no-any-return]
 
 
