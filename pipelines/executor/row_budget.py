@@ -3,7 +3,7 @@
 A row is a token that must be computed, or a draft token that may become output. What a draft token is
 worth is known (its survival), and so is what a step costs by its rows, so the best number of rows is the
 one that maximises tokens - rate * seconds, where the rate is what the server makes of its time: the rule
-for the best ratio of a long run of steps (Dinkelbach 1967, Management Science 13(7), eq. 5).
+for the best ratio of a long run of steps (Dinkelbach 1967, On nonlinear fractional programming).
 
 An engine call of another shape than the one before costs more: OpenVINO prepares every layer anew. The
 number therefore stays until another has been missed for as much as the change costs, as with skis, rented

@@ -21,7 +21,7 @@ def fit_to_budget(work: Sequence[Work], budget: RowBudget) -> tuple[list[Work], 
         budget: Of the engine.
 
     Returns:
-        The step, and the tokens to compute in it; dummy rows make up for what is missing.
+        The step, and the rows to compute if it has nothing else; dummy rows make up for what is missing.
     """
     is_rows_only = all(item.chunk.as_rows for item in work)
     num_planned = sum(len(item.chunk.token_ids) for item in work)
@@ -38,8 +38,6 @@ def fit_to_budget(work: Sequence[Work], budget: RowBudget) -> tuple[list[Work], 
     kept = order[: num_rows - num_needed]
     counts = np.bincount(owners[kept[flat[kept] > 0]], minlength=len(work)).tolist()
     fitted = [_keep(*part) for part in zip(work, worths, counts, strict=True)]
-    if not is_rows_only:
-        num_rows = num_needed + sum(counts)
     return fitted, num_rows
 
 
