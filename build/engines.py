@@ -54,7 +54,7 @@ def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str
     The checkpoint counts by content, not by path, and the number of KV blocks is the server's business.
     """
     section = dataclasses.asdict(engine)
-    del section["checkpoint"]
+    del section["checkpoint"], section["tensorrt_llm"]
     section["kv_cache"] = engine.kv_cache.dtype
     return {
         "role": role,

@@ -1,31 +1,27 @@
-"""Recipes: one YAML file per draft/target pair, parsed strictly into frozen dataclasses."""
+"""Recipes: one YAML file per draft/target pair, parsed strictly into frozen dataclasses.
+
+One recipe serves both runtimes. What they share (checkpoints, quantization, limits of the server) stands
+in the sections below; what only TensorRT-LLM has stands in sections named ``tensorrt_llm``, and the
+embedded runtime reads none of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from build.strict_section import choice, parse_section, refuse, whole
 from pipelines.errors import RecipeError
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 RECIPES = Path(__file__).resolve().parent / "recipes"
-
-_CHOICES = {
-    "runtime": ("embedded",),
-    "quantization": ("none", "int8", "checkpoint"),
-    "lm_head": ("int8", "checkpoint"),
-    "dtype": ("float32", "float16"),
-    "thread_placement": ("pinned", "free"),
-    "engine_access": ("in_process", "bls"),
-}
-_MINIMUM = {"num_draft_tokens": 0, "num_blocks": 2, "max_num_tokens": 4, "max_seq_len": 2}
-_REMEDY = {"num_draft_tokens": "leave it out to draft as many as pay, or give a number; 0 drafts none"}
+RUNTIMES = ("embedded", "tensorrt_llm")
+QUANTIZATIONS = ("none", "int8", "checkpoint", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 
 @dataclass(frozen=True)
@@ -37,46 +33,92 @@ class Growth:
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
-    seed: int = 0
+    seed: int = whole(0, default=0)
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """The paged cache of keys and values.
+    """The embedded runtime's paged cache of keys and values.
 
     Attributes:
         dtype: ``float32`` or ``float16``; part of the engine.
         num_blocks: Blocks of 32 tokens that a server allocates; not part of the engine.
     """
 
-    dtype: str = "float32"
-    num_blocks: int = 1024
+    dtype: str = choice("float32", "float16", default="float32")
+    num_blocks: int = whole(2, default=1024)
+
+
+@dataclass(frozen=True)
+class TensorRtLlmEngine:
+    """What only TensorRT-LLM has of one engine; names are those of its flags and parameters.
+
+    Attributes:
+        tp_size: GPUs that share each layer.
+        pp_size: Groups of GPUs that share the layers.
+        gpu_device_ids: GPUs of one node that it runs on; None: the first ``tp_size * pp_size``.
+        kv_cache_dtype: ``model``: that of the activations. ``fp8``. ``int8`` exists and is refused by
+            the pre-flight: the builder then switches off what a target cannot be without.
+        kv_cache_free_gpu_mem_fraction: Share of the memory that is free when the engine has loaded;
+            None: as the memory plan works it out.
+        max_input_len: Longest prompt, tokens; None: ``serving.max_seq_len`` less one.
+        tokens_per_block: Of the KV cache; a power of two.
+        gemm_plugin: ``auto`` or ``disable``; None: ``disable`` for FP8 weights, else ``auto``.
+        low_latency_gemm: FP8 matrix products for few rows; FP8 weights only.
+        gemm_swiglu: Gate and up projection as one FP8 product, with one scale less; FP8 weights and
+            Hopper only.
+        reduce_fusion: All-reduce fused with the norm behind it; needs ``tp_size`` above 1.
+        multiple_profiles: More kernels to choose from; text may then depend on the load.
+    """
+
+    tp_size: int = 1
+    pp_size: int = 1
+    gpu_device_ids: tuple[int, ...] | None = None
+    kv_cache_dtype: str = choice("model", "fp8", "int8", default="model")
+    kv_cache_free_gpu_mem_fraction: float | None = None
+    max_input_len: int | None = None
+    tokens_per_block: int = 32
+    gemm_plugin: str | None = choice("auto", "disable", default=None)
+    low_latency_gemm: bool = False
+    gemm_swiglu: bool = False
+    reduce_fusion: bool = False
+    multiple_profiles: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """GPUs, and so ranks, of the engine."""
+        return self.tp_size * self.pp_size
 
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """How one of the two engines is made; keys as described in docs of the YAML files.
+    """How one of the two engines is made.
 
     Attributes:
-        checkpoint: Checkpoint directory, relative to the repository root unless absolute.
-        quantization: ``int8``: weight-only, per channel, made at build time. ``checkpoint``: whatever
+        checkpoint: Directory of a checkpoint, relative to the repository root unless absolute; Hugging
+            Face's form or TensorRT-LLM's.
+        quantization: ``int8``: weight-only, per channel. ``fp8``, ``int8_sq`` (SmoothQuant),
+            ``int4_awq``, ``w4a8_awq``: by calibration (``build/quantize.py``). ``checkpoint``: whatever
             the checkpoint holds. ``none``: floating point.
-        lm_head: ``int8`` or ``checkpoint``. Exporters leave the output head unquantized, yet it is read
-            whole at every step; making it INT8 departs from the checkpoint, so the recipe has to say it.
-        num_threads: Threads of one step.
-        thread_placement: ``pinned`` to processors, or ``free`` for the operating system to move. Which
-            is faster depends on what else runs; ``make tune`` measures it.
-        kv_cache: Cache of keys and values.
-        growth: Sizes to grow to, or None.
+        lm_head: ``int8`` or ``checkpoint``; embedded only. Exporters leave the output head unquantized,
+            yet it is read whole at every step; making it INT8 departs from the checkpoint, so the recipe
+            has to say it.
+        num_threads: Threads of one step; embedded only.
+        thread_placement: ``pinned`` to processors, or ``free`` for the operating system to move; embedded
+            only. Which is faster depends on what else runs; ``make tune`` measures it.
+        kv_cache: Cache of keys and values; embedded only.
+        growth: Sizes to grow to, or None; embedded only.
+        tensorrt_llm: What only TensorRT-LLM has.
     """
 
     checkpoint: str
-    quantization: str = "int8"
-    lm_head: str = "checkpoint"
+    quantization: str = choice(*QUANTIZATIONS, default="int8")
+    lm_head: str = choice("int8", "checkpoint", default="checkpoint")
     num_threads: int = 2
-    thread_placement: str = "pinned"
+    thread_placement: str = choice("pinned", "free", default="pinned")
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
+    tensorrt_llm: TensorRtLlmEngine = TensorRtLlmEngine()
 
     @property
     def checkpoint_directory(self) -> Path:
@@ -97,15 +139,62 @@ class Serving:
         num_draft_tokens: Draft tokens of a round where a request does not say; 0 for no speculation, None
             to follow acceptance and load.
         engine_access: ``in_process``: the loop holds both engines. ``bls``: it calls models of the server.
+            Embedded only: TensorRT-LLM's engines are models of the server.
     """
 
     max_batch_size: int = 16
-    max_num_tokens: int = 512
-    max_seq_len: int = 1024
+    max_num_tokens: int = whole(4, default=512)
+    max_seq_len: int = whole(2, default=1024)
     max_queue_size: int = 64
     max_draft_len: int = 8
-    num_draft_tokens: int | None = None
-    engine_access: str = "in_process"
+    num_draft_tokens: int | None = whole(
+        0, default=None, remedy="leave it out to draft as many as pay, or give a number; 0 drafts none"
+    )
+    engine_access: str = choice("in_process", "bls", default="in_process")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Text that activation scales are measured on.
+
+    Attributes:
+        text: A text file, or None for the one that comes with Draftproof.
+        num_samples: Pieces of it.
+        seq_len: Tokens of a piece.
+    """
+
+    text: str | None = None
+    num_samples: int = 512
+    seq_len: int = 512
+
+
+@dataclass(frozen=True)
+class TensorRtLlm:
+    """What only TensorRT-LLM has of a pair.
+
+    Attributes:
+        gpu: What the engines are built for, ``build/gpus.py``.
+        version: TensorRT-LLM's; engines of one version run under no other.
+        container: Image that builds and serves; holds that version.
+        num_nodes: Machines that the target's ranks are spread over.
+        mode: ``orchestrator``: the server starts a worker process per rank. ``leader``: MPI started them
+            all, one engine per server.
+        fast_logits: Draft logits go to the target from GPU to GPU; needs the orchestrator with ranks that
+            MPI started.
+        batch_scheduler_policy: ``guaranteed_no_evict`` or ``max_utilization``.
+        calibration: Text for the scales.
+    """
+
+    gpu: str = choice("h100-80gb", "h200-141gb", default="h100-80gb")
+    version: str = "1.2.1"
+    container: str = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
+    num_nodes: int = 1
+    mode: str = choice("orchestrator", "leader", default="orchestrator")
+    fast_logits: bool = False
+    batch_scheduler_policy: str = choice(
+        "guaranteed_no_evict", "max_utilization", default="guaranteed_no_evict"
+    )
+    calibration: Calibration = Calibration()
 
 
 @dataclass(frozen=True)
@@ -114,8 +203,10 @@ class Recipe:
 
     Attributes:
         name: Also the name of the folder under ``engines/`` and ``.run/``.
-        runtime: ``embedded``, the runtime of machines without a GPU.
+        runtime: ``embedded``, the runtime of machines without a GPU, or ``tensorrt_llm``; what a command
+            builds if it is not told otherwise.
         path: The YAML file.
+        tensorrt_llm: What only TensorRT-LLM has.
     """
 
     name: str
@@ -123,65 +214,8 @@ class Recipe:
     draft: EngineRecipe
     serving: Serving
     path: Path
-    runtime: str = "embedded"
-
-
-_SECTIONS: dict[str, Any] = {
-    "target": EngineRecipe,
-    "draft": EngineRecipe,
-    "serving": Serving,
-    "growth": Growth,
-    "kv_cache": KvCache,
-}
-
-
-def _fail(path: Path, what: str, values: str, limit: str, remedy: str = "correct the recipe") -> RecipeError:
-    return RecipeError(f"{path}: {what}", values=values, limit=limit, remedy=remedy)
-
-
-def _scalar(path: Path, name: str, key: str, value: Any, kind: str) -> Any:
-    if kind.startswith("int"):
-        minimum = _MINIMUM.get(key, 0 if key == "seed" else 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise _fail(
-                path,
-                "a value is out of range",
-                f"{name}={value!r}",
-                f"a whole number of at least {minimum}",
-                _REMEDY.get(key, "correct the recipe"),
-            )
-        return value
-    if not isinstance(value, str) or not value:
-        raise _fail(path, "a value has the wrong type", f"{name}={value!r}", "text")
-    allowed = _CHOICES.get(key)
-    if allowed is not None and value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise _fail(path, "a value is not one of the choices", f"{name}={value}", ", ".join(allowed), hint)
-    return value
-
-
-def _section(path: Path, prefix: str, cls: Any, raw: Any, given: Mapping[str, Any] | None = None) -> Any:
-    if not isinstance(raw, dict):
-        where = prefix.rstrip(".") or "the file"
-        raise _fail(path, "a section is not a mapping", f"{where}: {type(raw).__name__}", "keys and values")
-    values: dict[str, Any] = dict(given or {})
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in values}
-    for key in raw:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), list(fields), 1, cutoff=0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else "remove it"
-            raise _fail(path, "unknown key", f"{prefix}{key}", f"known here: {', '.join(fields)}", hint)
-    for key, field in fields.items():
-        if key in raw and not (raw[key] is None and field.default is None):
-            values[key] = (
-                _section(path, f"{prefix}{key}.", _SECTIONS[key], raw[key])
-                if key in _SECTIONS
-                else _scalar(path, f"{prefix}{key}", key, raw[key], str(field.type))
-            )
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise _fail(path, "a key is missing", f"{prefix}{key}", f"required: {prefix}{key}", "add it")
-    return cls(**values)
+    runtime: str = choice(*RUNTIMES, default="embedded")
+    tensorrt_llm: TensorRtLlm = TensorRtLlm()
 
 
 def parse_recipe(raw: Any, path: Path) -> Recipe:
@@ -194,19 +228,19 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
     Raises:
         RecipeError: A key is unknown, missing, or has a value of the wrong type or range.
     """
-    recipe: Recipe = _section(path, "", Recipe, raw, {"path": path})
+    recipe = parse_section(path, Recipe, raw, given={"path": path})
     serving = recipe.serving
     if not recipe.name.replace("-", "").replace("_", "").isalnum():
-        raise _fail(path, "a value is out of range", f"name={recipe.name!r}", "letters, digits, - and _")
+        raise refuse(path, "a value is out of range", f"name={recipe.name!r}", "letters, digits, - and _")
     if (serving.num_draft_tokens or 0) > serving.max_draft_len:
-        raise _fail(
+        raise refuse(
             path,
             "serving.num_draft_tokens is too large",
             f"num_draft_tokens={serving.num_draft_tokens}",
             f"max_draft_len={serving.max_draft_len}",
         )
     if serving.max_draft_len >= serving.max_seq_len:
-        raise _fail(
+        raise refuse(
             path,
             "serving.max_draft_len is too large",
             f"max_draft_len={serving.max_draft_len}",
@@ -214,7 +248,7 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
         )
     # A verification of one request is max_draft_len + 1 rows and has to fit into one step.
     if serving.max_draft_len + 1 > serving.max_num_tokens:
-        raise _fail(
+        raise refuse(
             path,
             "serving.max_num_tokens is too small",
             f"max_num_tokens={serving.max_num_tokens}",
@@ -223,7 +257,7 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
     for role, engine in (("target", recipe.target), ("draft", recipe.draft)):
         capacity = 32 * (engine.kv_cache.num_blocks - 1)  # one block is scratch
         if capacity < serving.max_seq_len:
-            raise _fail(
+            raise refuse(
                 path,
                 f"{role}.kv_cache.num_blocks is too small for one request",
                 f"num_blocks={engine.kv_cache.num_blocks}, room for {capacity} tokens",
@@ -233,8 +267,12 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
     return recipe
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
+def load_recipe(name_or_path: str | Path, runtime: str | None = None) -> Recipe:
     """Read a recipe by name (``demo``) or by the path of its YAML file.
+
+    Args:
+        name_or_path: Which.
+        runtime: One of ``RUNTIMES``, in place of the one that the file names.
 
     Raises:
         RecipeError: There is no such recipe, or it is not valid.
@@ -260,4 +298,5 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             limit="a recipe is one YAML mapping",
             remedy="correct the file; build/recipes/demo.yaml is an example",
         ) from None
-    return parse_recipe(raw, path)
+    recipe = parse_recipe(raw, path)
+    return recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
