@@ -14,8 +14,11 @@ import numpy.typing as npt
 from pipelines.speculation.step_costs import StepCosts
 
 Probabilities = npt.NDArray[np.float64]
+Depths = npt.NDArray[np.int64]
 
 _SELDOM = 10  # in one case of so many
+# Longer proposals are weighed in steps of so many tokens: one more of them hardly ever decides.
+_SHORT, _STRIDE = 8, 4
 
 
 @dataclass(frozen=True)
@@ -62,36 +65,44 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
         target_costs: Of the target's.
     """
     num_requests, num_cases, max_depth = prospect.survival.shape
-    ranked = _ranked(prospect)
+    depths = _depths(max_depth)
+    ranked = _ranked(prospect, depths)
     # What the last of the best m promises differs from case to case: seldom is it less than this.
     seldom = num_cases // _SELDOM
     thresholds = np.partition(ranked, seldom, axis=1)[:, seldom]
-    # Entry [d, m] of what follows: proposals are d + 1 long, the best m + 1 of all draft tokens are verified.
+    # Entry [d, m] of what follows: proposals are depths[d] long, the best m + 1 of all tokens are verified.
     tokens = num_requests + np.cumsum(ranked.mean(axis=1), axis=1)
     rows = np.arange(num_requests, num_requests + num_requests * max_depth + 1)
     verifying_s = target_costs.seconds(rows, rows * prospect.mean_context)
-    goodput = tokens / (verifying_s[1:] + _drafting_s(prospect, thresholds, draft_costs))
-    depth, best = np.unravel_index(np.argmax(goodput), goodput.shape)
+    goodput = tokens / (verifying_s[1:] + _drafting_s(prospect, depths, thresholds, draft_costs))
+    longest, best = np.unravel_index(np.argmax(goodput), goodput.shape)
     return BestDraft(
-        threshold=float(thresholds[depth, best]),
-        depth=int(depth) + 1,
-        tokens_per_s=float(goodput[depth, best]),
+        threshold=float(thresholds[longest, best]),
+        depth=int(depths[longest]),
+        tokens_per_s=float(goodput[longest, best]),
         without=num_requests / float(verifying_s[0]),
     )
 
 
-def _ranked(prospect: Prospect) -> Probabilities:
+def _depths(max_depth: int) -> Depths:
+    """Lengths of proposals that are weighed."""
+    return np.array(
+        [depth for depth in range(1, max_depth + 1) if depth <= _SHORT or (max_depth - depth) % _STRIDE == 0]
+    )
+
+
+def _ranked(prospect: Prospect, depths: Depths) -> Probabilities:
     """[depths, cases, draft tokens]: survival, the greatest first; 0 for what is not proposed at a depth."""
-    max_depth = prospect.survival.shape[2]
-    depths = np.arange(1, max_depth + 1)
-    is_drafted = depths[:, np.newaxis] >= depths
+    is_drafted = depths[:, np.newaxis] > np.arange(prospect.survival.shape[2])
     is_proposed = is_drafted[:, np.newaxis] | ~prospect.uses_draft[:, np.newaxis]
     worth = prospect.survival.transpose(1, 0, 2) * is_proposed[:, np.newaxis]
-    ranked: Probabilities = -np.sort(-worth.reshape(max_depth, worth.shape[1], -1), axis=2)
+    ranked: Probabilities = -np.sort(-worth.reshape(len(depths), worth.shape[1], -1), axis=2)
     return ranked
 
 
-def _drafting_s(prospect: Prospect, thresholds: Probabilities, costs: StepCosts) -> Probabilities:
+def _drafting_s(
+    prospect: Prospect, depths: Depths, thresholds: Probabilities, costs: StepCosts
+) -> Probabilities:
     """[depths, draft tokens]: seconds of drafting; the request that drafts longest is waited for."""
     num_drafting = int(prospect.uses_draft.sum())
     if not num_drafting:
@@ -100,8 +111,9 @@ def _drafting_s(prospect: Prospect, thresholds: Probabilities, costs: StepCosts)
     promises = prospect.survival * prospect.mean_rates[:, np.newaxis, np.newaxis]
     longest = np.sort(promises[prospect.uses_draft].max(axis=0), axis=0)
     num_steps = np.ones(thresholds.shape)
-    for depth in range(1, len(thresholds)):
-        shares = 1 - np.searchsorted(longest[:, depth - 1], thresholds[depth:]) / len(longest)
-        num_steps[depth:] += shares
+    for depth in range(1, int(depths[-1])):
+        is_deeper = depths > depth
+        shares = 1 - np.searchsorted(longest[:, depth - 1], thresholds[is_deeper]) / len(longest)
+        num_steps[is_deeper] += shares
     times: Probabilities = costs.first_s + num_steps * float(costs.seconds(max(num_drafting, 2)))
     return times
