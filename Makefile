@@ -144,6 +144,8 @@ results: .venv/run.stamp ## measure anew what README quotes (wants an idle machi
 	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only law")
 	$(call record,sampler-demo-large,$(venv) -m pipelines.bench.sampler_cost --engine engines/demo-large/target-*)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
+	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
+	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
 	@$(venv) -m docs.figures
 
 # The last line of standard output is the result; the file appears only if the command succeeded.

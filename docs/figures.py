@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from docs.bench_tables import every_load, headline
+from docs.peer_tables import peers
 from docs.words import Document, conditions, listed, times
 from pipelines.bench.document import FORMAT
 
@@ -211,6 +212,8 @@ def _sampler(document: Document) -> str:
 BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "headline": (RESULTS / "bench-demo-large.json", "make results", headline),
     "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
+    "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
+    "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
     "demo": (RESULTS / "demo.json", "make results", _demo),
     "verify": (RESULTS / "verify-demo.json", "make results", _verify),
     "law": (RESULTS / "law-demo.json", "make results", _law),

@@ -38,7 +38,7 @@ PEERS = (
         "OpenVINO GenAI, ContinuousBatchingPipeline",
         "pipelines.peers.programs.openvino_genai",
         ("openvino",),
-        (2, 4, 6),
+        (2, 4, 6, 8),
         needs_torch=False,
     ),
     Peer(

@@ -241,6 +241,29 @@ def test_the_table_of_every_load_has_all_prompt_sets_loads_and_verdicts(tmp_path
     assert "best fixed draft length: 1 of 3 pass" in text
 
 
+def _peer_arm(engine: str, length: int | None, rate: float, different: int = 0) -> dict[str, Any]:
+    spread = {"median": rate, "low": rate, "high": rate}
+    ours = {"median": 200 / rate, "low": 190 / rate, "high": 210 / rate}
+    arm = {"engine": engine, "num_draft_tokens": length, "prompt_set": "code", "num_at_once": 1}
+    return {
+        **arm,
+        "output_tokens_per_s": spread,
+        "ours_to_this": ours,
+        "num_answers": 12,
+        "num_different": different,
+    }
+
+
+def test_each_engine_is_shown_at_its_best_draft_length(tmp_path: Path) -> None:
+    arms = [_peer_arm("draftproof", 0, 50), _peer_arm("draftproof", None, 200), _peer_arm("genai", 0, 40)]
+    arms += [_peer_arm("genai", 2, 80, different=3), _peer_arm("genai", 6, 100), _peer_arm("genai", 8, 90)]
+    document = {"arms": arms, "repetitions": 3, "max_tokens": 128, **_about()}
+    document["conditions"] |= {"peers": {"genai": {"title": "GenAI"}}, "method": "in turn"}
+    text = _fill("peers", document, tmp_path)
+    assert "| 1 | Draftproof, through Triton | 50 -> 200 | 0 of 12 |" in text
+    assert "| 1 | GenAI | 40 -> 100 (K=6): **2.00** (1.90 to 2.10) | 3 of 36 |" in text
+
+
 def test_a_result_of_another_bench_is_not_read(tmp_path: Path) -> None:
     text = _fill("headline", {"format": 1}, tmp_path)
     assert "Not measured yet with this bench" in text
