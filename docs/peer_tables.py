@@ -31,8 +31,8 @@ def peers(document: Document) -> str:
                 )
     lines += [
         "",
-        "Output tokens/s, medians: target alone -> speculating; behind it, at the engine's best fixed draft length for that "
-        "cell, how many times as fast ours is (least to greatest repetition). "
+        "Output tokens/s, medians: target alone -> speculating; behind it, at the engine's best fixed draft "
+        "length for that cell, how many times as fast ours is (least to greatest repetition). "
         f"{document['repetitions']} repetitions in turn, {document['max_tokens']} tokens per answer at most; "
         f"{document['conditions']['method']}.",
         "",

@@ -36,8 +36,10 @@ _PROBE_TURNS = 4  # in which all requests had one
 _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
 _SMALL = 0.001
-# Cases of what margins may come; fewer of each request the more requests there are.
+# Cases of what margins may come, and draft tokens of each request that are weighed: fewer the more requests
+# there are, since a decision is made while the engines wait. More rows than these hardly ever pay.
 _NUM_CASES, _LEAST_CASES = 32, 8
+_NUM_ROWS, _LEAST_POSITIONS = 96, 4
 
 
 class DraftLengths:
@@ -173,7 +175,8 @@ class DraftLengths:
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
-        cases = _even_cases(max(_NUM_CASES // len(requests), _LEAST_CASES), self.max_draft_len)
+        num_positions = min(max(_NUM_ROWS // len(requests), _LEAST_POSITIONS), self.max_draft_len)
+        cases = _even_cases(max(_NUM_CASES // len(requests), _LEAST_CASES), num_positions)
         shares = np.stack([request.acceptance.shares for request in requests])
         borders = np.cumsum(shares, axis=1)[:, :-1, np.newaxis]
         classes = (borders < cases.reshape(-1)).sum(axis=1)
@@ -181,7 +184,7 @@ class DraftLengths:
         by_case = np.take_along_axis(rates, classes, axis=1).reshape(len(requests), *cases.shape)
         by_model: Probabilities = np.cumprod(by_case, axis=2)
         lookup_rates = np.array([request.lookup.rate for request in requests])
-        by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, self.max_draft_len + 1)
+        by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, num_positions + 1)
         is_better = by_lookup.sum(axis=1) > by_model.mean(axis=1).sum(axis=1)
         for request, uses_lookup in zip(requests, is_better.tolist(), strict=True):
             request.uses_lookup = uses_lookup
