@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from build.gpus import GPUS
 from build.strict_section import choice, parse_section, refuse, whole
 from pipelines.errors import RecipeError
 
@@ -108,6 +109,8 @@ class EngineRecipe:
             only. Which is faster depends on what else runs; ``make tune`` measures it.
         kv_cache: Cache of keys and values; embedded only.
         growth: Sizes to grow to, or None; embedded only.
+        pad_vocab_size_to: Rows that embedding and output head are filled up to when the checkpoint is
+            quantized, or None; for a draft whose vocabulary is padded less than the target's.
         tensorrt_llm: What only TensorRT-LLM has.
     """
 
@@ -118,6 +121,7 @@ class EngineRecipe:
     thread_placement: str = choice("pinned", "free", default="pinned")
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
+    pad_vocab_size_to: int | None = None
     tensorrt_llm: TensorRtLlmEngine = TensorRtLlmEngine()
 
     @property
@@ -176,6 +180,8 @@ class TensorRtLlm:
         gpu: What the engines are built for, ``build/gpus.py``.
         version: TensorRT-LLM's; engines of one version run under no other.
         container: Image that builds and serves; holds that version.
+        max_num_tokens: Tokens of one step at most; None: what the longest round and the largest batch need,
+            and at least ``serving.max_num_tokens``. Prompts are not cut into chunks here.
         num_nodes: Machines that the target's ranks are spread over.
         mode: ``orchestrator``: the server starts a worker process per rank. ``leader``: MPI started them
             all, one engine per server.
@@ -185,9 +191,10 @@ class TensorRtLlm:
         calibration: Text for the scales.
     """
 
-    gpu: str = choice("h100-80gb", "h200-141gb", default="h100-80gb")
+    gpu: str = choice(*GPUS, default="h100-80gb")
     version: str = "1.2.1"
     container: str = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
+    max_num_tokens: int | None = None
     num_nodes: int = 1
     mode: str = choice("orchestrator", "leader", default="orchestrator")
     fast_logits: bool = False
@@ -270,6 +277,9 @@ def parse_recipe(raw: Any, path: Path) -> Recipe:
 def load_recipe(name_or_path: str | Path, runtime: str | None = None) -> Recipe:
     """Read a recipe by name (``demo``) or by the path of its YAML file.
 
+    ``<name>-<gpu>``, such as ``qwen2-5-32b-fp8-h200-141gb``, is the recipe ``<name>`` for another GPU, unless
+    there is a file of that name.
+
     Args:
         name_or_path: Which.
         runtime: One of ``RUNTIMES``, in place of the one that the file names.
@@ -280,6 +290,11 @@ def load_recipe(name_or_path: str | Path, runtime: str | None = None) -> Recipe:
     text = str(name_or_path)
     is_path = text.endswith((".yaml", ".yml")) or "/" in text
     path = Path(text) if is_path else RECIPES / f"{text}.yaml"
+    gpu = next((gpu for gpu in GPUS if not is_path and text.endswith(f"-{gpu}")), None)
+    if gpu is not None and not path.is_file():
+        path = path.with_stem(text.removesuffix(f"-{gpu}"))
+    else:
+        gpu = None
     if not path.is_file():
         known = sorted(recipe.stem for recipe in RECIPES.glob("*.yaml"))
         near = difflib.get_close_matches(text, known, 1)
@@ -299,4 +314,7 @@ def load_recipe(name_or_path: str | Path, runtime: str | None = None) -> Recipe:
             remedy="correct the file; build/recipes/demo.yaml is an example",
         ) from None
     recipe = parse_recipe(raw, path)
+    if gpu is not None:
+        section = dataclasses.replace(recipe.tensorrt_llm, gpu=gpu)
+        recipe = dataclasses.replace(recipe, name=f"{recipe.name}-{gpu}", tensorrt_llm=section)
     return recipe if runtime is None else dataclasses.replace(recipe, runtime=runtime)
