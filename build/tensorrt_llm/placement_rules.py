@@ -1,0 +1,133 @@
+"""How ranks lie on GPUs, how they are started, and whether everything fits into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from build.memory_plan import plan_memory
+from build.tensorrt_llm.pair import Pair
+from build.tensorrt_llm.rules import Broken, Rule
+
+_AWQ_GROUP = 128
+
+
+def _split(pair: Pair) -> Iterator[Broken]:
+    for side in pair.sides:
+        config, tp = side.config, side.config.tp_size
+        # TensorRT-LLM copies a KV head to several ranks; the export that make quantize uses only cuts.
+        copied = side.engine.quantization == "checkpoint" and tp % config.num_kv_heads == 0
+        kv_fits = config.num_kv_heads % tp == 0 or copied
+        if config.num_heads % tp or config.intermediate_size % tp or not kv_fits:
+            yield Broken(
+                side.role,
+                "the layers cannot be split over so many GPUs",
+                f"tp_size={tp}, num_attention_heads={config.num_heads}, "
+                f"num_key_value_heads={config.num_kv_heads}, intermediate_size={config.intermediate_size}",
+                "tp_size divides all three; in a checkpoint of your own it may be a multiple of the KV heads",
+                f"{side.role}.tensorrt_llm.tp_size: 1, or another divisor",
+            )
+        elif (config.quant_algo or "").endswith("_AWQ") and config.intermediate_size // tp % _AWQ_GROUP:
+            yield Broken(
+                side.role,
+                "a rank's share of a layer is not a whole number of AWQ groups",
+                f"intermediate_size / tp_size = {config.intermediate_size // tp}",
+                f"a multiple of {_AWQ_GROUP}",
+                f"a smaller {side.role}.tensorrt_llm.tp_size, or quantization: fp8",
+            )
+        if config.num_layers % config.pp_size:
+            yield Broken(
+                side.role,
+                "the layers cannot be spread evenly over the pipeline stages",
+                f"pp_size={config.pp_size}",
+                f"a divisor of num_hidden_layers={config.num_layers}",
+                f"{side.role}.tensorrt_llm.pp_size: 1",
+            )
+
+
+def _devices(pair: Pair) -> Iterator[Broken]:
+    for side in pair.sides:
+        section = side.engine.tensorrt_llm
+        nodes = pair.recipe.tensorrt_llm.num_nodes if side.role == "target" else 1
+        devices = pair.devices(side)
+        if section.world_size % nodes:
+            yield Broken(
+                side.role,
+                "the ranks cannot be spread evenly over the nodes",
+                f"tp_size x pp_size = {section.world_size}, num_nodes={nodes}",
+                "num_nodes divides tp_size x pp_size",
+                "tensorrt_llm.num_nodes: 1, or another split",
+            )
+        elif len(set(devices)) != len(devices) or len(devices) != section.world_size // nodes:
+            yield Broken(
+                side.role,
+                "gpu_device_ids does not name one GPU per rank",
+                f"gpu_device_ids={list(devices)}, tp_size x pp_size = {section.world_size}, "
+                f"num_nodes={nodes}",
+                f"{section.world_size // nodes} different GPUs of a node",
+                f"correct or remove {side.role}.tensorrt_llm.gpu_device_ids",
+            )
+        elif max(devices) >= pair.gpu.per_node:
+            yield Broken(
+                side.role,
+                "a node has fewer GPUs",
+                f"GPU {max(devices)}",
+                f"0 to {pair.gpu.per_node - 1} on a node of {pair.recipe.tensorrt_llm.gpu}",
+                "lower tp_size or pp_size, or raise tensorrt_llm.num_nodes",
+            )
+
+
+def _fast_logits(pair: Pair) -> Iterator[Broken]:
+    section = pair.recipe.tensorrt_llm
+    if section.fast_logits and section.mode != "orchestrator":
+        yield Broken(
+            "pair",
+            "fast logits would be switched off with a warning",
+            f"fast_logits: true, mode: {section.mode}",
+            "mode: orchestrator, whose ranks MPI starts (no spawning)",
+            "tensorrt_llm.mode: orchestrator, or remove fast_logits",
+        )
+    if section.fast_logits and section.num_nodes > 1:
+        yield Broken(
+            "pair",
+            "fast logits go from GPU to GPU of one node here",
+            f"num_nodes={section.num_nodes}",
+            "1; ranks are 0 orchestrator, then the draft's, then the target's",
+            "remove tensorrt_llm.fast_logits",
+        )
+
+
+def _memory(pair: Pair) -> Iterator[Broken]:
+    plan = plan_memory(pair)
+    if plan.fits:
+        return
+    device = plan.fullest_device
+    parts = [
+        f"{engine.role}: weights {_gib(engine.weight_bytes)}, workspace {_gib(engine.workspace_bytes)}, "
+        f"{engine.kv_bytes_per_token} bytes per cached token"
+        for engine in (plan.target, plan.draft)
+        if device in engine.devices
+    ]
+    yield Broken(
+        "pair",
+        f"GPU {device} has no room for one request of full length",
+        "; ".join(parts) + f"; together {_gib(plan.static_bytes_on(device))} before any cache, "
+        f"{plan.tokens} tokens in both caches",
+        f"{_gib(plan.usable_bytes)} of {pair.recipe.tensorrt_llm.gpu}, {plan.tokens_of_a_request} tokens",
+        "raise tp_size, lower serving.max_seq_len or max_num_tokens, quantize further, or a larger GPU",
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+PLACEMENT_RULES = (
+    Rule("split", "tensorrt_llm/layers/attention.py: heads and KV heads per rank (reading)", _split),
+    Rule("devices", "triton_backend docs/model_config.md: gpu_device_ids, num_nodes", _devices),
+    Rule(
+        "fast-logits",
+        "triton_backend docs: honoured only in orchestrator mode without spawning",
+        _fast_logits,
+    ),
+    Rule("memory", "Draftproof: build/memory_plan.py, whose workspace is an estimate", _memory),
+)

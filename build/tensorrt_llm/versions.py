@@ -1,0 +1,99 @@
+"""Versions of TensorRT-LLM: which one an image or an installation holds, and what each can do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+# The only version whose flags were compared with its source, one by one.
+KNOWN_FLAGS = "1.2.1"
+
+# NVIDIA's images by month: the Dockerfiles' ARGs in triton-inference-server/tensorrtllm_backend, and Triton's
+# support matrix. What 26.08 and later hold is not known.
+_IMAGE = re.compile(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-trtllm-python-py3")
+_IMAGES = {
+    "25.06": "0.20.0",
+    "25.07": "0.20.0",
+    "25.08": "0.21.0",
+    "25.09": "1.0.0",
+    "25.10": "1.0.0",
+    "25.12": "1.1.0",
+    "26.01": "1.1.0",
+    "26.02": "1.1.0",
+    "26.03": "1.2.0rc8",
+    "26.04": "1.2.1",
+    "26.05": "1.2.1",
+    "26.06": "1.2.1",
+    "26.07": "1.2.1",
+}
+
+_VERSION_OF = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number, (0, 0) if the text is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def without_builder(version: str) -> bool:
+    """Whether this version may lack ``trtllm-build``: it went away between release candidates of 1.3."""
+    return release(version) >= (1, 3)
+
+
+def has_known_flags(version: str) -> bool:
+    """Whether what we write for ``trtllm-build`` was checked against this version."""
+    return version.partition("+")[0] == KNOWN_FLAGS
+
+
+def image_version(image: str) -> str | None:
+    """TensorRT-LLM of one of NVIDIA's images, ``unknown`` for one too new; None for others' images."""
+    found = _IMAGE.fullmatch(image)
+    return _IMAGES.get(found[1], "unknown") if found else None
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A TensorRT-LLM on this machine.
+
+    Attributes:
+        builder: ``trtllm-build``, or None if this one has none.
+        version: What its package says, or ``unknown``.
+    """
+
+    builder: Path | None
+    version: str
+
+
+def find_installation() -> Installation | None:
+    """The TensorRT-LLM whose programs are on PATH, or None.
+
+    ``trtllm-build`` has no ``--version``, and importing the package starts CUDA; so the interpreter in the
+    program's first line is asked for the version of its package.
+    """
+    builder, server = shutil.which("trtllm-build"), shutil.which("trtllm-serve")
+    program = builder or server
+    if program is None:
+        return None
+    return Installation(Path(builder) if builder else None, _version_of(Path(program)))
+
+
+def _version_of(program: Path) -> str:
+    interpreter = _interpreter(program)
+    if interpreter is None:
+        return "unknown"
+    done = subprocess.run(
+        [interpreter, "-c", _VERSION_OF], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _interpreter(program: Path) -> str | None:
+    with program.open("rb") as file:
+        head = file.read(1024).decode("utf-8", errors="replace")
+    # pip writes the second form if the path is too long for a first line.
+    found = re.match(r"#!(\S*python\S*)", head) or re.match(r"#!/bin/sh\n'''exec' \"?([^\s\"]+)", head)
+    return found[1] if found and Path(found[1]).is_file() else None
