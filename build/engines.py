@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import json
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from build.engine_directory import EnginePlan, plan_engine
+from build.exclusive import exclusive
 from build.growth import grow
-from build.manifest import is_complete, sha256_file, sha256_json
+from build.manifest import sha256_file
 from build.network import network_from_checkpoint
 from build.openvino_engine import (
     FORMAT_VERSION,
@@ -28,9 +27,10 @@ from build.openvino_engine import (
     write_engine,
 )
 from build.preflight import EngineSource, check_recipe
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
+from build.tensorrt_llm_engine import build_tensorrt_llm_engines, print_commands
 from build.weight_only import apply_quantization
-from pipelines.errors import DraftproofError, EngineBuildError
+from pipelines.errors import DraftproofError, RecipeError
 
 _CHECKPOINT_FILES = ("config.json", "rank0.safetensors", "tokenizer.json")
 # Sources that decide the numbers in an engine. Hashing them costs a needless build now and then; a
@@ -66,32 +66,8 @@ def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class EnginePlan:
-    """An engine that shall exist.
-
-    Attributes:
-        role: ``draft`` or ``target``.
-        directory: Where it is or will be.
-        identity: Everything that decides its content.
-        fingerprint: SHA-256 of the identity.
-    """
-
-    role: str
-    directory: Path
-    identity: dict[str, Any]
-    fingerprint: str
-
-    @property
-    def is_built(self) -> bool:
-        """Whether the directory holds this engine already."""
-        return is_complete(self.directory, self.fingerprint)
-
-
 def _plan(recipe: Recipe, role: str, engine: EngineRecipe, source: EngineSource, engines: Path) -> EnginePlan:
-    identity = _identity(role, engine, source)
-    fingerprint = sha256_json(identity)
-    return EnginePlan(role, engines / recipe.name / f"{role}-{fingerprint[:16]}", identity, fingerprint)
+    return plan_engine(engines / recipe.name, role, _identity(role, engine, source))
 
 
 def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: EngineSource) -> None:
@@ -121,31 +97,10 @@ def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: Engin
     )
 
 
-@contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    """One builder per recipe at a time; what a killed one left behind is removed."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-    except OSError as error:
-        raise EngineBuildError(
-            f"{directory} cannot be written",
-            values=str(error),
-            limit="engines are written below the repository",
-            remedy="give this user write access, or use another checkout",
-        ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in directory.glob(".*-*"):
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-        yield
-
-
 def build_engines(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Build those engines of a recipe that are not there yet.
+    """Build those engines of a recipe that are not there yet, for the runtime that it names.
 
     Args:
         recipe: The pair.
@@ -159,11 +114,13 @@ def build_engines(
         CheckpointError, RecipeError, IncompatiblePairError: Nothing has been built.
         EngineBuildError: Compiling or writing failed.
     """
+    if recipe.runtime == "tensorrt_llm":
+        return build_tensorrt_llm_engines(recipe, engines, report)
     started = time.monotonic()
     sources = dict(zip(("draft", "target"), check_recipe(recipe), strict=True))
     result: dict[str, Any] = {}
     built = []
-    with _exclusive(engines / recipe.name):
+    with exclusive(engines / recipe.name):
         for role, source in sources.items():
             engine: EngineRecipe = getattr(recipe, role)
             plan = _plan(recipe, role, engine, source, engines)
@@ -184,6 +141,18 @@ def build_engines(
     return {**result, "built": built, "seconds": round(time.monotonic() - started, 2)}
 
 
+def _dry_run(recipe: Recipe, engines: Path) -> int:
+    if recipe.runtime != "tensorrt_llm":
+        raise RecipeError(
+            "there is no command to print",
+            values=f"--dry-run, runtime {recipe.runtime}",
+            limit="trtllm-build is a command of its own; the embedded runtime compiles in this process",
+            remedy="leave --dry-run out, or give RUNTIME=tensorrt_llm",
+        )
+    print_commands(recipe, engines)
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
     parser = argparse.ArgumentParser(
@@ -193,11 +162,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
     )
+    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of trtllm-build, run none")
     options = parser.parse_args(arguments)
+    engines = options.engines.resolve()
     try:
-        result = build_engines(
-            load_recipe(options.recipe), options.engines.resolve(), lambda line: print(line, flush=True)
-        )
+        recipe = load_recipe(options.recipe, options.runtime or None)
+        if options.dry_run:
+            return _dry_run(recipe, engines)
+        result = build_engines(recipe, engines, lambda line: print(line, flush=True))
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from build.engines import build_engines
 from build.manifest import verify_manifest
-from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
 from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
@@ -225,9 +225,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m build.repository", description="Render the model repository of a recipe."
     )
     parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
     options = parser.parse_args(arguments)
     try:
-        recipe = load_recipe(options.recipe)
+        recipe = load_recipe(options.recipe, options.runtime or None)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
         draft, target = Path(engines["draft"]), Path(engines["target"])
         measure_pair(recipe, draft, target)
