@@ -8,6 +8,8 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 
 ##= recipe: a name in build/recipes/ or a path to a YAML file
 RECIPE ?= demo
+##= embedded or tensorrt_llm; empty: as the recipe says
+RUNTIME ?=
 ##= HTTP port of the server, on loopback
 HTTP_PORT ?= 8000
 ##= gRPC port of the server, on loopback
@@ -62,8 +64,16 @@ doctor: .venv/run.stamp ## what this machine has, what is missing, and what stil
 
 ##@ Build
 .PHONY: engines
-engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there
-	@$(venv) -m build.engines --recipe "$(RECIPE)"
+engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there; ARGS=--dry-run prints trtllm-build's commands
+	@$(venv) -m build.engines --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
+
+.PHONY: preflight
+preflight: .venv/run.stamp ## check RECIPE's pair and plan its memory, from config.json files alone
+	@$(venv) -m build.preflight --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
+
+.PHONY: llm-api
+llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for versions without trtllm-build
+	@$(venv) -m build.llm_api --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: tune
 tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE's engines are fastest here
@@ -71,7 +81,7 @@ tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE'
 
 .PHONY: repository
 repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run/, engines first
-	@$(venv) -m build.repository --recipe "$(RECIPE)"
+	@$(venv) -m build.repository --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
 
 ##@ Serve
 .PHONY: serve

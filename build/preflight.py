@@ -1,15 +1,25 @@
-"""What a draft and a target must have in common, checked before anything is compiled or loaded."""
+"""What a draft and a target must have in common: ``python -m build.preflight --recipe demo``.
+
+Checked before anything is compiled or loaded. Here stand the rules of the embedded runtime and the command;
+those of TensorRT-LLM are in ``build/tensorrt_llm/``.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from build.checkpoint import Checkpoint, read_checkpoint
 from build.growth import check_growth
-from build.recipe import EngineRecipe, Recipe
+from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
+from build.tensorrt_llm.preflight import run_preflight
 from build.tokenizer_file import TokenizerInfo, find_end_id, read_tokenizer
-from pipelines.errors import CheckpointError, IncompatiblePairError
+from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
 
 
 @dataclass(frozen=True)
@@ -99,3 +109,52 @@ def check_recipe(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
     draft, target = read_source(recipe.draft), read_source(recipe.target)
     check_pair(recipe, draft, target)
     return draft, target
+
+
+def _check_embedded(recipe: Recipe, given: Mapping[str, Path]) -> dict[str, Any]:
+    if given:
+        raise RecipeError(
+            "engines are compared with the recipe on TensorRT-LLM only",
+            values=f"--{next(iter(given))}-engine, runtime embedded",
+            limit="engines of the embedded runtime are checked against their manifest when they are loaded",
+            remedy="leave it out, or give --runtime tensorrt_llm",
+        )
+    draft, target = check_recipe(recipe)
+    for role, source in (("draft", draft), ("target", target)):
+        print(f"{role}: {source.checkpoint.directory}, {source.tokenizer.num_tokens} tokens")
+    return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; the last line of standard output is JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m build.preflight", description="Check a pair before anything is built or loaded."
+    )
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
+    parser.add_argument(
+        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
+    )
+    parser.add_argument("--draft-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
+    parser.add_argument("--target-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
+    parser.add_argument(
+        "--run", type=Path, default=REPOSITORY_ROOT / ".run", help="gets <recipe>/preflight.json"
+    )
+    options = parser.parse_args(arguments)
+    both = {"draft": options.draft_engine, "target": options.target_engine}
+    given = {role: path for role, path in both.items() if path is not None}
+    try:
+        recipe = load_recipe(options.recipe, options.runtime or None)
+        if recipe.runtime == "embedded":
+            document = _check_embedded(recipe, given)
+        else:
+            document = run_preflight(recipe, options.engines.resolve(), given, options.run)
+    except DraftproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(document))
+    return 1 if document["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
