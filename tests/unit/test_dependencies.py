@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from build.recipe import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "train")
@@ -47,10 +48,18 @@ def test_the_run_time_lock_is_small() -> None:
     assert {"torch", "transformers", "huggingface-hub"} & {package for package, _, _ in _pins("run")} == set()
 
 
-@pytest.mark.parametrize("name", [*LOCKS, *PEER_LOCKS, "torch"])
+@pytest.mark.parametrize("name", [*LOCKS, *PEER_LOCKS, "torch", "gpu"])
 def test_no_lock_names_an_index_or_a_host(name: str) -> None:
     assert [
         line
         for line in _lines(name)
         if "://" in line or line.lstrip().startswith(("-i", "--index", "--extra", "--find"))
     ] == []
+
+
+def test_the_gpu_file_names_what_the_group_and_the_recipes_name() -> None:
+    pins = [line for line in _lines("gpu") if not line.startswith("#")]
+    project = (REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    group = project.partition("gpu = [")[2].partition("]")[0]
+    assert pins == re.findall(r'"(.*?)"', group)
+    assert f"tensorrt-llm=={TensorRtLlm().version}" in pins
