@@ -16,8 +16,8 @@ HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 ##= Prometheus port of the server, on loopback
 METRICS_PORT ?= 8002
-##= seconds that `serve` and `ready` wait for the server
-TIMEOUT_S ?= 120
+##= seconds that `serve` and `ready` wait for the server; empty: 120, or 1800 with TensorRT-LLM
+TIMEOUT_S ?=
 ##= server for verify, bench and ask, as grpc://host:port; empty: that of `serve`, else one of their own
 URL ?=
 ##= for draft-length: a number, 0 for no speculation, or adaptive
@@ -47,6 +47,7 @@ python = $(eval python := $(find_python))$(python)
 venv := .venv/bin/python
 pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
+timeout = $(if $(TIMEOUT_S),--timeout-s $(TIMEOUT_S))
 ports = --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 
 ##@ General
@@ -86,11 +87,11 @@ repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run
 ##@ Serve
 .PHONY: serve
 serve: repository ## start Triton in the background and wait until it is ready
-	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" $(ports) --timeout-s $(TIMEOUT_S)
+	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ports) $(timeout)
 
 .PHONY: ready
 ready: .venv/run.stamp ## wait until the server of `serve` is ready
-	@$(venv) -m pipelines.deploy ready --recipe "$(RECIPE)" --timeout-s $(TIMEOUT_S)
+	@$(venv) -m pipelines.deploy ready --recipe "$(RECIPE)" $(timeout)
 
 .PHONY: stop
 stop: .venv/run.stamp ## stop the server of `serve`

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from build.engines import build_engines
+from build.launch import write_launch_file
 from build.manifest import verify_manifest
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
 from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
@@ -195,6 +196,7 @@ def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: 
         recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve()
     )
     render_repository(TEMPLATES, values, destination)
+    write_launch_file(recipe, destination.parent)
     return destination
 
 

@@ -6,12 +6,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.deploy.finding import Finding
+from pipelines.deploy.gpu_doctor import gpu_findings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton_install import REPOSITORY_ROOT, TritonInstall, shared_python
 from pipelines.errors import DraftproofError
@@ -23,23 +23,6 @@ MIN_GLIBC = (2, 35)
 
 NEEDS_SERVER = ("demo", "serve", "verify", "bench", "test")
 NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at.
-
-    Attributes:
-        name: What.
-        value: What was found.
-        remedy: What to do; empty if all is well.
-        stops: Targets that do not work because of it; empty for mere information.
-    """
-
-    name: str
-    value: str
-    remedy: str = ""
-    stops: tuple[str, ...] = ()
 
 
 def examine(ports: Ports) -> list[Finding]:
@@ -58,8 +41,7 @@ def examine(ports: Ports) -> list[Finding]:
         _triton(),
         _shared_python(),
         _free_ports(ports),
-        _gpu(),
-        _tensorrt_llm(),
+        *gpu_findings(),
     ]
 
 
@@ -179,25 +161,6 @@ def _free_ports(ports: Ports) -> Finding:
     except DraftproofError as error:
         return Finding("Ports", f"{error.what}: {error.values}", error.remedy, ("serve",))
     return Finding("Ports", f"{value} are free")
-
-
-def _gpu() -> Finding:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return Finding("GPU", "none; the embedded runtime needs none")
-    query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return Finding("GPU", "nvidia-smi fails", "look at the driver; the embedded runtime needs no GPU")
-    return Finding("GPU", "; ".join(done.stdout.strip().splitlines()))
-
-
-def _tensorrt_llm() -> Finding:
-    try:
-        return Finding("TensorRT-LLM", importlib.metadata.version("tensorrt_llm"))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("TensorRT-LLM", "not installed; this version does not use it")
 
 
 def _read(path: str) -> str:

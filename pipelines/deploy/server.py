@@ -12,24 +12,26 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipelines.deploy.containers import Container
+from pipelines.deploy.endpoint import EXIT_TIMEOUT_S, Endpoint
+from pipelines.deploy.launch import Launch
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.process import ProcessIdentity
+from pipelines.deploy.server_command import background_command
 from pipelines.deploy.server_log import last_words
 from pipelines.deploy.triton_install import REPOSITORY_ROOT, TritonInstall
 from pipelines.errors import RecipeError, ServerStartError, ServerUnavailableError
 
 RUN = REPOSITORY_ROOT / ".run"
 
-READY_TIMEOUT_S = 120.0  # the demo is ready in under 10 s; the rest is for slow disks and busy machines
-EXIT_TIMEOUT_S = 5  # Triton waits so long for requests in flight when it is told to end
 KILL_AFTER_S = EXIT_TIMEOUT_S + 15.0  # the models' own processes are ended after that wait
 _POLL_S = 0.1
-_STUB_TIMEOUT_S = 120  # for a model's process to come up
 
 
 def run_directory(recipe: str, run: Path = RUN) -> Path:
@@ -61,20 +63,36 @@ class Server:
     Attributes:
         directory: Its ``.run/<recipe>``, with the log and the pid file.
         ports: Where it listens.
-        process: The ``tritonserver`` process.
+        process: The ``tritonserver`` process, or the ``mpirun``, ``docker`` or ``podman`` around it.
+        container: What ``process`` runs it in, if it does.
     """
 
     directory: Path
     ports: Ports
     process: ProcessIdentity
+    container: Container | None = None
 
     @classmethod
-    def start(cls, directory: Path, ports: Ports, *, exit_timeout_s: int = EXIT_TIMEOUT_S) -> Server:
+    def start(
+        cls,
+        directory: Path,
+        ports: Ports,
+        *,
+        exit_timeout_s: int = EXIT_TIMEOUT_S,
+        report: Callable[[str], None] = print,
+    ) -> Server:
         """Start Triton on ``<directory>/model_repository``; it is not ready yet.
+
+        Args:
+            directory: ``.run/<recipe>``; its ``launch.json`` says which Triton.
+            ports: Where it shall listen, on loopback.
+            exit_timeout_s: How long it waits for requests in flight when it is told to end.
+            report: Gets a line about what takes long.
 
         Raises:
             PortInUseError: A port is taken; nothing was started.
-            ServerStartError: The repository or Triton is missing, or a server of this directory runs.
+            ServerStartError: The repository, Triton, or a GPU that it needs is missing, or a server of this
+                directory runs.
         """
         repository = directory / "model_repository"
         if not repository.is_dir():
@@ -92,17 +110,14 @@ class Server:
                 limit="one server per recipe",
                 remedy="use it, or stop it with 'make stop'",
             )
-        end_models_without_server(directory)
+        cls.clear(directory)
         ports.check_free()
-        install = TritonInstall.find()
-        backends = install.lay_out_backend(directory / "backends")
-        environment = install.environment(directory / "libraries")
-        command = _command(install, repository, backends, ports, exit_timeout_s)
+        command = background_command(directory, Endpoint(ports, exit_timeout_s=exit_timeout_s), report)
         with (directory / "server.log").open("wb") as log:
             child = subprocess.Popen(
-                command,
+                command.arguments,
                 cwd=REPOSITORY_ROOT,
-                env=environment,
+                env=command.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -112,27 +127,43 @@ class Server:
         if process is None:
             raise _died(directory / "server.log")
         child.returncode = 0  # it is watched by its identity, here and in later commands
-        server = cls(directory, ports, process)
+        server = cls(directory, ports, process, command.container)
         server._write_pid_file()
         return server
 
     @classmethod
     def running(cls, directory: Path) -> Server | None:
         """The server that the pid file names, if it lives."""
+        server = cls._named(directory)
+        return server if server is not None and server.process.is_alive else None
+
+    @classmethod
+    def clear(cls, directory: Path) -> None:
+        """Remove what a killed server left behind; call it only when none runs."""
+        server = cls._named(directory)
+        if server is not None and server.container is not None:
+            server.container.remove()
+        end_models_without_server(directory)
+
+    @classmethod
+    def _named(cls, directory: Path) -> Server | None:
         try:
             state: dict[str, Any] = json.loads((directory / "server.json").read_text(encoding="utf-8"))
-            server = cls(directory, Ports(**state["ports"]), ProcessIdentity(**state["process"]))
+            container = Container(**state["container"]) if state.get("container") else None
+            return cls(directory, Ports(**state["ports"]), ProcessIdentity(**state["process"]), container)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return server if server.process.is_alive else None
 
     @property
     def log(self) -> Path:
         """What Triton and the models print."""
         return self.directory / "server.log"
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
+    def wait_ready(self, timeout_s: float | None = None) -> float:
         """Wait until every model is loaded.
+
+        Args:
+            timeout_s: How long; None: as long as its runtime may need.
 
         Returns:
             Seconds waited.
@@ -141,6 +172,7 @@ class Server:
             ServerStartError: It ended, with the telling lines of its log; or the time is over.
         """
         began_s = time.monotonic()
+        timeout_s = Launch.read(self.directory).ready_timeout_s if timeout_s is None else timeout_s
         while not self.is_ready():
             if not self.process.is_alive:
                 self._forget()
@@ -187,18 +219,25 @@ class Server:
         self.stop()
 
     def _write_pid_file(self) -> None:
-        state = {"process": asdict(self.process), "ports": asdict(self.ports), "log": str(self.log)}
+        state = {
+            "process": asdict(self.process),
+            "ports": asdict(self.ports),
+            "container": asdict(self.container) if self.container else None,
+            "log": str(self.log),
+        }
         staged = self.directory / ".server.json"
         staged.write_text(json.dumps(state) + "\n", encoding="utf-8")
         staged.replace(self.directory / "server.json")
 
     def _forget(self) -> None:
-        """Remove what is left of an ended server: model processes, pid file, shared memory, zombie."""
+        """Remove what is left of an ended server: container, models, pid file, shared memory, zombie."""
+        if self.container is not None:  # outlives a docker or podman that was killed
+            self.container.remove()
         with contextlib.suppress(ChildProcessError):  # started by an earlier command
             os.waitpid(self.process.pid, os.WNOHANG)
         end_models_without_server(self.directory)
         (self.directory / "server.json").unlink(missing_ok=True)
-        for region in Path("/dev/shm").glob(f"{_shared_memory_prefix(self.ports)}*"):
+        for region in Path("/dev/shm").glob(f"{Endpoint(self.ports).shared_memory_prefix}*"):
             with contextlib.suppress(OSError):
                 region.unlink()
 
@@ -228,31 +267,6 @@ def find_server(directory: Path) -> Server:
             remedy="run 'make serve'",
         )
     return server
-
-
-def _shared_memory_prefix(ports: Ports) -> str:
-    return f"draftproof_{ports.http}_"
-
-
-def _command(
-    install: TritonInstall, repository: Path, backends: Path, ports: Ports, exit_timeout_s: int
-) -> list[str]:
-    return [
-        str(install.binary),
-        f"--model-repository={repository}",
-        f"--backend-directory={backends}",
-        f"--http-address={HOST}",
-        f"--http-port={ports.http}",
-        f"--grpc-address={HOST}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-address={HOST}",
-        f"--metrics-port={ports.metrics}",
-        f"--exit-timeout-secs={exit_timeout_s}",
-        "--disable-auto-complete-config",  # it starts every Python model twice
-        "--allow-gpu-metrics=false",
-        f"--backend-config=python,shm-region-prefix-name={_shared_memory_prefix(ports)}",
-        f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
-    ]
 
 
 def _died(log: Path) -> ServerStartError:

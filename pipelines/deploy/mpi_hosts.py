@@ -1,0 +1,81 @@
+"""The machines of a server whose ranks are spread over several, in a Kubernetes LeaderWorkerSet.
+
+Its controller gives every container LWS_LEADER_ADDRESS (``<set>-<group>.<service>.<namespace>``) and
+LWS_GROUP_SIZE, and names worker i's pod after the leader's, ``-<i>`` appended, in the same service
+(kubernetes-sigs/lws v0.9.0: ``pkg/utils/pod/pod_utils.go``,
+``site/content/en/docs/reference/labels-annotations-and-environment-variables.md``).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+
+from pipelines.deploy.launch import Launch
+from pipelines.deploy.nvidia_triton import SSH_PORT
+from pipelines.errors import ServerStartError
+
+WORKER_TIMEOUT_S = 600.0  # nodes pull an image of tens of gigabytes
+_POLL_S = 1.0
+
+
+def leader_worker_set_hosts(launch: Launch, environment: Mapping[str, str]) -> dict[str, int]:
+    """Machine -> ranks there, the leader first.
+
+    The leader also runs the ranks that are not the target's: orchestrator and draft.
+
+    Raises:
+        ServerStartError: This is no leader of a LeaderWorkerSet of that size.
+    """
+    address = environment.get("LWS_LEADER_ADDRESS", "")
+    size, index = environment.get("LWS_GROUP_SIZE", ""), environment.get("LWS_WORKER_INDEX", "0")
+    if not address or size != str(launch.num_nodes) or index != "0":
+        raise ServerStartError(
+            "the machines of the other ranks are not known",
+            values=f"LWS_LEADER_ADDRESS={address!r}, LWS_GROUP_SIZE={size!r}, LWS_WORKER_INDEX={index!r}",
+            limit=f"the leader of a LeaderWorkerSet of {launch.num_nodes} pods",
+            remedy="apply what 'make deployment' rendered, or set tensorrt_llm.num_nodes: 1",
+        )
+    leader, _, domain = address.partition(".")
+    # The leader under its bare name, which is its host name: so mpirun knows itself and uses no SSH.
+    names = [leader, *(f"{leader}-{i}.{domain}" for i in range(1, launch.num_nodes))]
+    per_node = len(launch.gpu_device_ids)
+    return {
+        name: per_node if i else launch.world_size - per_node * (launch.num_nodes - 1)
+        for i, name in enumerate(names)
+    }
+
+
+def wait_for(
+    hosts: Mapping[str, int],
+    port: int = SSH_PORT,
+    timeout_s: float = WORKER_TIMEOUT_S,
+    poll_s: float = _POLL_S,
+) -> None:
+    """Wait until MPI can reach every machine but the first, which is this one.
+
+    Args:
+        hosts: As ``leader_worker_set_hosts`` gives them.
+        port: Where their SSH servers listen.
+        timeout_s: For all of them together.
+        poll_s: Between two tries.
+
+    Raises:
+        ServerStartError: One cannot be reached in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    for host in list(hosts)[1:]:
+        while True:
+            try:
+                socket.create_connection((host, port), timeout=5.0).close()
+                break
+            except OSError as error:
+                if time.monotonic() > deadline_s:
+                    raise ServerStartError(
+                        "a machine of the server cannot be reached",
+                        values=f"{host}, port {port}: {error}",
+                        limit=f"{timeout_s:.0f} s",
+                        remedy="look at that pod: kubectl describe pod, kubectl logs",
+                    ) from None
+            time.sleep(poll_s)

@@ -1,0 +1,280 @@
+"""Programs of a GPU machine, as scripts that take the documented arguments and refuse others.
+
+``nvidia-smi``, ``nvidia-ctk``, ``docker``, ``mpirun`` and NVIDIA's ``tritonserver``: each records how it was
+called in the folder that ``STAND_IN_STATE`` names, and does as little of its work as the tests can see.
+Options are those of the programs' manuals: Docker's ``docker run`` and ``docker build`` references, Open MPI
+4.1's ``mpirun(1)``, ``tritonserver --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
+H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0, 570.86.15"
+IN_IMAGE = "/opt/draftproof/venv/bin/python"
+
+
+class GpuMachine:
+    """A folder of programs that is all of PATH.
+
+    Attributes:
+        programs: The folder.
+        state: Where they record.
+        triton: Root of NVIDIA's Triton; empty until ``install_triton``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = folder / "programs"
+        self.state = folder / "state"
+        self.triton = folder / "tritonserver"
+        self.programs.mkdir(parents=True)
+        (self.state / "images").mkdir(parents=True)
+
+    def install(self, *names: str) -> None:
+        for name in names:
+            _write_program(self.programs / name, name)
+
+    def install_triton(self) -> None:
+        (self.triton / "bin").mkdir(parents=True)
+        (self.triton / "backends" / "tensorrtllm").mkdir(parents=True)
+        _write_program(self.triton / "bin" / "tritonserver", "tritonserver")
+        (self.programs / "tritonserver").symlink_to(self.triton / "bin" / "tritonserver")
+
+    def set_gpus(self, *lines: str) -> None:
+        (self.state / "gpus").write_text("".join(f"{i}, {line}\n" for i, line in enumerate(lines)))
+
+    def variables(self) -> dict[str, str]:
+        return {"PATH": str(self.programs), "STAND_IN_STATE": str(self.state)}
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        """How a program was called, in order: ``arguments`` and some ``variables``."""
+        return [
+            json.loads(path.read_text())
+            for path in sorted(self.state.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        ]
+
+
+def _write_program(path: Path, name: str) -> None:
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(REPOSITORY_ROOT)!r})\n"
+        f"from tests.stand_in_gpu_machine import main\nsys.exit(main({name!r}, sys.argv[1:]))\n"
+    )
+    path.chmod(0o755)
+
+
+def main(name: str, arguments: list[str]) -> int:
+    seen = ("TRTLLM_", "OMPI_", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME")
+    variables = {key: value for key, value in os.environ.items() if key.startswith(seen)}
+    about = {"folder": str(Path.cwd()), "process": os.getpid()}
+    record = {"arguments": arguments, "variables": variables, **about}
+    staged = _state() / f"{name}-{os.getpid()}"
+    staged.write_text(json.dumps(record))
+    staged.rename(staged.with_suffix(".json"))
+    return int(globals()[f"_{name.replace('-', '_')}"](arguments))
+
+
+def _state() -> Path:
+    return Path(os.environ["STAND_IN_STATE"])
+
+
+def _nvidia_smi(arguments: list[str]) -> int:
+    if (_state() / "broken_driver").exists():
+        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+        return 9
+    fields = "index,name,memory.total,compute_cap,driver_version"
+    assert arguments == [f"--query-gpu={fields}", "--format=csv,noheader,nounits"], arguments
+    print((_state() / "gpus").read_text(), end="")
+    return 0
+
+
+def _nvidia_ctk(arguments: list[str]) -> int:
+    assert arguments == ["--version"], arguments
+    print("NVIDIA Container Toolkit CLI version 1.17.4")
+    return 0
+
+
+def _parser(*flags: str, **values: Any) -> argparse.ArgumentParser:
+    """A parser that knows these flags and, by keyword, options with a value."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
+    for name, settings in values.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
+    return parser
+
+
+def _docker(arguments: list[str]) -> int:
+    verb, *rest = arguments
+    if verb == "version":
+        assert rest == ["--format", "{{.Server.Version}}"]
+        if (_state() / "no_daemon").exists():
+            print("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", file=sys.stderr)
+            return 1
+        print("28.2.2")
+        return 0
+    if verb == "image":
+        assert rest[0] == "inspect"
+        return int(not _image(rest[1]).exists())
+    return {"build": _docker_build, "run": _docker_run, "rm": _docker_rm}[verb](rest)
+
+
+def _image(name: str) -> Path:
+    assert name.count(":") == 1
+    return _state() / "images" / name.replace(":", "@")
+
+
+def _docker_build(arguments: list[str]) -> int:
+    parser = _parser(file={"required": True}, target={"required": True}, tag={"required": True})
+    parser.add_argument("--build-arg", action="append", required=True)
+    parser.add_argument("context")
+    options = parser.parse_args(arguments)
+    assert Path(options.file).is_file()
+    if (_state() / "no_space").exists():
+        print("write /opt/draftproof: no space left on device")
+        return 1
+    stage = f"AS {options.target}\n"
+    assert stage in Path(options.file).read_text()
+    assert (Path(options.context) / "run.txt").is_file(), "COPY run.txt"
+    _image(options.tag).write_text(json.dumps(options.build_arg))
+    return 0
+
+
+def _docker_run(arguments: list[str]) -> int:
+    one = {"required": True}
+    parser = _parser(
+        *("--rm", "--init", "--read-only"),
+        **{
+            "name": one,
+            "gpus": one,
+            "network": one,
+            "shm_size": one,
+            "tmpfs": one,
+            "user": one,
+            "workdir": one,
+        },
+        **{name: {"action": "append", "default": []} for name in ("env", "mount", "ulimit", "cap_drop")},
+        security_opt=one,
+    )
+    parser.add_argument("image")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    assert _image(options.image).exists(), f"Unable to find image '{options.image}' locally"
+    assert (options.gpus, options.network) == ("all", "host")
+    for mount in options.mount:
+        fields = dict(part.partition("=")[::2] for part in mount.split(","))
+        assert set(fields) <= {"type", "source", "target", "readonly"}, mount
+        assert Path(fields["source"]).exists(), "bind source path does not exist"
+    assert options.command[0] == IN_IMAGE
+    triton = _state().parent / "in_image" / "tritonserver"
+    environment = {
+        **dict(variable.split("=", 1) for variable in options.env),
+        "PATH": f"{_state().parent / 'in_image'}:{triton / 'bin'}",
+        "STAND_IN_STATE": str(_state()),
+    }
+    child = subprocess.Popen(
+        [sys.executable, *options.command[1:]], cwd=options.workdir, env=environment, start_new_session=True
+    )
+    (_state() / f"container-{options.name}").write_text(str(child.pid))
+    if (_state() / "deaf").exists():  # a docker that is killed leaves its container running
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    return child.wait()
+
+
+def _docker_rm(arguments: list[str]) -> int:
+    force, name = arguments
+    assert force == "--force"
+    file = _state() / f"container-{name}"
+    if not file.exists():
+        print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
+        return 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(file.read_text()), signal.SIGTERM)
+    file.unlink()
+    return 0
+
+
+def _mpirun(arguments: list[str]) -> int:
+    """Runs all ranks here; as on other machines, they get only the variables that are passed on."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-n", type=int, required=True)
+    parser.add_argument("-x", action="append", default=[])
+    parser.add_argument("--mca", nargs=2, action="append", default=[])
+    parser.add_argument("--wdir", required=True)
+    parser.add_argument("--host")
+    parser.add_argument("--map-by", choices=("slot", "node", "core", "socket", "numa"))
+    parser.add_argument("--allow-run-as-root", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if os.geteuid() == 0 and not options.allow_run_as_root:
+        print("mpirun has detected an attempt to run as root.", file=sys.stderr)
+        return 1
+    slots = sum(int(host.split(":")[1]) for host in options.host.split(",")) if options.host else options.n
+    if slots < options.n:
+        print("There are not enough slots available in the system", file=sys.stderr)
+        return 1
+    passed = {name: os.environ[name] for name in (*options.x, "STAND_IN_STATE")}
+    children = [
+        subprocess.Popen(options.command, cwd=options.wdir, env={**passed, "OMPI_COMM_WORLD_RANK": str(rank)})
+        for rank in range(options.n)
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+    codes = [child.wait() for child in children]
+    return max(abs(code) for code in codes)
+
+
+def _tritonserver(arguments: list[str]) -> int:
+    text = {"required": True}
+    parser = _parser(
+        "--disable-auto-complete-config",
+        **{"model_repository": text, "backend_directory": text, "exit_timeout_secs": text},
+        **{f"{kind}_{what}": text for kind in ("http", "grpc", "metrics") for what in ("address", "port")},
+        **{f"allow_{kind}": {"choices": ("true", "false")} for kind in ("http", "grpc", "metrics")},
+        **{"backend_config": {"action": "append"}, "load_model": {"action": "append"}},
+        **{"cuda_memory_pool_byte_size": {"action": "append"}, "pinned_memory_pool_byte_size": {"type": int}},
+        model_control_mode={"choices": ("none", "poll", "explicit")},
+        enable_peer_access={"choices": ("true", "false")},
+    )
+    options = parser.parse_args(arguments)
+    assert (Path(options.backend_directory) / "tensorrtllm").is_dir()
+    repository = Path(options.model_repository)
+    for model in options.load_model or [path.name for path in repository.iterdir()]:
+        assert (repository / model / "config.pbtxt").is_file(), model
+    if (_state() / "bad_engine").exists():
+        print("E1120 model_lifecycle.cc:642] failed to load 'target': engine of another version", flush=True)
+        return 1
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    if options.allow_http == "false":
+        stopping.wait()
+        return 0
+    address = (options.http_address, int(options.http_port))
+    server = http.server.ThreadingHTTPServer(address, _Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print("Started HTTPService", flush=True)
+    stopping.wait()
+    time.sleep(0.05)
+    server.shutdown()
+    return 0
+
+
+class _Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path in ("/v2/health/ready", "/v2/health/live") else 404)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
