@@ -10,6 +10,8 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 RECIPE ?= demo
 ##= embedded or tensorrt_llm; empty: as the recipe says
 RUNTIME ?=
+##= for deployment: image that the cluster pulls; empty: the one that is built on this machine
+IMAGE ?=
 ##= HTTP port of the server, on loopback
 HTTP_PORT ?= 8000
 ##= gRPC port of the server, on loopback
@@ -83,6 +85,10 @@ tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE'
 .PHONY: repository
 repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run/, engines first
 	@$(venv) -m build.repository --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
+
+.PHONY: deployment
+deployment: .venv/run.stamp ## render RECIPE's compose file, Kubernetes manifests and alerts into .run/
+	@$(venv) -m build.deployment --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(if $(IMAGE),--image "$(IMAGE)")
 
 ##@ Serve
 .PHONY: serve

@@ -52,6 +52,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/peers/programs/",
         "tests/",
     ),
+    "kubernetes_validate": ("tests/",),
+    "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "tests/"),
     "jinja2": ("pipelines/validation/", "pipelines/bench/", "tests/"),
     "tritonclient": ("pipelines/client/", "tests/"),

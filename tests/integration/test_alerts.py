@@ -1,0 +1,51 @@
+"""Alerts of the deployment name figures that a running server has, labels included."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from build.deployment import render_deployment
+from build.recipe import load_recipe
+from pipelines.client import CompletionRequest
+from pipelines.deploy import Server
+from tests.deployment_files import alerts, selectors
+from tests.integration.conftest import grpc_client, wait_until
+
+pytestmark = pytest.mark.triton
+
+
+def series(server: Server) -> list[tuple[str, dict[str, str]]]:
+    """Name and labels of all that the metrics port shows."""
+    url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as response:
+        text = response.read().decode()
+    found = re.findall(r"^(\w+)\{(.*)\} \S+$", text, re.MULTILINE)
+    return [(name, dict(re.findall(r'(\w+)="([^"]*)"', labels))) for name, labels in found]
+
+
+def test_every_selector_of_an_alert_finds_a_figure(server: Server, tmp_path: Path) -> None:
+    with grpc_client(server) as client:
+        client.generate(CompletionRequest("def main(", max_tokens=8))
+    directory = render_deployment(load_recipe("demo"), tmp_path)
+    wanted = [
+        (selector.name, {matcher.name: matcher.value for matcher in selector.matchers.matchers})
+        for rule in alerts(directory).values()
+        for selector in selectors(rule["expr"])
+        if selector.name != "up"  # Prometheus' own
+    ]
+    assert len(wanted) >= 5
+
+    def missing() -> list[tuple[str, dict[str, str]]]:
+        shown = series(server)
+        return [
+            (name, labels)
+            for name, labels in wanted
+            if not any(name == known and labels.items() <= own.items() for known, own in shown)
+        ]
+
+    wait_until(lambda: not missing())
+    assert missing() == []
