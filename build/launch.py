@@ -28,11 +28,11 @@ def launch_document(recipe: Recipe) -> dict[str, Any]:
     Returns:
         ``runtime``; ``container`` (what the image is built on), ``image`` (what is built, and served
         from) and ``image_target`` (stage of ``pipelines/deploy/Dockerfile``). On TensorRT-LLM also ``mode``
-        (``orchestrator`` or ``leader``), ``world_size`` (ranks that MPI starts; 1 in orchestrator mode
-        means that the server spawns its own), ``num_nodes`` and ``gpu_device_ids`` (of one node).
+        (``orchestrator`` or ``leader``), ``spawns_workers`` (whether the server starts the ranks of its
+        engines), ``world_size`` (ranks that MPI starts), ``num_nodes`` and ``gpu_device_ids`` (of one node).
 
     Raises:
-        RecipeError: The container has no fixed tag, or the ranks do not fit the nodes or the mode.
+        RecipeError: The container has no fixed tag, or the ranks do not fit the nodes.
     """
     if recipe.runtime == "embedded":
         return {"runtime": "embedded", **_image(recipe.runtime, EMBEDDED_CONTAINER, "server")}
@@ -42,6 +42,7 @@ def launch_document(recipe: Recipe) -> dict[str, Any]:
         "runtime": recipe.runtime,
         **_image(recipe.runtime, container, "node" if section.num_nodes > 1 else "server"),
         "mode": section.mode,
+        "spawns_workers": _spawns_workers(recipe),
         "world_size": _world_size(recipe),
         "num_nodes": section.num_nodes,
         "gpu_device_ids": _gpu_device_ids(recipe),
@@ -96,23 +97,17 @@ def _image(runtime: str, container: str, target: str) -> dict[str, str]:
     return {"container": container, "image": name, "image_target": target}
 
 
-def _world_size(recipe: Recipe) -> int:
+def _spawns_workers(recipe: Recipe) -> bool:
     section = recipe.tensorrt_llm
+    # Spawned ranks stay on the machine of their parent, and have no fast logits (llama_multi_instance.md).
+    return section.mode == "orchestrator" and not section.fast_logits and section.num_nodes == 1
+
+
+def _world_size(recipe: Recipe) -> int:
     draft, target = (engine.tensorrt_llm.world_size for engine in (recipe.draft, recipe.target))
-    if section.mode == "leader":
-        # Every rank is a server that loads both engines (launch_triton_server.py,
-        # --tensorrt_llm_model_name with two names), so each engine has a part on each rank.
-        if draft != target:
-            raise RecipeError(
-                "the engines have different numbers of ranks",
-                values=f"draft {draft}, target {target}",
-                limit="in leader mode every rank loads a part of both",
-                remedy="set tensorrt_llm.mode: orchestrator, or give both the same tp_size and pp_size",
-            )
-        return target
-    if section.fast_logits or section.num_nodes > 1:  # spawned ranks stay on the machine of their parent
-        return 1 + draft + target
-    return 1
+    if recipe.tensorrt_llm.mode == "leader":
+        return max(draft, target)  # every rank is a server that loads its part of both
+    return 1 if _spawns_workers(recipe) else 1 + draft + target
 
 
 def _gpu_device_ids(recipe: Recipe) -> list[int]:

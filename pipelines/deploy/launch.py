@@ -23,7 +23,8 @@ class Launch:
         image: Image that holds Triton and what its Python models need.
         image_target: Stage of ``pipelines/deploy/Dockerfile``.
         mode: ``orchestrator`` or ``leader``; None on the embedded runtime.
-        world_size: Ranks that MPI starts; 1 in orchestrator mode: the server spawns those of its engines.
+        spawns_workers: Whether the server starts the ranks of its engines itself.
+        world_size: Ranks that MPI starts.
         num_nodes: Machines that the ranks are spread over.
         gpu_device_ids: GPUs of one machine, ascending.
     """
@@ -33,6 +34,7 @@ class Launch:
     image: str = ""
     image_target: str = "server"
     mode: str | None = None
+    spawns_workers: bool = False
     world_size: int = 1
     num_nodes: int = 1
     gpu_device_ids: tuple[int, ...] = ()
@@ -66,11 +68,6 @@ class Launch:
         return launch
 
     @property
-    def spawns(self) -> bool:
-        """Whether the server starts the processes of its engines itself."""
-        return self.mode == "orchestrator" and self.world_size == 1
-
-    @property
     def ready_timeout_s(self) -> float:
         """Seconds until all models can be expected to be loaded.
 
@@ -85,6 +82,8 @@ def _is_sound(name: str, value: object, runtime: str) -> bool:
         return value in RUNTIMES
     if name == "mode":
         return value is None if runtime == "embedded" else value in MODES
+    if name == "spawns_workers":
+        return type(value) is bool
     if name in ("world_size", "num_nodes"):
         return type(value) is int and value >= 1
     if name == "gpu_device_ids":

@@ -97,7 +97,7 @@ def orchestrator_variables(launch: Launch) -> dict[str, str]:
     """Environment by which the backend learns its mode (``model_instance_state.cc``)."""
     return {
         "TRTLLM_ORCHESTRATOR": str(int(launch.mode == "orchestrator")),
-        "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": str(int(launch.spawns)),
+        "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": str(int(launch.spawns_workers)),
     }
 
 
@@ -125,7 +125,7 @@ def rank_command(
         f"--backend-directory={triton.backends}",
         *endpoint.triton_options(rank),
     ]
-    if launch.spawns:
+    if launch.spawns_workers:
         # As the script above does: memory that the spawned workers need, not the server.
         command += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
         command += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in launch.gpu_device_ids]

@@ -278,7 +278,6 @@ def with_devices(*ids: int) -> Recipe:
         (dataclasses.replace(load_recipe("demo"), name="a" * 60), "DNS label of at most 46"),
         (dataclasses.replace(load_recipe("demo"), name="demo_"), "does not end in -"),
         (gpu_recipe(tp_size=3, num_nodes=2), "the same number on each of num_nodes=2"),
-        (gpu_recipe(tp_size=2, mode="leader"), "draft 1, target 2"),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(recipe: Recipe, told: str) -> None:

@@ -27,6 +27,7 @@ from tests.gpu_recipes import gpu_recipe
         '{"runtime": "tensorrt_llm", "mode": "solo", "gpu_device_ids": [0]}',
         '{"runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [1, 0]}',
         '{"runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0], "world_size": 0}',
+        '{"runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0], "spawns_workers": "no"}',
         '{"runtime": "embedded", "unheard_of": 1}',
     ],
 )
@@ -49,7 +50,9 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
             **json.loads(path.read_text()),
             "gpu_device_ids": list(launch.gpu_device_ids),
         }
-        assert launch.spawns == (recipe.runtime == "tensorrt_llm" and not recipe.tensorrt_llm.fast_logits)
+        assert launch.spawns_workers == (
+            recipe.runtime == "tensorrt_llm" and not recipe.tensorrt_llm.fast_logits
+        )
     assert (launch.world_size, launch.gpu_device_ids) == (7, (0, 1, 2, 3))
     assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
 
@@ -65,3 +68,8 @@ def test_the_leader_of_several_machines_finds_and_counts_them() -> None:
     for wrong in ({}, {**variables, "LWS_GROUP_SIZE": "3"}, {**variables, "LWS_WORKER_INDEX": "1"}):
         with pytest.raises(ServerStartError, match="LeaderWorkerSet of 2 pods"):
             leader_worker_set_hosts(launch, wrong)
+
+
+def test_in_leader_mode_the_larger_engine_decides_how_many_ranks_there_are() -> None:
+    document = launch_document(gpu_recipe(tp_size=4, draft_tp_size=2, mode="leader"))
+    assert (document["world_size"], document["spawns_workers"]) == (4, False)
