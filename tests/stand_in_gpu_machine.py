@@ -75,7 +75,7 @@ def _write_program(path: Path, name: str) -> None:
 
 
 def main(name: str, arguments: list[str]) -> int:
-    seen = ("TRTLLM_", "OMPI_", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME")
+    seen = ("DRAFTPROOF_", "TRTLLM_", "OMPI_", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME")
     variables = {key: value for key, value in os.environ.items() if key.startswith(seen)}
     about = {"folder": str(Path.cwd()), "process": os.getpid()}
     record = {"arguments": arguments, "variables": variables, **about}

@@ -49,6 +49,10 @@ class Endpoint:
         """What the names of all its regions in /dev/shm begin with."""
         return f"draftproof_{self.ports.http}_"
 
+    def variables(self) -> dict[str, str]:
+        """What models of the server need to call other models of it: the address of its gRPC port."""
+        return {"DRAFTPROOF_GRPC_ADDRESS": f"{HOST}:{self.ports.grpc}"}
+
     def options(self) -> list[str]:
         """Options of ``python -m pipelines.deploy run`` and ``rank`` that mean this place."""
         numbers = [

@@ -101,11 +101,12 @@ def orchestrator_variables(launch: Launch) -> dict[str, str]:
     }
 
 
-def environment(launch: Launch) -> dict[str, str]:
+def environment(launch: Launch, endpoint: Endpoint) -> dict[str, str]:
     """Variables of ``mpirun`` and the ranks; Triton's Python models take their packages from this Python."""
     return {
         **os.environ,
         **orchestrator_variables(launch),
+        **endpoint.variables(),
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": str(REPOSITORY_ROOT),

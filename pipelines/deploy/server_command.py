@@ -92,7 +92,7 @@ def rank_command(directory: Path, endpoint: Endpoint, rank: int) -> ServerComman
     if triton is None:
         raise _no_backend()
     arguments = nvidia_triton.rank_command(triton, launch, directory, endpoint, rank)
-    return ServerCommand(arguments, nvidia_triton.environment(launch))
+    return ServerCommand(arguments, nvidia_triton.environment(launch, endpoint))
 
 
 def _embedded(directory: Path, endpoint: Endpoint) -> ServerCommand:
@@ -105,7 +105,8 @@ def _embedded(directory: Path, endpoint: Endpoint) -> ServerCommand:
         "--allow-gpu-metrics=false",
         *endpoint.triton_options(),
     ]
-    return ServerCommand(arguments, install.environment(directory / "libraries"))
+    environment = {**install.environment(directory / "libraries"), **endpoint.variables()}
+    return ServerCommand(arguments, environment)
 
 
 def _native(launch: Launch, directory: Path, endpoint: Endpoint) -> ServerCommand:
@@ -116,7 +117,7 @@ def _native(launch: Launch, directory: Path, endpoint: Endpoint) -> ServerComman
         hosts = leader_worker_set_hosts(launch, os.environ)
         wait_for(hosts)
     arguments = nvidia_triton.mpi_command(launch, directory, endpoint, hosts)
-    return ServerCommand(arguments, nvidia_triton.environment(launch))
+    return ServerCommand(arguments, nvidia_triton.environment(launch, endpoint))
 
 
 def _no_backend() -> ServerStartError:

@@ -78,6 +78,7 @@ def test_the_spawning_server_starts_answers_and_stops(native: GpuMachine, run: P
     assert triton["variables"]["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
     assert triton["variables"]["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert triton["variables"]["PYTHONPATH"] == str(REPOSITORY_ROOT)
+    assert triton["variables"]["DRAFTPROOF_GRPC_ADDRESS"] == f"127.0.0.1:{server.ports.grpc}"
     options = dict(argument.partition("=")[::2] for argument in triton["arguments"])
     assert options["--http-port"] == str(server.ports.http)
     assert {options[f"--{kind}-address"] for kind in ("http", "grpc", "metrics")} == {"127.0.0.1"}
