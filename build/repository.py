@@ -3,6 +3,9 @@
 The templates hold ``${name}`` where a recipe decides. Rendering is strict both ways: a name without a
 value and a value without a use are errors, so a setting cannot be lost on its way to the server. The
 result is ``.run/<recipe>/model_repository/``, replaced as a whole.
+
+A model's ``config.pbtxt`` is for both runtimes, ``config.<runtime>.pbtxt`` for one; where both are there
+they are joined, which in protobuf's text form adds fields. A model with neither is not of this runtime.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from build.engines import build_engines
 from build.launch import write_launch_file
 from build.manifest import verify_manifest
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
+from build.tensorrt_llm_repository import engine_values
 from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
@@ -29,6 +33,7 @@ RUN = REPOSITORY_ROOT / ".run"
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STRAY = re.compile(r"\$(?!\{)")
+_PYTHON_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
 
 
 def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
@@ -36,35 +41,52 @@ def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
     return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
 
 
-def template_values(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path) -> dict[str, str]:
-    """What the templates may name, and must: every value has to be used.
+def template_values(
+    recipe: Recipe,
+    draft_engine: Path,
+    target_engine: Path,
+    run: Path,
+    kv_fractions: Mapping[str, float] | None = None,
+) -> dict[str, str]:
+    """What the templates of the recipe's runtime may name, and must: every value has to be used.
 
     Args:
         recipe: Limits of the server.
         draft_engine: Engine directory of the draft.
         target_engine: Engine directory of the target; preprocessing uses its tokenizer.
         run: Gets the sockets over which models of the server call each other.
+        kv_fractions: See ``tensorrt_llm_repository.engine_values``.
+
+    Raises:
+        DraftproofError: As ``tensorrt_llm_repository.engine_values``.
     """
     serving = recipe.serving
     # Relative to the working directory of the server: the path of a socket has at most 107 bytes.
     sockets = run.relative_to(REPOSITORY_ROOT) if run.is_relative_to(REPOSITORY_ROOT) else run
-    return {
+    shared = {
         "draft_engine_dir": str(draft_engine),
         "target_engine_dir": str(target_engine),
         "tokenizer_file": str(target_engine / "tokenizer.json"),
         "target_socket": str(sockets / "target.sock"),
         "speculative_socket": str(sockets / "speculative.sock"),
-        "draft_num_kv_blocks": str(recipe.draft.kv_cache.num_blocks),
-        "target_num_kv_blocks": str(recipe.target.kv_cache.num_blocks),
         "max_batch_size": str(serving.max_batch_size),
-        "max_num_tokens": str(serving.max_num_tokens),
         "max_seq_len": str(serving.max_seq_len),
         "max_queue_size": str(serving.max_queue_size),
         "max_draft_len": str(serving.max_draft_len),
         "num_draft_tokens": "adaptive" if serving.num_draft_tokens is None else str(serving.num_draft_tokens),
-        "calibration_file": str(calibration_file(draft_engine, target_engine)),
         "draft_length_file": str(run / "draft_length.json"),
+    }
+    if recipe.runtime == "tensorrt_llm":
+        own = engine_values(recipe, draft_engine, target_engine, kv_fractions or {})
+        return {**shared, **own, "engine_access": "tensorrt_llm", "control_model": "target_alone"}
+    return {
+        **shared,
         "engine_access": serving.engine_access,
+        "control_model": "target",
+        "draft_num_kv_blocks": str(recipe.draft.kv_cache.num_blocks),
+        "target_num_kv_blocks": str(recipe.target.kv_cache.num_blocks),
+        "max_num_tokens": str(serving.max_num_tokens),
+        "calibration_file": str(calibration_file(draft_engine, target_engine)),
     }
 
 
@@ -118,11 +140,12 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
     return _PLACEHOLDER.sub(put, text), used
 
 
-def render_repository(templates: Path, values: Mapping[str, str], destination: Path) -> list[str]:
-    """Render every model and put the result in place as a whole.
+def render_repository(templates: Path, runtime: str, values: Mapping[str, str], destination: Path) -> list[str]:
+    """Render every model of a runtime and put the result in place as a whole.
 
     Args:
         templates: Folder with one folder per model.
+        runtime: ``embedded`` or ``tensorrt_llm``.
         values: See ``template_values``.
         destination: The repository that Triton reads; replaced if it is there.
 
@@ -132,30 +155,28 @@ def render_repository(templates: Path, values: Mapping[str, str], destination: P
     Raises:
         RepositoryError: A template cannot be rendered, or a value is used by none.
     """
-    configs = sorted(templates.glob("*/config.pbtxt"))
-    if not configs:
+    models = {folder.name: config_templates(folder, runtime) for folder in sorted(templates.glob("*/"))}
+    models = {name: configs for name, configs in models.items() if configs}
+    if not models:
         raise RepositoryError(
             "there is no model to render",
             values=str(templates),
-            limit="<model>/config.pbtxt",
+            limit=f"<model>/config.pbtxt or <model>/config.{runtime}.pbtxt",
             remedy="run in a complete checkout",
         )
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
         unused = set(values)
-        for config in configs:
-            model = config.parent
-            rendered, used = render_text(
-                config.read_text(encoding="utf-8"), values, f"{model.name}/config.pbtxt"
-            )
-            unused -= used
-            for version in sorted(path for path in model.iterdir() if path.name.isdigit()):
-                copied = staging / model.name / version.name
-                copied.mkdir(parents=True)
-                for source in sorted(version.glob("*.py")):
-                    shutil.copyfile(source, copied / source.name)
-            (staging / model.name / "config.pbtxt").write_text(rendered, encoding="utf-8")
+        for name, configs in models.items():
+            parts = []
+            for config in configs:
+                text, used = render_text(config.read_text(encoding="utf-8"), values, f"{name}/{config.name}")
+                unused -= used
+                parts.append(text)
+            rendered = "\n".join(parts)
+            _copy_versions(templates / name, staging / name, with_code=bool(_PYTHON_BACKEND.search(rendered)))
+            (staging / name / "config.pbtxt").write_text(rendered, encoding="utf-8")
         if unused:
             raise RepositoryError(
                 "no template uses some of the values",
@@ -166,7 +187,21 @@ def render_repository(templates: Path, values: Mapping[str, str], destination: P
         _replace(staging, destination)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return [config.parent.name for config in configs]
+    return list(models)
+
+
+def config_templates(folder: Path, runtime: str) -> list[Path]:
+    """The templates that make up a model's ``config.pbtxt``; none if it is not of this runtime."""
+    named = (folder / "config.pbtxt", folder / f"config.{runtime}.pbtxt")
+    return [path for path in named if path.is_file()]
+
+
+def _copy_versions(folder: Path, destination: Path, *, with_code: bool) -> None:
+    for version in sorted(path for path in folder.iterdir() if path.name.isdigit()):
+        copied = destination / version.name
+        copied.mkdir(parents=True)
+        for source in sorted(version.glob("*.py")) if with_code else ():
+            shutil.copyfile(source, copied / source.name)
 
 
 def _replace(staging: Path, destination: Path) -> None:
@@ -179,8 +214,21 @@ def _replace(staging: Path, destination: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: Path = RUN) -> Path:
+def render_recipe(
+    recipe: Recipe,
+    draft_engine: Path,
+    target_engine: Path,
+    run: Path = RUN,
+    kv_fractions: Mapping[str, float] | None = None,
+) -> Path:
     """Render the repository of a recipe, whose engines are first checked against their hashes.
+
+    Args:
+        recipe: Names the runtime.
+        draft_engine: Engine directory of the draft.
+        target_engine: Engine directory of the target.
+        run: Parent of the recipe's run directory, which also gets ``launch.json``.
+        kv_fractions: By role, from the memory plan; TensorRT-LLM only.
 
     Returns:
         ``<run>/<recipe>/model_repository``.
@@ -193,9 +241,9 @@ def render_recipe(recipe: Recipe, draft_engine: Path, target_engine: Path, run: 
         verify_manifest(engine)
     destination = run / recipe.name / "model_repository"
     values = template_values(
-        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve()
+        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve(), kv_fractions
     )
-    render_repository(TEMPLATES, values, destination)
+    render_repository(TEMPLATES, recipe.runtime, values, destination)
     write_launch_file(recipe, destination.parent)
     return destination
 
@@ -233,8 +281,9 @@ def main(arguments: list[str] | None = None) -> int:
         recipe = load_recipe(options.recipe, options.runtime or None)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
         draft, target = Path(engines["draft"]), Path(engines["target"])
-        measure_pair(recipe, draft, target)
-        destination = render_recipe(recipe, draft, target)
+        if recipe.runtime == "embedded":
+            measure_pair(recipe, draft, target)
+        destination = render_recipe(recipe, draft, target)  # kv_fractions: of the memory plan
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

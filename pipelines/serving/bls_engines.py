@@ -53,6 +53,7 @@ class BlsEngines:
         self.draft = BlsEngine("draft", wire, self.vocabulary)
         self.target = BlsEngine("target", wire, self.vocabulary)
         self.stream: EngineStream | None = None
+        self.stream_alone: EngineStream | None = None
         self.loop = StepLoop(())
         self._max_calls = parameters.integer("max_batch_size")
 
@@ -64,6 +65,10 @@ class BlsEngines:
     def check(self, call: GenerationCall) -> None:
         """Refuse what the engines would refuse, before the first call."""
         call.request.validate(self._max_seq_len, self._vocab_size)
+
+    def reason_for_target_alone(self, call: GenerationCall) -> str:
+        """These engines draft for every request."""
+        return ""
 
 
 class BlsEngine:

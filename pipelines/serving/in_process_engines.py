@@ -50,6 +50,7 @@ class InProcessEngines:
         self.draft = self.executors["draft"].complete
         self.target = target.complete
         self.stream: EngineStream | None = target.generate
+        self.stream_alone: EngineStream | None = target.generate
         self.loop = StepLoop(tuple(self.executors.values()))
 
     def start(self) -> None:
@@ -62,3 +63,7 @@ class InProcessEngines:
         """Refuse what either engine would refuse."""
         for executor in self.executors.values():
             executor.check(call.request)
+
+    def reason_for_target_alone(self, call: GenerationCall) -> str:
+        """These engines draft for every request."""
+        return ""

@@ -20,8 +20,11 @@ from pipelines.serving.engine_model import chunk_tensors
 from pipelines.serving.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
+from pipelines.serving.nominal_costs import nominal_costs, nominal_draft_costs, prior_acceptance
 from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.server_calls import ServerCalls
 from pipelines.serving.sessions import Sessions
+from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
 from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor, text_tensor
 from pipelines.speculation.calibration import Calibration
@@ -37,11 +40,12 @@ from pipelines.text.vocabulary import Vocabulary
 
 
 class EnginePair(Protocol):
-    """How the loop reaches draft and target; ``in_process_engines`` and ``bls_engines`` are the two ways.
+    """How the loop reaches draft and target: ``in_process_engines``, ``bls_engines``, ``tensorrt_llm_engines``.
 
     Attributes:
         carries_margins: Whether proposals have their margins.
         stream: The target, token by token; None if it can only be asked for whole answers.
+        stream_alone: The same for a request that drafts nothing from its beginning to its end.
     """
 
     vocabulary: Vocabulary
@@ -49,6 +53,7 @@ class EnginePair(Protocol):
     loop: StepLoop
     carries_margins: bool
     stream: EngineStream | None
+    stream_alone: EngineStream | None
 
     @property
     def draft(self) -> EngineCall:
@@ -60,6 +65,9 @@ class EnginePair(Protocol):
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what the engines would refuse; raises InvalidRequestError."""
+
+    def reason_for_target_alone(self, call: GenerationCall) -> str:
+        """Why the pair can answer this only without drafting; "" if it can draft."""
 
 
 class SpeculativeAnswerer:
@@ -99,7 +107,10 @@ class SpeculativeAnswerer:
         wanted = call.num_draft_tokens
         if wanted is None:
             wanted = self._setting.read().num_draft_tokens
-        used = text_tensor("adaptive" if wanted is None else str(wanted))
+        used = "adaptive" if wanted is None else str(wanted)
+        reason = self._engines.reason_for_target_alone(call)
+        if reason and wanted != 0:
+            wanted, used = 0, f"off: {reason}"
         async with self._admission.slot(request.deadline_s), self._rounds(call, wanted) as rounds:
             async for outcome in rounds:
                 for counts in (statistics, self.totals):
@@ -117,7 +128,7 @@ class SpeculativeAnswerer:
                         **chunk_tensors(chunk, call),
                         "accepted_mask": chunk.accepted_mask.reshape(1, -1),
                         **count_tensors(statistics),
-                        "draft_length": used,
+                        "draft_length": text_tensor(used),
                     }
                     yield outputs, chunk.is_final
 
@@ -135,7 +146,7 @@ class SpeculativeAnswerer:
             self.draft,
             self._engines.target,
             length,
-            stream=self._engines.stream,
+            stream=self._engines.stream_alone if wanted == 0 else self._engines.stream,
             use_draft_logits=call.use_draft_logits,
         )
         try:
@@ -178,30 +189,30 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     gauges = Gauges(backend, parameters.model_name)
     setting = DraftLengthSetting.of_recipe(parameters)
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
-    calibration = Calibration.read(parameters.path("calibration_file"))
-    costs = {
-        role: StepCosts(measured.rows, measured.seconds, measured.seconds_per_position)
-        for role, measured in (("draft", calibration.draft), ("target", calibration.target))
-    }
-    lengths = DraftLengths(
-        AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares),
-        costs["draft"],
-        costs["target"],
-        setting.max_draft_len,
-    )
     access = parameters.text("engine_access")
-    engines: InProcessEngines | BlsEngines
-    if access == "in_process":
-        engines = InProcessEngines(parameters, calibration, costs, lambda: lengths.tokens_per_s)
-        for role, executor in engines.executors.items():
-            watch_executor(gauges, role, executor)
-    elif access == "bls":
-        engines = BlsEngines(parameters, wire)
+    engines: InProcessEngines | BlsEngines | TensorRtLlmEngines
+    if access == "tensorrt_llm":
+        lengths = _nominal_lengths(parameters, setting)
+        engines = TensorRtLlmEngines(parameters, ServerCalls())
+    elif access in ("in_process", "bls"):
+        calibration = Calibration.read(parameters.path("calibration_file"))
+        costs = {
+            role: StepCosts(measured.rows, measured.seconds, measured.seconds_per_position)
+            for role, measured in (("draft", calibration.draft), ("target", calibration.target))
+        }
+        acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
+        lengths = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
+        if access == "in_process":
+            engines = InProcessEngines(parameters, calibration, costs, lambda: lengths.tokens_per_s)
+            for role, executor in engines.executors.items():
+                watch_executor(gauges, role, executor)
+        else:
+            engines = BlsEngines(parameters, wire)
     else:
         raise RepositoryError(
             "engine_access is unknown",
             values=f"engine_access={access!r}",
-            limit="'in_process' or 'bls'",
+            limit="'in_process', 'bls' or 'tensorrt_llm'",
             remedy="mend the recipe and run 'make repository'",
         )
     admission = Admission(parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
@@ -217,3 +228,13 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     engines.start()
     gauges.start()
     return GenerationModel(parameters, wire, engines.loop, answerer, times, gauges.stop)
+
+
+def _nominal_lengths(parameters: ModelParameters, setting: DraftLengthSetting) -> DraftLengths:
+    max_rows = parameters.integer("max_batch_size") * (setting.max_draft_len + 1)
+    return DraftLengths(
+        prior_acceptance(),
+        nominal_draft_costs(parameters.path("draft_engine_dir"), max_rows),
+        nominal_costs(parameters.path("target_engine_dir"), max_rows),
+        setting.max_draft_len,
+    )

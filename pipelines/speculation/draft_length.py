@@ -245,7 +245,8 @@ class RequestDraftLength:
 
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, tokens that were not verified but whose place is known now included."""
-        self.lookup.append(token_ids)
+        if self._sees_margins:  # else nothing is looked up, and a match must promise nothing
+            self.lookup.append(token_ids)
         self.num_tokens += len(token_ids)
         drafted = proposal.drafted
         if drafted is None:

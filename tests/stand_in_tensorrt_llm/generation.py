@@ -1,0 +1,87 @@
+"""One request's life in the executor: tokens, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.stand_in_tensorrt_llm.network import logits_after
+from tests.stand_in_tensorrt_llm.request import ExecutorRequest, Limits, Tensors
+from tests.stand_in_tensorrt_llm.sampling import Floats, draw, softmax
+
+
+@dataclass
+class Life:
+    """What a request has made so far."""
+
+    new_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    raw_logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
+
+
+def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: bool) -> Iterator[None]:
+    """Run it; yields after each step of the engine. The first one verifies all draft tokens.
+
+    The end token ends it and is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
+    """
+    drafts = list(request.draft_ids)
+    is_verifying = bool(drafts)
+    while len(life.new_ids) < request.max_new_tokens:
+        raw = logits_after(request.input_ids + life.new_ids, is_draft=is_draft)
+        scores = request.sampling.scores(raw, request.input_ids, life.new_ids)
+        law = request.sampling.law(scores)
+        place = len(life.new_ids)
+        draft_id = drafts[place] if place < len(drafts) else None
+        token_id = _token(request, law, draft_id, place)
+        if token_id == request.sampling.end_id:
+            return
+        life.new_ids.append(token_id)
+        life.raw_logits.append(raw)
+        life.log_probs.append(_log_prob(scores, law, token_id, normalizes=limits.normalizes_log_probs))
+        if any(tuple(life.new_ids[-len(word) :]) == word for word in request.stop_words):
+            return
+        if is_verifying and token_id == draft_id:
+            continue  # the same step
+        is_verifying = False
+        yield
+
+
+def _token(request: ExecutorRequest, law: Floats, draft_id: int | None, place: int) -> int:
+    """externalDraftTokensKernels.cu: equality without draft logits, the ratio rule with them."""
+    if draft_id is None or request.draft_logits is None:
+        return draw(law, request.rng)
+    q = softmax(request.draft_logits[place].astype(np.float64))  # as they come: no temperature
+    if law[draft_id] / max(q[draft_id], 1e-300) >= request.rng.random():
+        return draft_id
+    return draw(np.maximum(law - q, 0.0), request.rng)
+
+
+def _log_prob(scores: Floats, law: Floats, token_id: int, *, normalizes: bool) -> float:
+    """Of the whole vocabulary, or of what top_k left of it."""
+    probability = law[token_id] if normalizes else softmax(scores)[token_id]
+    return float(np.log(max(probability, 1e-300)))
+
+
+def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int) -> Tensors:
+    """One response: all tokens, or in a stream those since the last, which never hold the input."""
+    if request.streaming:
+        token_ids = life.new_ids[num_sent:]
+    else:
+        token_ids = life.new_ids if request.excludes_input else request.input_ids + life.new_ids
+    tensors: Tensors = {
+        "output_ids": np.array(token_ids, np.int32).reshape(1, 1, -1),
+        "sequence_length": np.array([[len(token_ids)]], np.int32),
+    }
+    if request.return_log_probs:
+        tensors["output_log_probs"] = np.array(life.log_probs, np.float32).reshape(1, 1, -1)
+        tensors["cum_log_probs"] = np.array([[sum(life.log_probs)]], np.float32)
+    if request.return_generation_logits:
+        padded = np.zeros((len(life.raw_logits), limits.padded_vocab_size), np.float32)
+        padded[:, : limits.vocab_size] = life.raw_logits
+        tensors["generation_logits"] = padded[np.newaxis, np.newaxis]
+    if request.return_perf_metrics:
+        tensors["total_draft_tokens"] = np.array([[len(request.draft_ids)]], np.int32)
+    return tensors
