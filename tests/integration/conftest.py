@@ -24,6 +24,8 @@ from pipelines.client import Client, Timeouts
 from pipelines.client.refusals import refusal
 from pipelines.deploy import Ports, Server
 from tests.stand_in_server import INPUT_TYPES, NUMPY_TYPES
+from tests.stand_in_tensorrt_llm import repository as tensorrt_llm
+from tests.stand_in_tensorrt_llm.served import Served
 from tests.tiny_engines import build_tiny_pair
 
 MAX_BATCH_SIZE = 4
@@ -83,6 +85,15 @@ def bls_server(render: Callable[[str, str], Path]) -> Iterator[Server]:
     with Server.start(render("tiny-bls", "bls"), Ports.free()) as running:
         running.wait_ready()
         yield running
+
+
+@pytest.fixture(scope="session")
+def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A ready server for TensorRT-LLM, with stand-ins of NVIDIA's two models."""
+    directory = tensorrt_llm.render(tmp_path_factory.mktemp("nvidia"), tensorrt_llm.recipe())
+    with Server.start(directory, Ports.free()) as running:
+        running.wait_ready()
+        yield Served(running, directory)
 
 
 def read_gauge(server: Server, name: str, **labels: str) -> float:

@@ -56,7 +56,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "tests/"),
     "jinja2": ("pipelines/validation/", "pipelines/bench/", "tests/"),
-    "tritonclient": ("pipelines/client/", "tests/"),
+    "tritonclient": ("pipelines/client/", "pipelines/serving/server_calls.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }
 

@@ -9,7 +9,14 @@ import pytest
 
 from build.manifest import write_manifest
 from build.recipe import load_recipe
-from build.repository import TEMPLATES, render_recipe, render_repository, render_text, template_values
+from build.repository import (
+    TEMPLATES,
+    config_templates,
+    render_recipe,
+    render_repository,
+    render_text,
+    template_values,
+)
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.serving.sampling_tensors import PASSED_ON
 
@@ -18,7 +25,7 @@ def write_template(templates: Path, model: str, text: str) -> None:
     version = templates / model / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text("# adapter\n")
-    (templates / model / "config.pbtxt").write_text(text)
+    (templates / model / "config.pbtxt").write_text(f'backend: "python"\n{text}')
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,7 @@ def test_a_name_without_a_value_is_refused_with_the_nearest_one(tmp_path: Path) 
 def test_a_value_that_no_template_uses_is_refused(tmp_path: Path) -> None:
     write_template(tmp_path / "templates", "target", 'name: "${a}"')
     with pytest.raises(RepositoryError, match="no template uses some of the values; b"):
-        render_repository(tmp_path / "templates", {"a": "1", "b": "2"}, tmp_path / "out")
+        render_repository(tmp_path / "templates", "embedded", {"a": "1", "b": "2"}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "templates"]
 
@@ -73,20 +80,20 @@ def test_a_lone_dollar_sign_is_refused_with_its_line(text: str) -> None:
 def test_rendering_again_replaces_the_whole(tmp_path: Path) -> None:
     write_template(tmp_path / "templates", "target", '"${a}"')
     out = tmp_path / "out"
-    render_repository(tmp_path / "templates", {"a": "1"}, out)
+    render_repository(tmp_path / "templates", "embedded", {"a": "1"}, out)
     (out / "left_over").mkdir()
-    assert render_repository(tmp_path / "templates", {"a": "2"}, out) == ["target"]
+    assert render_repository(tmp_path / "templates", "embedded", {"a": "2"}, out) == ["target"]
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == [
         "target/1/model.py",
         "target/config.pbtxt",
     ]
-    assert (out / "target" / "config.pbtxt").read_text() == '"2"'
+    assert (out / "target" / "config.pbtxt").read_text() == 'backend: "python"\n"2"'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "templates"]
 
 
 def test_nothing_to_render_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="no model to render"):
-        render_repository(tmp_path, {}, tmp_path / "out")
+        render_repository(tmp_path, "embedded", {}, tmp_path / "out")
 
 
 def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
@@ -162,11 +169,30 @@ def test_ensembles_pass_on_what_the_unary_models_pass_on(rendered: Path) -> None
         assert passed_on == {outer: PASSED_ON[outer] for outer in set(PASSED_ON) - of_the_loop}
 
 
+def test_templates_of_a_runtime_are_joined_and_those_of_another_left_out(tmp_path: Path) -> None:
+    templates = tmp_path / "templates"
+    for model, names in {
+        "both": ("config.pbtxt", "config.embedded.pbtxt", "config.tensorrt_llm.pbtxt"),
+        "other": ("config.tensorrt_llm.pbtxt",),
+    }.items():
+        (templates / model / "1").mkdir(parents=True)
+        (templates / model / "1" / "model.py").write_text("# adapter\n")
+        for name in names:
+            (templates / model / name).write_text(f"# {name}\n")
+    out = tmp_path / "out"
+    assert render_repository(templates, "embedded", {}, out) == ["both"]
+    assert (out / "both" / "config.pbtxt").read_text() == "# config.pbtxt\n\n# config.embedded.pbtxt\n"
+    assert render_repository(templates, "tensorrt_llm", {}, out) == ["both", "other"]
+    # Code belongs to the Python backend alone; Triton wants the folder in any case.
+    assert not list(out.rglob("*.py")) and (out / "other" / "1").is_dir()
+
+
 def test_every_value_has_a_use_and_every_name_a_value() -> None:
     values = template_values(load_recipe("demo"), Path("draft"), Path("target"), Path("run"))
     named = {
         name
-        for path in TEMPLATES.glob("*/config.pbtxt")
+        for folder in TEMPLATES.iterdir()
+        for path in config_templates(folder, "embedded")
         for name in re.findall(r"\$\{(\w+)\}", path.read_text())
     }
     assert named == set(values)

@@ -1,0 +1,248 @@
+"""The loop on NVIDIA's models, behind a real Triton; run: pytest tests/integration/test_tensorrt_llm.py."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+
+from pipelines.client import Client, CompletionRequest, Timeouts
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    ServerBusyError,
+)
+from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
+from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
+from tests.stand_in_tensorrt_llm.served import Served
+
+pytestmark = pytest.mark.triton
+
+MODELS = ("generate", "generate_target")
+PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve café ☕ ")
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, nvidia: Served) -> Any:
+    with {"grpc": grpc_client, "http": http_client}[request.param](nvidia.server) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("num_draft_tokens", [None, 0, 1, 4, MAX_DRAFT_LEN])
+def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: int | None) -> None:
+    drafted = accepted = 0
+    reasons = set()
+    for prompt in PROMPTS:
+        request = CompletionRequest(prompt, max_tokens=60, num_draft_tokens=num_draft_tokens)
+        answer = client.generate(request)
+        expected = client.generate(CompletionRequest(prompt, max_tokens=60), "generate_target")
+        assert answer.output_ids == expected.output_ids
+        assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
+        assert answer.draft_length == ("adaptive" if num_draft_tokens is None else str(num_draft_tokens))
+        assert sum(answer.accepted_mask) == answer.total_accepted_draft_tokens
+        drafted += answer.total_draft_tokens
+        accepted += answer.total_accepted_draft_tokens
+        reasons.add(answer.finish_reason)
+    assert (0 < accepted <= drafted) == (num_draft_tokens != 0)
+    assert reasons == {"stop", "length"}, "the prompts must end both ways, or this shows less than it says"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_streamed_chunks_join_to_the_whole(client: Client, model: str, temperature: float) -> None:
+    for seed, prompt in enumerate(PROMPTS):
+        request = CompletionRequest(prompt, max_tokens=40, temperature=temperature, seed=seed)
+        whole = client.generate(request, model)
+        with client.stream(request, model) as stream:
+            chunks = list(stream)
+        assert len(chunks) > 1
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert tuple(token for chunk in chunks for token in chunk.output_ids) == whole.output_ids
+
+
+def test_sampling_with_draft_logits_is_replayed_by_its_seed(client: Client) -> None:
+    request = CompletionRequest(
+        PROMPTS[0], max_tokens=60, temperature=0.9, top_k=40, top_p=0.9, seed=5, use_draft_logits=True
+    )
+    four = CompletionRequest(**{**vars(request), "num_draft_tokens": 4})
+    first, again = client.generate(four), client.generate(four)
+    assert first.output_ids == again.output_ids
+    assert first.draft_length == "4" and first.total_accepted_draft_tokens > 0
+    other = client.generate(CompletionRequest(**{**vars(four), "seed": 6}))
+    assert other.output_ids != first.output_ids
+
+
+ALONE = {
+    "sampling without use_draft_logits": {"temperature": 0.8, "seed": 3},
+    "penalties": {"repetition_penalty": 1.3},
+    "min_tokens": {"min_tokens": 20},
+    "bad_words": {"bad_words": ("qqqq",)},
+    "log probabilities": {"num_log_probs": 0},
+}
+
+
+@pytest.mark.parametrize("reason", ALONE)
+def test_what_rounds_would_forget_is_answered_by_the_target_alone_and_said(
+    nvidia: Served, reason: str
+) -> None:
+    request = CompletionRequest(PROMPTS[1], max_tokens=30, **ALONE[reason])
+    with grpc_client(nvidia.server) as client:
+        with nvidia.asked("target") as asked, nvidia.asked("draft") as drafted:
+            answer = client.generate(request)
+        assert (answer.draft_length, answer.total_draft_tokens) == (f"off: {reason}", 0)
+        assert drafted == []
+        assert [one["request_output_len"] for one in asked if "id" in one] == [[30]], "one request, undivided"
+        expected = client.generate(request, "generate_target")
+        assert answer.output_ids == expected.output_ids
+        assert answer.log_probs == expected.log_probs
+
+
+def test_log_probabilities_are_those_of_the_whole_vocabulary(nvidia: Served) -> None:
+    with grpc_client(nvidia.server) as client:
+        answer = client.generate(CompletionRequest(PROMPTS[0], max_tokens=20, num_log_probs=0))
+    assert len(answer.log_probs) == len(answer.output_ids)
+    assert max(answer.log_probs) < 0, "0 everywhere: normalised over what top_k=1 leaves"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"min_p": 0.1}, "no such input"),
+        ({"temperature": 1.0, "top_k": 1025}, "clips"),
+        ({"num_log_probs": 2}, "of the output tokens alone"),
+        ({"num_log_probs": 0, "temperature": 0.7}, "after those have acted"),
+        ({"max_tokens": MAX_SEQ_LEN}, "max_seq_len"),
+        ({"max_tokens": 0}, "no output"),
+    ],
+)
+def test_what_the_target_cannot_do_is_refused(
+    client: Client, model: str, parameters: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        client.generate(CompletionRequest("x", **parameters), model)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_model", "engine"),
+    [("generate", "speculative", "pair"), ("generate_target", "target_alone", "target")],
+)
+def test_a_client_that_leaves_ends_the_work_at_nvidias_models(
+    client: Client, nvidia: Served, model: str, engine_model: str, engine: str
+) -> None:
+    def running() -> float:
+        return read_gauge(nvidia.server, "draftproof_requests_running", model=engine_model, engine=engine)
+
+    assert wait_until(lambda: running() == 0)
+    with nvidia.asked("target") as asked:
+        wanted = 0 if model == "generate" else None
+        request = CompletionRequest("def main(", max_tokens=400, end_id=-1, num_draft_tokens=wanted)
+        stream = client.stream(request, model)
+        next(stream)
+        stream.close()
+        assert wait_until(lambda: running() == 0, timeout_s=3)
+        assert wait_until(lambda: "cancelled_after" in nvidia.requests("target")[-1])
+    assert asked[-1]["cancelled_after"] < 300
+
+
+def test_a_deadline_ends_a_request(nvidia: Served) -> None:
+    short = Timeouts(connect_s=5, read_s=5, write_s=5, total_s=0.3)
+    for model in MODELS:
+        with (
+            Client.connect(f"grpc://127.0.0.1:{nvidia.server.ports.grpc}", short) as client,
+            pytest.raises(RequestTimeoutError),
+        ):
+            client.generate(CompletionRequest("def main(", max_tokens=450, end_id=-1), model)
+
+
+def test_more_than_the_queue_holds_is_refused_at_once(nvidia: Served) -> None:
+    room = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
+
+    def ask(number: int) -> str:
+        with grpc_client(nvidia.server) as client:
+            try:
+                request = CompletionRequest(f"def f{number}(", max_tokens=120, end_id=-1, num_draft_tokens=1)
+                return client.generate(request).finish_reason
+            except ServerBusyError:
+                return "busy"
+
+    with ThreadPoolExecutor(2 * room) as pool:
+        found = list(pool.map(ask, range(2 * room)))
+    assert set(found) == {"length", "busy"}
+    assert found.count("length") >= room
+
+
+def test_a_draft_that_fails_is_left_out_and_comes_back(nvidia: Served) -> None:
+    request = CompletionRequest(PROMPTS[2], max_tokens=40, num_draft_tokens=4)
+    with grpc_client(nvidia.server) as client:
+        expected = client.generate(request, "generate_target")
+        with nvidia.fault("draft", "fails"):
+            answer = client.generate(request)
+        assert (answer.output_ids, answer.total_draft_tokens) == (expected.output_ids, 0)
+        assert read_gauge(nvidia.server, "draftproof_draft_available", model="speculative") == 0
+        assert wait_until(lambda: client.generate(request).total_draft_tokens > 0)
+        assert client.generate(request).output_ids == expected.output_ids
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_error_of_the_engine_is_ours_without_a_trace(nvidia: Served, model: str) -> None:
+    with (
+        nvidia.fault("target", "fails"),
+        grpc_client(nvidia.server) as client,
+        pytest.raises(EngineFailedError) as failed,
+    ):
+        client.generate(CompletionRequest("x", max_tokens=4), model)
+    assert "model 'target' refused or failed the request; Executor failed process requestId" in str(failed.value)
+    assert ".cpp" not in str(failed.value) and "0x7f" not in str(failed.value)
+
+
+def test_many_requests_at_once_get_what_they_get_alone(nvidia: Served) -> None:
+    requests = [
+        CompletionRequest(f"{prompt}{number}", max_tokens=24, num_draft_tokens=(None, 2, 5)[number % 3])
+        for number in range(32)
+        for prompt in PROMPTS
+    ]
+
+    def ask(request: CompletionRequest) -> tuple[int, ...]:
+        with grpc_client(nvidia.server) as client:
+            return client.stream(request).result().output_ids
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, requests))
+    with grpc_client(nvidia.server) as client:
+        for request, answer in list(zip(requests, answers, strict=True))[::9]:
+            plain = CompletionRequest(request.prompt, max_tokens=24)
+            assert client.generate(plain, "generate_target").output_ids == answer
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unary_calls_answer_as_the_ensembles_do(nvidia: Served, model: str) -> None:
+    with http_client(nvidia.server) as client:
+        expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
+    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{nvidia.server.ports.grpc}")
+    result = kserve.infer(f"{model}_unary", kserve_inputs(b"def main(", 20))
+    assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
+    kserve.close()
+
+
+def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
+    request = CompletionRequest(PROMPTS[0], max_tokens=12, num_draft_tokens=3)
+    with grpc_client(nvidia.server) as client:
+        expected = client.generate(request, "generate_target")
+        with nvidia.fault("draft", "hangs"):
+            began_s = time.monotonic()
+            answer = client.generate(request)
+        assert time.monotonic() - began_s >= 5, "the limit of one proposal"
+        assert (answer.output_ids, answer.total_draft_tokens) == (expected.output_ids, 0)
+        assert wait_until(lambda: client.generate(request).total_draft_tokens > 0)
+
+
+def test_errors_have_four_parts(nvidia: Served) -> None:
+    with grpc_client(nvidia.server) as client, pytest.raises(DraftproofError) as refused:
+        client.generate(CompletionRequest("x", min_p=0.5))
+    assert len(str(refused.value).split("; ")) == 4

@@ -1,0 +1,334 @@
+"""The adapter to NVIDIA's models: what it sends, what it makes of the answers, which law the tokens follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.deploy import server as deploy
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    ServerBusyError,
+)
+from pipelines.serving import server_calls, tensorrt_llm_engines
+from pipelines.serving.nominal_costs import nominal_costs, nominal_draft_costs, prior_acceptance
+from pipelines.serving.output_end import OutputEnd
+from pipelines.serving.server_calls import model_error
+from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
+from pipelines.speculation.draft_length import DraftLengths
+from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import Round, speculate
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.text.vocabulary import Vocabulary
+from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
+from tests.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
+
+PROMPT = np.array([5, 9, 200, 31], np.int32)
+GREEDY = SamplingParams()
+
+
+def request(max_tokens: int = 20, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"request_id": "r", "input_ids": PROMPT, "max_tokens": max_tokens, **fields})
+
+
+@pytest.fixture
+def calls() -> InProcessCalls:
+    return InProcessCalls()
+
+
+@pytest.fixture
+def engines(tmp_path: Path, calls: InProcessCalls) -> TensorRtLlmEngines:
+    return TensorRtLlmEngines(parameters(tmp_path), calls)  # type: ignore[arg-type]
+
+
+async def rounds_of(
+    engines: TensorRtLlmEngines, asked: GenerationRequest, num_draft_tokens: int, *, by_ratio: bool = False
+) -> list[Round]:
+    loop = speculate(
+        asked,
+        engines.draft,
+        engines.target,
+        FixedDraftLength(num_draft_tokens),
+        stream=engines.stream if num_draft_tokens else engines.stream_alone,
+        use_draft_logits=by_ratio,
+    )
+    return [outcome async for outcome in loop]
+
+
+def tokens(
+    engines: TensorRtLlmEngines, asked: GenerationRequest, num_draft_tokens: int, **options: bool
+) -> list[int]:
+    found = asyncio.run(rounds_of(engines, asked, num_draft_tokens, **options))
+    return [int(token) for outcome in found for token in outcome.token_ids]
+
+
+EVERYTHING = SamplingParams(
+    0.7, 5, 0.9, 0.0, 1.2, 0.5, 0.25, 3, logit_bias=((4, 1.5), (9, -2.0)), seed=2**64 - 1
+)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, EVERYTHING], ids=["greedy", "everything"])
+def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
+    engines: TensorRtLlmEngines, calls: InProcessCalls, sampling: SamplingParams
+) -> None:
+    asked = request(bad_words=(b"zz",), num_log_probs=None, sampling=sampling, end_id=0)
+    tokens(engines, asked, 0)
+    asyncio.run(rounds_of(engines, request(sampling=sampling, end_id=0), 3, by_ratio=True))
+    types = {"int32": "TYPE_INT32", "uint64": "TYPE_UINT64", "float32": "TYPE_FP32", "bool": "TYPE_BOOL"}
+    sent = set()
+    for model, tensors in calls.asked:
+        assert model in ("draft", "target")
+        for name, array in tensors.items():
+            known = INPUTS[name]
+            sent.add(name)
+            assert types[array.dtype.name] == {"LOGITS": "TYPE_FP32"}.get(known.data_type, known.data_type), name
+            assert array.ndim == 1 + len(known.dims), name
+            assert array.shape[0] == 1, name
+            assert all(wanted in (-1, size) for wanted, size in zip(known.dims, array.shape[1:], strict=True))
+    expected = {"input_ids", "input_lengths", "request_output_len", "exclude_input_in_output", "streaming"}
+    expected |= {"end_id", "runtime_top_k", "draft_input_ids", "bad_words_list"}
+    if sampling is EVERYTHING:
+        expected |= {"temperature", "runtime_top_p", "seed", "repetition_penalty", "presence_penalty"}
+        expected |= {"frequency_penalty", "min_tokens", "embedding_bias", "draft_logits", "return_generation_logits"}
+    assert sent == expected
+    assert {"output_ids", "sequence_length", "output_log_probs", "generation_logits"} <= set(OUTPUTS)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+def test_greedy_rounds_give_the_targets_tokens(engines: TensorRtLlmEngines, num_draft_tokens: int) -> None:
+    for first in range(30):
+        asked = request(60, input_ids=np.array([first, 7, 3], np.int32), end_id=0)
+        assert tokens(engines, asked, num_draft_tokens) == tokens(engines, asked, 0)
+
+
+def test_an_end_among_accepted_draft_tokens_ends_the_output(
+    engines: TensorRtLlmEngines, calls: InProcessCalls
+) -> None:
+    ended = 0
+    for first in range(40):
+        asked = request(90, input_ids=np.array([first, 7, 3], np.int32), end_id=0)
+        found = asyncio.run(rounds_of(engines, asked, 8))
+        if found[-1].finish_reason == "stop":
+            model, tensors = calls.asked[-1]
+            ended += model == "target" and 0 in tensors.get("draft_input_ids", ())
+    assert ended > 3, "no text ended at a proposed end: this shows nothing"
+    assert all("end_id" not in tensors for model, tensors in calls.asked if model == "draft")
+
+
+def test_a_stop_word_in_the_middle_of_a_round_cuts_it(engines: TensorRtLlmEngines) -> None:
+    whole = tokens(engines, request(30, end_id=0), 0)
+    spelled = [engines.vocabulary.bytes_of[token] for token in whole]
+    word = spelled[9][-1:] + spelled[10][:1]
+    asked = request(30, end_id=0, stop_words=(b"never there", word))
+    for num_draft_tokens in (0, 1, 4, 8):
+        cut = tokens(engines, asked, num_draft_tokens)
+        assert cut == whole[: len(cut)] and word in engines.vocabulary.join(cut)
+        assert word not in engines.vocabulary.join(cut[:-1])
+
+
+def law_of_second_token(
+    engines: TensorRtLlmEngines, sampling: SamplingParams, num_draft_tokens: int, count: int
+) -> dict[tuple[int, ...], float]:
+    found: dict[tuple[int, ...], int] = {}
+
+    async def ask_all() -> None:
+        for seed in range(count):
+            asked = request(3, sampling=SamplingParams(**{**vars(sampling), "seed": seed}))
+            ids = [
+                int(token)
+                for outcome in await rounds_of(engines, asked, num_draft_tokens, by_ratio=num_draft_tokens > 0)
+                for token in outcome.token_ids
+            ]
+            found[tuple(ids[1:])] = found.get(tuple(ids[1:]), 0) + 1
+
+    asyncio.run(ask_all())
+    return {ids: number / count for ids, number in found.items()}
+
+
+def distance(first: dict[tuple[int, ...], float], second: dict[tuple[int, ...], float]) -> float:
+    return sum(abs(first.get(ids, 0) - second.get(ids, 0)) for ids in {*first, *second}) / 2
+
+
+HOT = SamplingParams(temperature=2.5, top_k=3)
+
+
+@pytest.mark.slow
+def test_sampled_rounds_follow_the_targets_law(engines: TensorRtLlmEngines) -> None:
+    alone = law_of_second_token(engines, HOT, 0, 2500)
+    again = law_of_second_token(engines, HOT, 2, 2500)
+    # Two samples of one law of some 27 outcomes differ by about 0.06; 0.11 has a chance below 1 in 10000.
+    assert len(alone) > 15
+    assert distance(alone, again) < 0.11
+
+
+@pytest.mark.slow
+def test_unscaled_draft_logits_would_bend_the_law(
+    engines: TensorRtLlmEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What NVIDIA's own loop hands over: logits before the temperature. The test above must be able to see it."""
+    right = tensorrt_llm_engines.proposal_logits
+
+    def unscaled(logits: Any, num_tokens: int, temperature: float, *others: Any) -> Any:
+        return right(logits, num_tokens, 1.0, *others)
+
+    alone = law_of_second_token(engines, HOT, 0, 2500)
+    monkeypatch.setattr(tensorrt_llm_engines, "proposal_logits", unscaled)
+    assert distance(alone, law_of_second_token(engines, HOT, 2, 2500)) > 0.13
+
+
+def test_logits_are_fitted_to_the_targets_columns(tmp_path: Path) -> None:
+    calls = InProcessCalls(draft_columns=2050, target_columns=2056)
+    engines = TensorRtLlmEngines(
+        parameters(tmp_path, padded_vocab_size="2056", draft_padded_vocab_size="2050"),
+        calls,  # type: ignore[arg-type]
+    )
+    sampling = SamplingParams(temperature=0.5, seed=4, logit_bias=((3, 1.0),))
+    asyncio.run(rounds_of(engines, request(12, sampling=sampling), 3, by_ratio=True))
+    handed = [tensors["draft_logits"] for _, tensors in calls.asked if "draft_logits" in tensors]
+    assert handed and all(logits.shape[2] == 2056 for logits in handed)
+    weights = np.exp(handed[0][0, 0].astype(np.float64) - handed[0].max())
+    assert weights[2048:].sum() == 0
+
+
+def test_fast_logits_are_handed_on_as_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = InProcessCalls()
+    engines = TensorRtLlmEngines(parameters(tmp_path, fast_logits="true"), calls)  # type: ignore[arg-type]
+    handle = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
+    whole = calls.whole
+
+    async def with_handle(model: str, tensors: Any, names: Any, **others: Any) -> Any:
+        answer = await whole(model, tensors, names, **others)
+        return {**answer, "generation_logits": handle} if model == "draft" else answer
+
+    monkeypatch.setattr(calls, "whole", with_handle)
+    asked = request(4, sampling=SamplingParams(temperature=0.5), return_generation_logits=True)
+    drafted = asyncio.run(engines.draft(asked))
+    assert drafted.generation_logits is not None
+    assert np.array_equal(drafted.generation_logits, handle.reshape(1, 4))
+    # The target will take the softmax of the raw logits, so the draft must draw from just that.
+    _, tensors = calls.asked[-1]
+    assert (tensors["temperature"].item(), tensors["runtime_top_k"].item(), tensors["runtime_top_p"].item()) == (1, 0, 1)
+
+
+def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(
+    engines: TensorRtLlmEngines, calls: InProcessCalls
+) -> None:
+    asyncio.run(rounds_of(engines, request(1), 8))
+    asyncio.run(engines.target(request(1)))
+    assert [model for model, _ in calls.asked] == ["target", "target"]
+    assert not any("draft_input_ids" in tensors for _, tensors in calls.asked)
+    with pytest.raises(EngineFailedError, match="mTokens.empty"):  # what would come of it
+        tensors = {**calls.asked[-1][1], "draft_input_ids": np.empty((1, 0), np.int32)}
+        asyncio.run(calls.whole("target", tensors, ()))
+
+
+
+
+def test_while_nothing_is_drafted_one_request_goes_on(engines: TensorRtLlmEngines, calls: InProcessCalls) -> None:
+    asked = request(25)
+    expected = tokens(engines, asked, 0)
+    calls.asked.clear()
+
+    async def run() -> list[int]:
+        loop = speculate(asked, engines.draft, engines.target, FixedDraftLength(0), stream=engines.stream)
+        return [int(token) async for outcome in loop for token in outcome.token_ids]
+
+    assert asyncio.run(run()) == expected
+    assert [tensors["request_output_len"].item() for _, tensors in calls.asked] == [1, 24]
+
+
+def test_a_bad_word_in_other_tokens_is_an_error() -> None:
+    vocabulary = Vocabulary((b"", b"b", b"a", b"d", b"bad"))
+    end = OutputEnd(request(bad_words=(b"bad",)), vocabulary)
+    end.take(np.array([1, 2], np.int32))
+    with pytest.raises(EngineFailedError, match="other tokens"):
+        end.take(np.array([3], np.int32))
+
+
+def test_stop_words_begin_after_min_tokens() -> None:
+    vocabulary = Vocabulary((b"", b"a", b"b"))
+    asked = request(stop_words=(b"ab",), sampling=SamplingParams(min_tokens=3))
+    end = OutputEnd(asked, vocabulary)
+    kept, is_stopped = end.take(np.array([1, 2, 1, 2, 1, 2, 1], np.int32))
+    assert (kept.tolist(), is_stopped) == ([1, 2, 1, 2, 1, 2], True)
+    going_on = GenerationRequest("r", np.array([9, 1, 2, 1, 2, 1], np.int32), 4, 1, stop_words=(b"ab",))
+    assert OutputEnd(going_on, vocabulary).take(np.array([2, 1], np.int32))[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "words"),
+    [
+        ("Maximum queue size of 4 has been reached, please try again later", ServerBusyError, "queue of model"),
+        (
+            "Executor failed process requestId 3 due to the following error: Assertion failed: x "
+            "(/src/tensorrt_llm/cpp/x.cpp:12)\n1 0x7f12 tensorrt_llm::common::throw()",
+            EngineFailedError,
+            "Assertion failed: x; ",
+        ),
+        ("draftproof/invalid_request: no; a; b; c", InvalidRequestError, "^no; a; b; c$"),
+    ],
+)
+def test_errors_of_the_backend_become_ours(message: str, kind: type[DraftproofError], words: str) -> None:
+    error = model_error("target", message)
+    assert type(error) is kind
+    with pytest.raises(kind, match=words):
+        raise error
+    assert "0x7f" not in str(error) and ".cpp" not in str(error)
+
+
+def test_the_server_tells_its_models_where_it_listens() -> None:
+    assert deploy.GRPC_ADDRESS_VARIABLE == server_calls.ADDRESS_VARIABLE
+
+
+def test_nobody_answers_where_no_server_is() -> None:
+    async def ask() -> None:
+        calls = server_calls.ServerCalls("127.0.0.1:1")
+        await calls.whole("target", {"input_ids": np.zeros((1, 1), np.int32)}, (), request_id="r")
+
+    with pytest.raises(EngineFailedError, match="does not answer its own models") as failed:
+        asyncio.run(ask())
+    assert server_calls.ADDRESS_VARIABLE in str(failed.value)
+
+
+def write_engine(directory: Path, num_bytes: int) -> Path:
+    directory.mkdir()
+    with (directory / "rank0.engine").open("wb") as file:
+        file.truncate(num_bytes)
+    return directory
+
+
+def lengths_chosen(draft: Path, target: Path, accepted: Sequence[bool]) -> list[int]:
+    """Draft lengths of one request whose draft tokens are accepted as a list says, over and over."""
+    lengths = DraftLengths(prior_acceptance(), nominal_draft_costs(draft, 144), nominal_costs(target, 144), 8)
+    one = lengths.begin(PROMPT, sees_margins=False)
+    chosen = []
+    for _ in range(60):
+        plan = one.next_round(1000)
+        chosen.append(plan.max_tokens)
+        drafted = np.arange(plan.max_tokens, dtype=np.int32)
+        from pipelines.speculation.request import Output
+
+        proposal = plan.complete(Output(drafted, "length", True) if plan.max_tokens else None)
+        num_accepted = next((i for i in range(plan.max_tokens) if not accepted[i % len(accepted)]), plan.max_tokens)
+        one.observe(proposal, np.append(drafted[:num_accepted], 10_000).astype(np.int32))
+    return chosen
+
+
+def test_the_draft_length_follows_acceptance_and_the_sizes_of_the_engines(tmp_path: Path) -> None:
+    small, large = write_engine(tmp_path / "1b", 2**30), write_engine(tmp_path / "70b", 70 * 2**30)
+    good = lengths_chosen(small, large, [True])
+    assert min(good[20:]) >= 6
+    middling = lengths_chosen(small, large, [True, True, False])
+    assert 1 <= np.mean(middling[20:]) <= 6
+    hopeless = lengths_chosen(small, large, [False])
+    assert np.mean(hopeless[30:]) < 0.2, "off but for a probe now and then"
+    # A draft as large as the target never pays, whatever it is right about.
+    assert np.mean(lengths_chosen(large, large, [True, False])[30:]) < 0.5
