@@ -24,7 +24,7 @@ def conditions(about: Document) -> str:
     engines = about.get("engines", {})
     parts = [f"Conditions: recipe `{about['recipe']}`"]
     for role in ("target", "draft"):
-        if engines.get(role):
+        if "num_parameters" in engines.get(role, {}):
             size = engines[role]["num_parameters"] / 1e6
             parts.append(f"{role} {size:.1f} M parameters, {engines[role]['quantization']}")
     parts += [

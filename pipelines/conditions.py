@@ -44,7 +44,7 @@ def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str,
 
 
 def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
-    """What ``engine.json`` says of each engine that a server on this machine has loaded.
+    """What the description of each engine says that a server on this machine has loaded.
 
     Args:
         engine_dirs: Role -> engine directory.
@@ -56,13 +56,34 @@ def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
     keys = ("quantization", "num_parameters", "weight_bytes_per_step", "kv_cache_dtype", "num_threads")
     found: dict[str, Any] = {}
     for role, directory in engine_dirs.items():
-        try:
-            document = json.loads((directory / "engine.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found[role] = {}
-            continue
-        found[role] = {"fingerprint": directory.name, **{key: document.get(key) for key in keys}}
+        document = _json(directory / "engine.json")
+        embedded = {"fingerprint": directory.name, **{key: document.get(key) for key in keys}}
+        found[role] = embedded if document else _tensorrt_llm_conditions(directory)
     return found
+
+
+def _tensorrt_llm_conditions(directory: Path) -> dict[str, Any]:
+    """The same of ``config.json`` as ``trtllm-build`` writes it."""
+    document = _json(directory / "config.json")
+    network = document.get("pretrained_config", {})
+    if not network:
+        return {}
+    quantization = network.get("quantization", {})
+    return {
+        "fingerprint": directory.name,
+        "tensorrt_llm": document.get("version"),
+        "quantization": quantization.get("quant_algo"),
+        "kv_cache_dtype": quantization.get("kv_cache_quant_algo"),
+        "tp_size": network.get("mapping", {}).get("tp_size"),
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document
 
 
 def _cpu_info(key: str) -> str:

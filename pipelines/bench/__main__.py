@@ -144,8 +144,8 @@ def _domain_shift(plan: Plan, workers: Workers) -> list[Phase]:
 
 
 def _decode_step(url: str, plan: Plan, engine: dict[str, Any]) -> DecodeStep | None:
-    if not engine:
-        print("no decode step: the target's engine is not on this machine", file=sys.stderr)
+    if "weight_bytes_per_step" not in engine:
+        print("no decode step: the target's engine is not on this machine, or not embedded", file=sys.stderr)
         return None
     with Client.connect(url) as client:
         return measure_decode_step(

@@ -75,6 +75,7 @@ class Plan:
         mean_gap_s: Where requests arrive at random times, each worker waits this long between two, on
             the average.
         goal: When the proof is complete.
+        kinds: How tokens are chosen: those of ``KINDS`` in which the server drafts.
     """
 
     prompts: tuple[Prompt, ...]
@@ -85,6 +86,7 @@ class Plan:
     num_alone: int
     mean_gap_s: float
     goal: Goal
+    kinds: tuple[str, ...] = KINDS
 
 
 @dataclass(frozen=True)
@@ -141,20 +143,24 @@ class Question:
 def passes_of(plan: Plan) -> tuple[Pass, ...]:
     """All passes: the target alone under load first, then draft and target together."""
     loads_at_once = tuple(load for load in plan.loads if load > 1) or plan.loads
-    alone = _ways(TARGET_ALONE, (NO_DRAFT,), loads_at_once, first_number=0)
-    together = _ways(SPECULATIVE, plan.draft_lengths, plan.loads, first_number=len(alone))
+    alone = _ways(TARGET_ALONE, plan.kinds, (NO_DRAFT,), loads_at_once, first_number=0)
+    together = _ways(SPECULATIVE, plan.kinds, plan.draft_lengths, plan.loads, first_number=len(alone))
     return (*alone, *together)
 
 
 def _ways(
-    model: str, draft_lengths: Sequence[DraftLength], loads: tuple[int, ...], first_number: int
+    model: str,
+    kinds: tuple[str, ...],
+    draft_lengths: Sequence[DraftLength],
+    loads: tuple[int, ...],
+    first_number: int,
 ) -> tuple[Pass, ...]:
-    rows = covering_array((len(KINDS), len(draft_lengths), len(loads), 2, 2, 2, 2))
+    rows = covering_array((len(kinds), len(draft_lengths), len(loads), 2, 2, 2, 2))
     return tuple(
         Pass(
             number=number,
             model=model,
-            kind=KINDS[row[0]],
+            kind=kinds[row[0]],
             draft_length=draft_lengths[row[1]],
             num_at_once=loads[row[2]],
             is_staggered=bool(row[3]),

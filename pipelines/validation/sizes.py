@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipelines.errors import VerificationError
 from pipelines.prompts import Prompt
 from pipelines.validation.plan import LOADS, DraftLength, Goal, Plan
+from pipelines.validation.sampling_kinds import GREEDY, KINDS
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ class Limits:
         max_draft_len: Most draft tokens per round.
         max_requests: Running and waiting together, at most.
         default_draft_length: Of requests that do not say, in the words of its answers.
+        kinds: Ways to choose tokens in which it drafts. On TensorRT-LLM's engines that is the greedy one:
+            the target alone answers the others, or they have no equal there.
     """
 
     max_draft_len: int
     max_requests: int
     default_draft_length: str
+    kinds: tuple[str, ...] = KINDS
 
 
 def read_limits(parameters: Mapping[str, str], default_draft_length: str) -> Limits:
@@ -71,6 +75,7 @@ def read_limits(parameters: Mapping[str, str], default_draft_length: str) -> Lim
             int(parameters["max_draft_len"]),
             int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
             default_draft_length,
+            (GREEDY,) if parameters.get("engine_access") == "tensorrt_llm" else KINDS,
         )
     except (KeyError, ValueError) as error:
         raise VerificationError(
@@ -97,4 +102,5 @@ def plan_of(size: Size, prompts: tuple[Prompt, ...], limits: Limits) -> Plan:
         num_alone=size.num_alone,
         mean_gap_s=_MEAN_GAP_S,
         goal=size.goal,
+        kinds=limits.kinds,
     )

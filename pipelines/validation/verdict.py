@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipelines.validation.plan import ADAPTIVE, TARGET_ALONE, Goal
 from pipelines.validation.proof import Finding, PassResult
 from pipelines.validation.rates import prompts_needed, upper_bound
-from pipelines.validation.sampling_kinds import is_greedy
+from pipelines.validation.sampling_kinds import GREEDY, SEEDED, is_greedy
 from pipelines.validation.section import Verdict
 
 CONFIDENCE = 0.95
@@ -77,12 +77,13 @@ class Proof:
         return tuple(result for result in self.speculative if result.asked.draft_length.used == ADAPTIVE)
 
     @property
-    def groups(self) -> tuple[Group, Group]:
-        """Greedy and seeded."""
-        return (
-            _group("greedy", [result for result in self.speculative if is_greedy(result.asked.kind)]),
-            _group("seeded", [result for result in self.speculative if not is_greedy(result.asked.kind)]),
-        )
+    def groups(self) -> tuple[Group, ...]:
+        """Greedy and seeded, as far as they were asked."""
+        by_name = {
+            "greedy": [result for result in self.speculative if is_greedy(result.asked.kind)],
+            "seeded": [result for result in self.speculative if not is_greedy(result.asked.kind)],
+        }
+        return tuple(_group(name, results) for name, results in by_name.items() if results)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -119,9 +120,13 @@ class Proof:
             reasons.append("no draft token was ever accepted, so acceptance was not tested")
         if not sum(group.num_tokens for group in self.groups):
             reasons.append("no token was compared at all")
-        elif not sum(group.num_log_probs for group in self.groups):
+        elif self._asks_for_log_probs and not sum(group.num_log_probs for group in self.groups):
             reasons.append("log probabilities were asked for, but none were compared")
         return reasons
+
+    @property
+    def _asks_for_log_probs(self) -> bool:
+        return any(result.asked.kind not in (GREEDY, SEEDED) for result in self.speculative)
 
     def lacks(self) -> list[str]:
         """What is missing for a proof; empty if it is complete."""
