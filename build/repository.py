@@ -140,7 +140,9 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
     return _PLACEHOLDER.sub(put, text), used
 
 
-def render_repository(templates: Path, runtime: str, values: Mapping[str, str], destination: Path) -> list[str]:
+def render_repository(
+    templates: Path, runtime: str, values: Mapping[str, str], destination: Path
+) -> list[str]:
     """Render every model of a runtime and put the result in place as a whole.
 
     Args:

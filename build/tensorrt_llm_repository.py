@@ -167,15 +167,13 @@ def launch_document(recipe: Recipe) -> dict[str, object]:
     own = recipe.tensorrt_llm
     sizes = [engine.tensorrt_llm.world_size for engine in (recipe.draft, recipe.target)]
     devices = {gpu for engine in (recipe.draft, recipe.target) for gpu in gpu_device_ids(recipe, engine)}
-    if own.mode == "leader":
-        world_size = max(sizes)
-    else:
-        world_size = 1 + sum(sizes) if own.fast_logits else 1
+    spawns_workers = own.mode == "orchestrator" and not own.fast_logits
+    started = {"leader": max(sizes), "orchestrator": 1 if spawns_workers else 1 + sum(sizes)}
     return {
         "runtime": recipe.runtime,
         "mode": own.mode,
-        "spawns_workers": own.mode == "orchestrator" and not own.fast_logits,
-        "world_size": world_size,
+        "spawns_workers": spawns_workers,
+        "world_size": started[own.mode],
         "num_nodes": own.num_nodes,
         "gpu_device_ids": sorted(devices),
         "container": own.container,

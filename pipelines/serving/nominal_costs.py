@@ -14,7 +14,9 @@ from pipelines.speculation.survival import NUM_CLASSES, AcceptanceByMargin
 
 _BYTES_PER_S = 2.5e12  # about three quarters of an H100's 3.35e12; no step reaches the whole
 _ROWS_FOR_FREE = 300  # rows that a step computes while it reads: arithmetic over bandwidth of an H100, BF16
-_CALL_S = 0.0015  # a request through Triton and the executor; 0.9 to 1.4 ms on the stand-in, idle 2-core machine
+_CALL_S = (
+    0.0015  # a request through Triton and the executor; 0.9 to 1.4 ms on the stand-in, idle 2-core machine
+)
 _PRIOR_RATE = 0.7  # acceptance of a draft token before anything is known; pairs of one family: 0.6 to 0.8
 
 

@@ -40,7 +40,7 @@ from pipelines.text.vocabulary import Vocabulary
 
 
 class EnginePair(Protocol):
-    """How the loop reaches draft and target: ``in_process_engines``, ``bls_engines``, ``tensorrt_llm_engines``.
+    """How the loop reaches draft and target; the ways are the modules named ``*_engines``.
 
     Attributes:
         carries_margins: Whether proposals have their margins.

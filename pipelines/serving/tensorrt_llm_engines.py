@@ -126,9 +126,7 @@ class TensorRtLlmEngines:
         """
         outputs = await self._calls.whole(
             TARGET,
-            verification_tensors(
-                request, self._alone.padded_vocab_size, _seed(request, NoiseStream.SHARED)
-            ),
+            verification_tensors(request, self._alone.padded_vocab_size, _seed(request, NoiseStream.SHARED)),
             TOKENS,
             request_id=self._call_id(request),
             deadline_s=request.deadline_s,

@@ -91,12 +91,10 @@ class TensorRtLlmTarget:
         yield Output(NO_TOKENS, "stop", is_final=True)
 
 
-def _log_probs(
-    outputs: dict[str, npt.NDArray[Any]], num_new: int, token_ids: TokenIds
-) -> LogProbs | None:
+def _log_probs(outputs: dict[str, npt.NDArray[Any]], num_new: int, token_ids: TokenIds) -> LogProbs | None:
     if LOG_PROBS not in outputs:
         return None
-    # Whether a streamed response repeats those of earlier tokens is not documented: the last are the new ones.
+    # Whether a streamed response repeats those of earlier tokens is not documented: the last are new.
     values = outputs[LOG_PROBS].reshape(-1)[-num_new:][: len(token_ids)]
     count = len(token_ids)
     none = np.empty((count, 0), np.float32)

@@ -148,7 +148,9 @@ def covered_section(proof: Proof) -> Section:
     )
     if not proof.adaptive:
         summary += " This server has a fixed draft length for requests that do not say: none was adaptive."
-    if left_out := [kind for kind in KINDS if kind not in {result.asked.kind for result in proof.speculative}]:
+    if left_out := [
+        kind for kind in KINDS if kind not in {result.asked.kind for result in proof.speculative}
+    ]:
         summary += f" Not compared: {'; '.join(left_out)}: this server drafts for none of these."
     levels = [dict(zip(_LEVEL_COLUMNS[:2], row[:2], strict=True)) for row in rows]
     document = {"levels": levels, "requests_cut_off": cut_off}

@@ -197,7 +197,9 @@ def test_an_error_of_the_engine_is_ours_without_a_trace(nvidia: Served, model: s
         pytest.raises(EngineFailedError) as failed,
     ):
         client.generate(CompletionRequest("x", max_tokens=4), model)
-    assert "model 'target' refused or failed the request; Executor failed process requestId" in str(failed.value)
+    assert "model 'target' refused or failed the request; Executor failed process requestId" in str(
+        failed.value
+    )
     assert ".cpp" not in str(failed.value) and "0x7f" not in str(failed.value)
 
 

@@ -1,13 +1,15 @@
 """The defects of NVIDIA's own loop, each by its letter: none of them is in ours.
 
 Letters are those of the reading of ``tensorrt_llm_bls/1/lib/decode.py`` in
-docs/decisions/0019-nvidias-models-behind-the-loop.md. Run: pytest tests/integration/test_tensorrt_llm_defects.py.
+docs/decisions/0019-nvidias-models-behind-the-loop.md.
+Run: pytest tests/integration/test_tensorrt_llm_defects.py.
 """
 
 from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -60,7 +62,10 @@ def test_d_the_prompt_is_asked_for_and_its_loss_is_an_error(nvidia: Served) -> N
         with nvidia.asked("target") as asked, nvidia.asked("draft") as drafted:
             client.generate(request)
         assert {entry["exclude_input_in_output"][0] for entry in (*asked, *drafted)} == {False}
-        with nvidia.fault("target", "loses the input"), pytest.raises(EngineFailedError, match="begin with its input"):
+        with (
+            nvidia.fault("target", "loses the input"),
+            pytest.raises(EngineFailedError, match="begin with its input"),
+        ):
             client.generate(request)
 
 
@@ -167,13 +172,17 @@ def test_k_requests_do_not_wait_for_an_instance(nvidia: Served) -> None:
         answers = list(pool.map(ask, range(MAX_BATCH_SIZE)))
     assert answers == [6] * MAX_BATCH_SIZE
     owners = [re.match(r"[^/]*", str(entry["id"]))[0] for entry in asked]  # type: ignore[index]
-    runs = 1 + sum(one != next_one for one, next_one in zip(owners, owners[1:], strict=False))
+    runs = 1 + sum(one != next_one for one, next_one in pairwise(owners))
     assert runs > MAX_BATCH_SIZE, "one after the other there would be as many runs as requests"
 
 
 def test_an_empty_proposal_is_no_tensor_and_the_end_may_be_proposed(nvidia: Served) -> None:
     """TensorRT-LLM issue 2684: a draft that ends at once. Ours proposes the end as a token."""
-    with nvidia.asked("draft") as drafted, nvidia.asked("target") as asked, grpc_client(nvidia.server) as client:
+    with (
+        nvidia.asked("draft") as drafted,
+        nvidia.asked("target") as asked,
+        grpc_client(nvidia.server) as client,
+    ):
         for number in range(12):
             request = CompletionRequest(f"class C{number}:\n", max_tokens=100, num_draft_tokens=4)
             answer = client.generate(request)

@@ -1,4 +1,4 @@
-"""The C++ backend in Triton: loading, queue, in-flight requests, cancellation; a shell is in the repository."""
+"""The C++ backend in Triton: loading, queue, requests in flight, cancellation."""
 
 from __future__ import annotations
 
@@ -47,17 +47,25 @@ class Backend:
             if name not in parameters:
                 raise RuntimeError(f"Cannot find parameter with name: {name}")
         if parameters["gpt_model_type"] != "inflight_fused_batching":
-            raise RuntimeError("Invalid gpt_model_type. Must be v1/inflight_batching/inflight_fused_batching.")
+            raise RuntimeError(
+                "Invalid gpt_model_type. Must be v1/inflight_batching/inflight_fused_batching."
+            )
         if not config["model_transaction_policy"]["decoupled"]:
             raise RuntimeError("streaming needs a decoupled model")  # stricter: refused with the first stream
         build = built["build_config"]
         is_target = build["speculative_decoding_mode"] == _SPEC_MODE_EXTERNAL
         if is_target and parameters.get("enable_kv_cache_reuse", "true") != "true":
-            raise RuntimeError("Assertion failed: KV cache block reuse must be enabled for external draft tokens")
+            raise RuntimeError(
+                "Assertion failed: KV cache block reuse must be enabled for external draft tokens"
+            )
         spawns = os.environ.get("TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES", "1") != "0"
         if os.environ.get("TRTLLM_ORCHESTRATOR") == "1" and not spawns and not parameters["participant_ids"]:
-            raise RuntimeError("Spawning of processes was disabled in orchestrator mode, but participant IDs is missing.")
-        logits = next(output["data_type"] for output in config["output"] if output["name"] == "generation_logits")
+            raise RuntimeError(
+                "Spawning of processes was disabled in orchestrator mode, but participant IDs is missing."
+            )
+        logits = next(
+            output["data_type"] for output in config["output"] if output["name"] == "generation_logits"
+        )
         if logits != {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}[network["logits_dtype"]]:
             raise RuntimeError("logits datatype of the model differs from the engine's")
         vocab_size, world_size = network["vocab_size"], network["mapping"]["world_size"]
@@ -117,7 +125,9 @@ class Backend:
             with self._running:
                 self._generate(sender, request, wanted, cancelled)
         except Refused as refused:
-            self._send_error(sender, f"Executor failed process requestId 7 due to the following error: {refused}")
+            self._send_error(
+                sender, f"Executor failed process requestId 7 due to the following error: {refused}"
+            )
         finally:
             with self._lock:
                 self._open = {name: event for name, event in self._open.items() if event is not cancelled}
@@ -125,7 +135,9 @@ class Backend:
     def _generate(self, sender: Any, request: Any, wanted: list[str], cancelled: Any) -> None:
         fault = self._fault()
         if fault == "fails":
-            raise Refused("Encountered an error in forwardAsync function: CUDA error (/src/cpp/x.cpp:12)\n1 0x7f")
+            raise Refused(
+                "Encountered an error in forwardAsync function: CUDA error (/src/cpp/x.cpp:12)\n1 0x7f"
+            )
         while fault == "hangs" and not (cancelled.is_set() or sender.is_cancelled()):
             time.sleep(0.02)
         if fault == "loses the input":

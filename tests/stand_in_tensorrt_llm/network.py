@@ -1,4 +1,4 @@
-"""A target and a draft: logits that depend on the last three tokens alone, the draft's nearly the target's."""
+"""A target and a draft that is nearly as it: logits that depend on the last three tokens alone."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def parse(tensors: Tensors, limits: Limits) -> ExecutorRequest:
         return tensors[name].ravel()[0] if name in tensors else default
 
     input_ids = tensors["input_ids"].ravel().tolist() if "input_ids" in tensors else []
-    if int(scalar("input_lengths", -1)) != len(input_ids):  # stricter: the original ignores it in a batch of 1
+    if int(scalar("input_lengths", -1)) != len(
+        input_ids
+    ):  # stricter: the original ignores it in a batch of 1
         raise Refused("input_lengths does not match input_ids")
     if not input_ids:
         raise assertion("!mInputTokenIds.empty()", "executor/requestImpl.h:412")
@@ -150,8 +152,8 @@ def _validate(request: ExecutorRequest, limits: Limits) -> None:
     num_input, num_draft = len(request.input_ids), len(request.draft_ids)
     if num_input > limits.max_input_len:
         raise Refused(
-            f"Prompt length ({num_input}) exceeds maximum input length ({limits.max_input_len}). Set log level "
-            "to info and check TRTGptModel logs for how maximum input length is set"
+            f"Prompt length ({num_input}) exceeds maximum input length ({limits.max_input_len}). "
+            "Set log level to info and check TRTGptModel logs for how maximum input length is set"
         )
     if num_draft > limits.max_draft_len:
         raise Refused(

@@ -1,9 +1,10 @@
-"""The adapter to NVIDIA's models: what it sends, what it makes of the answers, which law the tokens follow."""
+"""The adapter to NVIDIA's models: what it sends, what it makes of answers, which law the tokens follow."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
 from pipelines.speculation.draft_length import DraftLengths
 from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
@@ -44,9 +45,20 @@ def calls() -> InProcessCalls:
     return InProcessCalls()
 
 
+@contextmanager
+def running(directory: Path, calls: InProcessCalls, **changes: str) -> Iterator[TensorRtLlmEngines]:
+    engines = TensorRtLlmEngines(parameters(directory, **changes), calls)  # type: ignore[arg-type]
+    engines.start()
+    try:
+        yield engines
+    finally:
+        engines.loop.stop()
+
+
 @pytest.fixture
-def engines(tmp_path: Path, calls: InProcessCalls) -> TensorRtLlmEngines:
-    return TensorRtLlmEngines(parameters(tmp_path), calls)  # type: ignore[arg-type]
+def engines(tmp_path: Path, calls: InProcessCalls) -> Iterator[TensorRtLlmEngines]:
+    with running(tmp_path, calls) as made:
+        yield made
 
 
 async def rounds_of(
@@ -89,7 +101,9 @@ def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
         for name, array in tensors.items():
             known = INPUTS[name]
             sent.add(name)
-            assert types[array.dtype.name] == {"LOGITS": "TYPE_FP32"}.get(known.data_type, known.data_type), name
+            assert types[array.dtype.name] == {"LOGITS": "TYPE_FP32"}.get(known.data_type, known.data_type), (
+                name
+            )
             assert array.ndim == 1 + len(known.dims), name
             assert array.shape[0] == 1, name
             assert all(wanted in (-1, size) for wanted, size in zip(known.dims, array.shape[1:], strict=True))
@@ -97,7 +111,13 @@ def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
     expected |= {"end_id", "runtime_top_k", "draft_input_ids", "bad_words_list"}
     if sampling is EVERYTHING:
         expected |= {"temperature", "runtime_top_p", "seed", "repetition_penalty", "presence_penalty"}
-        expected |= {"frequency_penalty", "min_tokens", "embedding_bias", "draft_logits", "return_generation_logits"}
+        expected |= {
+            "frequency_penalty",
+            "min_tokens",
+            "embedding_bias",
+            "draft_logits",
+            "return_generation_logits",
+        }
     assert sent == expected
     assert {"output_ids", "sequence_length", "output_log_probs", "generation_logits"} <= set(OUTPUTS)
 
@@ -144,7 +164,9 @@ def law_of_second_token(
             asked = request(3, sampling=SamplingParams(**{**vars(sampling), "seed": seed}))
             ids = [
                 int(token)
-                for outcome in await rounds_of(engines, asked, num_draft_tokens, by_ratio=num_draft_tokens > 0)
+                for outcome in await rounds_of(
+                    engines, asked, num_draft_tokens, by_ratio=num_draft_tokens > 0
+                )
                 for token in outcome.token_ids
             ]
             found[tuple(ids[1:])] = found.get(tuple(ids[1:]), 0) + 1
@@ -173,7 +195,7 @@ def test_sampled_rounds_follow_the_targets_law(engines: TensorRtLlmEngines) -> N
 def test_unscaled_draft_logits_would_bend_the_law(
     engines: TensorRtLlmEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What NVIDIA's own loop hands over: logits before the temperature. The test above must be able to see it."""
+    """As NVIDIA's own loop hands them over, before the temperature: the test above must be able to see it."""
     right = tensorrt_llm_engines.proposal_logits
 
     def unscaled(logits: Any, num_tokens: int, temperature: float, *others: Any) -> Any:
@@ -186,12 +208,9 @@ def test_unscaled_draft_logits_would_bend_the_law(
 
 def test_logits_are_fitted_to_the_targets_columns(tmp_path: Path) -> None:
     calls = InProcessCalls(draft_columns=2050, target_columns=2056)
-    engines = TensorRtLlmEngines(
-        parameters(tmp_path, padded_vocab_size="2056", draft_padded_vocab_size="2050"),
-        calls,  # type: ignore[arg-type]
-    )
     sampling = SamplingParams(temperature=0.5, seed=4, logit_bias=((3, 1.0),))
-    asyncio.run(rounds_of(engines, request(12, sampling=sampling), 3, by_ratio=True))
+    with running(tmp_path, calls, padded_vocab_size="2056", draft_padded_vocab_size="2050") as engines:
+        asyncio.run(rounds_of(engines, request(12, sampling=sampling), 3, by_ratio=True))
     handed = [tensors["draft_logits"] for _, tensors in calls.asked if "draft_logits" in tensors]
     assert handed and all(logits.shape[2] == 2056 for logits in handed)
     weights = np.exp(handed[0][0, 0].astype(np.float64) - handed[0].max())
@@ -200,7 +219,6 @@ def test_logits_are_fitted_to_the_targets_columns(tmp_path: Path) -> None:
 
 def test_fast_logits_are_handed_on_as_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = InProcessCalls()
-    engines = TensorRtLlmEngines(parameters(tmp_path, fast_logits="true"), calls)  # type: ignore[arg-type]
     handle = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
     whole = calls.whole
 
@@ -210,12 +228,17 @@ def test_fast_logits_are_handed_on_as_they_came(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(calls, "whole", with_handle)
     asked = request(4, sampling=SamplingParams(temperature=0.5), return_generation_logits=True)
-    drafted = asyncio.run(engines.draft(asked))
+    with running(tmp_path, calls, fast_logits="true") as engines:
+        drafted = asyncio.run(engines.draft(asked))
     assert drafted.generation_logits is not None
     assert np.array_equal(drafted.generation_logits, handle.reshape(1, 4))
     # The target will take the softmax of the raw logits, so the draft must draw from just that.
     _, tensors = calls.asked[-1]
-    assert (tensors["temperature"].item(), tensors["runtime_top_k"].item(), tensors["runtime_top_p"].item()) == (1, 0, 1)
+    assert (
+        tensors["temperature"].item(),
+        tensors["runtime_top_k"].item(),
+        tensors["runtime_top_p"].item(),
+    ) == (1, 0, 1)
 
 
 def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(
@@ -225,14 +248,14 @@ def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(
     asyncio.run(engines.target(request(1)))
     assert [model for model, _ in calls.asked] == ["target", "target"]
     assert not any("draft_input_ids" in tensors for _, tensors in calls.asked)
-    with pytest.raises(EngineFailedError, match="mTokens.empty"):  # what would come of it
+    with pytest.raises(EngineFailedError, match=r"mTokens\.empty"):  # what would come of it
         tensors = {**calls.asked[-1][1], "draft_input_ids": np.empty((1, 0), np.int32)}
         asyncio.run(calls.whole("target", tensors, ()))
 
 
-
-
-def test_while_nothing_is_drafted_one_request_goes_on(engines: TensorRtLlmEngines, calls: InProcessCalls) -> None:
+def test_while_nothing_is_drafted_one_request_goes_on(
+    engines: TensorRtLlmEngines, calls: InProcessCalls
+) -> None:
     asked = request(25)
     expected = tokens(engines, asked, 0)
     calls.asked.clear()
@@ -266,7 +289,11 @@ def test_stop_words_begin_after_min_tokens() -> None:
 @pytest.mark.parametrize(
     ("message", "kind", "words"),
     [
-        ("Maximum queue size of 4 has been reached, please try again later", ServerBusyError, "queue of model"),
+        (
+            "Maximum queue size of 4 has been reached, please try again later",
+            ServerBusyError,
+            "queue of model",
+        ),
         (
             "Executor failed process requestId 3 due to the following error: Assertion failed: x "
             "(/src/tensorrt_llm/cpp/x.cpp:12)\n1 0x7f12 tensorrt_llm::common::throw()",
@@ -314,10 +341,10 @@ def lengths_chosen(draft: Path, target: Path, accepted: Sequence[bool]) -> list[
         plan = one.next_round(1000)
         chosen.append(plan.max_tokens)
         drafted = np.arange(plan.max_tokens, dtype=np.int32)
-        from pipelines.speculation.request import Output
-
         proposal = plan.complete(Output(drafted, "length", True) if plan.max_tokens else None)
-        num_accepted = next((i for i in range(plan.max_tokens) if not accepted[i % len(accepted)]), plan.max_tokens)
+        num_accepted = next(
+            (i for i in range(plan.max_tokens) if not accepted[i % len(accepted)]), plan.max_tokens
+        )
         one.observe(proposal, np.append(drafted[:num_accepted], 10_000).astype(np.int32))
     return chosen
 

@@ -1,4 +1,4 @@
-"""What is rendered for TensorRT-LLM exists in 1.2.1, is valid text for Triton, and says what the recipe says."""
+"""What is rendered for TensorRT-LLM exists in 1.2.1, is text that Triton reads, and says what the recipe says."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
         assert config.max_batch_size == 1
         assert (repository / name / "1").is_dir()
         assert (repository / name / "1" / "model.py").is_file() == (config.backend == "python")
-    assert {name for name, config in configs.items() if config.backend == "tensorrtllm"} == {"draft", "target"}
+    assert {name for name, config in configs.items() if config.backend == "tensorrtllm"} == {
+        "draft",
+        "target",
+    }
 
 
 def test_the_demo_recipe_is_rendered_for_tensorrt_llm_too(tmp_path: Path) -> None:
@@ -217,9 +220,17 @@ def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
     [
         ({"target": {"kv_cache_free_gpu_mem_fraction": None}}, {}, "target's share of the GPU memory"),
         ({"draft": {"kv_cache_free_gpu_mem_fraction": 1.0}}, {}, "draft's share of the GPU memory"),
-        ({}, {"target": {"build_config": {"max_num_tokens": 256}}}, "the target engine cannot take the longest"),
+        (
+            {},
+            {"target": {"build_config": {"max_num_tokens": 256}}},
+            "the target engine cannot take the longest",
+        ),
         ({}, {"draft": {"build_config": {"max_seq_len": 300}}}, "the draft engine cannot take the longest"),
-        ({}, {"draft": {"pretrained_config": {"vocab_size": 4096}}}, "vocabularies of draft and target do not"),
+        (
+            {},
+            {"draft": {"pretrained_config": {"vocab_size": 4096}}},
+            "vocabularies of draft and target do not",
+        ),
         (
             {"tensorrt_llm": {"fast_logits": True}},
             {"draft": {"pretrained_config": {"vocab_size": 2040}}},
