@@ -92,25 +92,27 @@ class ServerCalls:
         import grpc  # type: ignore[import-untyped]
 
         call = self._open(model_name, tensors, output_names, request_id, _remaining_s(request_id, deadline_s))
+        is_complete = False
         try:
+            # Read on after the last response: a complete call ends by itself and is not cancelled.
             async for arrival in call:
                 if arrival.error_message:
                     raise model_error(model_name, arrival.error_message)
                 response = arrival.infer_response
                 if response.outputs:
                     yield _arrays(response)
-                if response.parameters["triton_final_response"].bool_param:
-                    return
+                is_complete |= response.parameters["triton_final_response"].bool_param
         except grpc.aio.AioRpcError as error:
             raise _call_error(error, self._address, request_id) from None
         finally:
             call.cancel()
-        raise EngineFailedError(
-            f"model '{model_name}' ended its answer without a last response",
-            values=f"request {request_id}",
-            limit="every answer has one",
-            remedy="read the server's log",
-        )
+        if not is_complete:
+            raise EngineFailedError(
+                f"model '{model_name}' ended its answer without a last response",
+                values=f"request {request_id}",
+                limit="every answer has one",
+                remedy="read the server's log",
+            )
 
     async def whole(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import tritonclient.grpc
 
 from pipelines.client import Client, CompletionRequest, Timeouts
+from pipelines.conditions import engine_conditions
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -17,6 +19,13 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
+from pipelines.prompts import Prompt
+from pipelines.running_server import engine_directories
+from pipelines.validation.acceptance import TITLE
+from pipelines.validation.exact import run_exact
+from pipelines.validation.exact_sections import COVERED, EQUALITY
+from pipelines.validation.plan import LOADS, Goal
+from pipelines.validation.sizes import Size, read_limits
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 from tests.stand_in_tensorrt_llm.served import Served
@@ -248,3 +257,25 @@ def test_errors_have_four_parts(nvidia: Served) -> None:
     with grpc_client(nvidia.server) as client, pytest.raises(DraftproofError) as refused:
         client.generate(CompletionRequest("x", min_p=0.5))
     assert len(str(refused.value).split("; ")) == 4
+
+
+def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
+    prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
+    size = Size(4, 8, num_cold=1, num_alone=1, num_for_acceptance=2, num_for_law=0, goal=Goal(0.9, 0))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(grpc_client(nvidia.server)) for _ in range(max(LOADS) + 1)]
+        said = clients[0].model_parameters("speculative")
+        report = run_exact(size, prompts, read_limits(said, "adaptive"), clients, None, "nonce")
+    sections = {section.title: section for section in report.sections}
+    assert sections[EQUALITY].document["failures"] == []
+    assert sections[EQUALITY].document["tokens_compared"] > 0
+    assert "this server drafts for none of these" in sections[COVERED].summary
+    coupled, uncoupled = sections[TITLE].document["arms"][-2:]
+    assert (coupled["total_draft_tokens"], uncoupled["total_draft_tokens"] > 0) == (0, True)
+
+
+def test_reports_say_what_engines_they_were_made_with(nvidia: Served) -> None:
+    with grpc_client(nvidia.server) as client:
+        found = engine_conditions(engine_directories(client))
+    assert found["target"]["fingerprint"] == "target"
+    assert found["draft"]["tensorrt_llm"] == "1.2.1"

@@ -1,4 +1,4 @@
-"""What is rendered for TensorRT-LLM exists in 1.2.1, is text that Triton reads, and says what the recipe says."""
+"""What is rendered for TensorRT-LLM exists in 1.2.1, is text for Triton, and says what the recipe says."""
 
 from __future__ import annotations
 

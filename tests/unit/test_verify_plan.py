@@ -25,7 +25,7 @@ from pipelines.validation.plan import (
     questions_of,
 )
 from pipelines.validation.rates import prompts_needed
-from pipelines.validation.sampling_kinds import KINDS, PARAMETERS, is_greedy
+from pipelines.validation.sampling_kinds import GREEDY, KINDS, PARAMETERS, is_greedy
 from pipelines.validation.sizes import QUICK, RELEASE, Limits, Size, plan_of, read_limits
 
 LIMITS = Limits(max_draft_len=8, max_requests=80, default_draft_length="adaptive")
@@ -41,6 +41,13 @@ def plan(size: Size, limits: Limits = LIMITS) -> Plan:
 
 def rows(passes: list[Pass]) -> list[tuple[object, ...]]:
     return [tuple(getattr(asked, name) for name in DIMENSIONS) for asked in passes]
+
+
+def test_a_server_on_tensorrt_llm_is_asked_what_it_drafts_for() -> None:
+    said = {"max_draft_len": "8", "max_batch_size": "64", "max_queue_size": "16"}
+    assert read_limits(said, "adaptive") == LIMITS
+    limits = read_limits({**said, "engine_access": "tensorrt_llm"}, "adaptive")
+    assert {asked.kind for asked in passes_of(plan(QUICK, limits))} == {GREEDY}
 
 
 @pytest.mark.parametrize(
