@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import queue
 import re
@@ -20,7 +21,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
-from pipelines.client import Client, Timeouts
+from pipelines.client import Client, CompletionRequest, Generation, Timeouts
 from pipelines.client.refusals import refusal
 from pipelines.deploy import Ports, Server
 from tests.stand_in_server import INPUT_TYPES, NUMPY_TYPES
@@ -124,6 +125,11 @@ def grpc_client(server: Server) -> Client:
 
 def http_client(server: Server) -> Client:
     return Client.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS)
+
+
+def target_alone(client: Client, request: CompletionRequest) -> Generation:
+    """What the control answers to the same request, which for it has no draft length."""
+    return client.generate(dataclasses.replace(request, num_draft_tokens=None), "generate_target")
 
 
 def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:

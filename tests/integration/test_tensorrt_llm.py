@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +28,14 @@ from pipelines.validation.exact import run_exact
 from pipelines.validation.exact_sections import COVERED, EQUALITY
 from pipelines.validation.plan import LOADS, Goal
 from pipelines.validation.sizes import Size, read_limits
-from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
+from tests.integration.conftest import (
+    grpc_client,
+    http_client,
+    kserve_inputs,
+    read_gauge,
+    target_alone,
+    wait_until,
+)
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 from tests.stand_in_tensorrt_llm.served import Served
 
@@ -49,7 +58,7 @@ def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: in
     for prompt in PROMPTS:
         request = CompletionRequest(prompt, max_tokens=60, num_draft_tokens=num_draft_tokens)
         answer = client.generate(request)
-        expected = client.generate(CompletionRequest(prompt, max_tokens=60), "generate_target")
+        expected = target_alone(client, request)
         assert answer.output_ids == expected.output_ids
         assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
         assert answer.draft_length == ("adaptive" if num_draft_tokens is None else str(num_draft_tokens))
@@ -189,12 +198,14 @@ def test_more_than_the_queue_holds_is_refused_at_once(nvidia: Served) -> None:
 def test_a_draft_that_fails_is_left_out_and_comes_back(nvidia: Served) -> None:
     request = CompletionRequest(PROMPTS[2], max_tokens=40, num_draft_tokens=4)
     with grpc_client(nvidia.server) as client:
-        expected = client.generate(request, "generate_target")
+        expected = target_alone(client, request)
         with nvidia.fault("draft", "fails"):
             answer = client.generate(request)
         assert (answer.output_ids, answer.total_draft_tokens) == (expected.output_ids, 0)
-        assert read_gauge(nvidia.server, "draftproof_draft_available", model="speculative") == 0
+        is_available = partial(read_gauge, nvidia.server, "draftproof_draft_available", model="speculative")
+        assert wait_until(lambda: is_available() == 0)
         assert wait_until(lambda: client.generate(request).total_draft_tokens > 0)
+        assert wait_until(lambda: is_available() == 1)
         assert client.generate(request).output_ids == expected.output_ids
 
 
@@ -227,8 +238,7 @@ def test_many_requests_at_once_get_what_they_get_alone(nvidia: Served) -> None:
         answers = list(pool.map(ask, requests))
     with grpc_client(nvidia.server) as client:
         for request, answer in list(zip(requests, answers, strict=True))[::9]:
-            plain = CompletionRequest(request.prompt, max_tokens=24)
-            assert client.generate(plain, "generate_target").output_ids == answer
+            assert target_alone(client, request).output_ids == answer
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -244,7 +254,7 @@ def test_unary_calls_answer_as_the_ensembles_do(nvidia: Served, model: str) -> N
 def test_a_draft_that_hangs_is_waited_for_a_while(nvidia: Served) -> None:
     request = CompletionRequest(PROMPTS[0], max_tokens=12, num_draft_tokens=3)
     with grpc_client(nvidia.server) as client:
-        expected = client.generate(request, "generate_target")
+        expected = target_alone(client, request)
         with nvidia.fault("draft", "hangs"):
             began_s = time.monotonic()
             answer = client.generate(request)
@@ -264,8 +274,9 @@ def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     size = Size(4, 8, num_cold=1, num_alone=1, num_for_acceptance=2, num_for_law=0, goal=Goal(0.9, 0))
     with ExitStack() as stack:
         clients = [stack.enter_context(grpc_client(nvidia.server)) for _ in range(max(LOADS) + 1)]
-        said = clients[0].model_parameters("speculative")
-        report = run_exact(size, prompts, read_limits(said, "adaptive"), clients, None, "nonce")
+        limits = read_limits(clients[0].model_parameters("speculative"), "adaptive")
+        few = replace(limits, max_draft_len=2, max_requests=5)
+        report = run_exact(size, prompts, few, clients, None, "nonce")
     sections = {section.title: section for section in report.sections}
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0

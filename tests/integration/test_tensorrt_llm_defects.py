@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.client import CompletionRequest
 from pipelines.errors import EngineFailedError, InvalidRequestError
-from tests.integration.conftest import grpc_client, post
+from tests.integration.conftest import grpc_client, post, target_alone
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE
 from tests.stand_in_tensorrt_llm.served import Served
 
@@ -82,14 +82,14 @@ def test_e_min_tokens_holds(nvidia: Served) -> None:
         answer = client.generate(request)
         assert len(answer.output_ids) >= num_tokens + 3
         assert answer.draft_length == "off: min_tokens"
-        assert answer.output_ids == client.generate(request, "generate_target").output_ids
+        assert answer.output_ids == target_alone(client, request).output_ids
 
 
 def test_f_logit_bias_acts_in_every_round(nvidia: Served) -> None:
     request = CompletionRequest(PROMPT, max_tokens=40, num_draft_tokens=4, logit_bias=((77, 9.0), (5, -3.0)))
     with nvidia.asked("target") as asked, grpc_client(nvidia.server) as client:
         answer = client.generate(request)
-        expected = client.generate(request, "generate_target")
+        expected = target_alone(client, request)
         plain = client.generate(CompletionRequest(PROMPT, max_tokens=40), "generate_target")
     assert answer.output_ids == expected.output_ids != plain.output_ids
     assert answer.total_accepted_draft_tokens > 0
@@ -114,7 +114,7 @@ def test_g_several_stop_words_are_each_found_across_tokens(nvidia: Served) -> No
             answer = client.generate(request)
         assert answer.text == full[: full.index(word)]
         assert answer.finish_reason == "stop"
-        assert answer.output_ids == client.generate(request, "generate_target").output_ids
+        assert answer.output_ids == target_alone(client, request).output_ids
         # Nothing is generated after the round that completed it.
         assert asked[-1]["input_lengths"][0] <= len(answer.output_ids) + asked[0]["input_lengths"][0]
 
@@ -186,7 +186,7 @@ def test_an_empty_proposal_is_no_tensor_and_the_end_may_be_proposed(nvidia: Serv
         for number in range(12):
             request = CompletionRequest(f"class C{number}:\n", max_tokens=100, num_draft_tokens=4)
             answer = client.generate(request)
-            assert answer.output_ids == client.generate(request, "generate_target").output_ids
+            assert answer.output_ids == target_alone(client, request).output_ids
     assert not any("end_id" in entry for entry in drafted)
     assert all(entry["num_draft"] == 0 or "draft_input_ids" in entry for entry in asked if "id" in entry)
     assert any(0 in entry.get("draft_input_ids", ()) for entry in asked), "no draft proposed the end"

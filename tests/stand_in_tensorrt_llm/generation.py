@@ -23,12 +23,13 @@ class Life:
 
 
 def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: bool) -> Iterator[None]:
-    """Run it; yields after each step of the engine. The first one verifies all draft tokens.
+    """Run it; yields after each step of the engine. A request with draft tokens has one step.
 
-    The end token ends it and is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
+    It ends there, however many of ``request_output_len`` are left (updateRequests in
+    trtGptModelInflightBatching.cpp: "speculative decoding target model"). The end token ends any request
+    and is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
     """
     drafts = list(request.draft_ids)
-    is_verifying = bool(drafts)
     while len(life.new_ids) < request.max_new_tokens:
         raw = logits_after(request.input_ids + life.new_ids, is_draft=is_draft)
         scores = request.sampling.scores(raw, request.input_ids, life.new_ids)
@@ -43,10 +44,10 @@ def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: boo
         life.log_probs.append(_log_prob(scores, law, token_id, normalizes=limits.normalizes_log_probs))
         if any(tuple(life.new_ids[-len(word) :]) == word for word in request.stop_words):
             return
-        if is_verifying and token_id == draft_id:
-            continue  # the same step
-        is_verifying = False
-        yield
+        if drafts and token_id != draft_id:
+            return
+        if not drafts:
+            yield
 
 
 def _token(request: ExecutorRequest, law: Floats, draft_id: int | None, place: int) -> int:
