@@ -177,14 +177,15 @@ def questions_of(plan: Plan, asked: Pass, nonce: str) -> tuple[Question, ...]:
 
     Half of the prompts belong to the plain parameters, half to the others, and the other way round with
     seeds; so each prompt has two requests, and every pass of a kind asks the same ones. A pass with a
-    cold cache takes the next few of them, under a first line that no request had before.
+    cold cache takes the next few of them, under a first line that no request had before. Where there is
+    but one kind it is asked with all prompts.
 
     Args:
         plan: What to compare.
         asked: The pass.
         nonce: Text of this run, unique.
     """
-    pool = pool_of(plan.prompts, asked.kind)
+    pool = pool_of(plan.prompts, asked.kind) if len(plan.kinds) > 1 else list(enumerate(plan.prompts))
     size = len(pool)
     if asked.is_cold:
         size = min(size, plan.num_cold)

@@ -21,7 +21,6 @@ from pipelines.errors import (
 from pipelines.prompts import Prompt
 from pipelines.validation.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.comparison import first_divergence
-from pipelines.validation.exact_sections import covered_section
 from pipelines.validation.margin import explain
 from pipelines.validation.plan import (
     ADAPTIVE,
@@ -34,7 +33,6 @@ from pipelines.validation.plan import (
     questions_of,
 )
 from pipelines.validation.proof import PassResult, Progress, prove
-from pipelines.validation.sampling_kinds import GREEDY
 from pipelines.validation.verdict import Group, Proof
 from tests.unit.scripted_client import Change, ScriptedClient, honest
 
@@ -86,16 +84,6 @@ def test_equal_answers_pass_and_everything_compared_is_counted() -> None:
     assert proof.alone
     assert all(result.num_cut_off for result in proof.passes if result.asked.with_cancellations)
     assert not any(result.num_cut_off for result in proof.passes if not result.asked.with_cancellations)
-
-
-def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
-    limited = replace(PLAN, kinds=(GREEDY,))
-    proof = run(plan=limited)
-    assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
-    assert [group.name for group in proof.groups] == ["greedy"]
-    assert {result.asked.kind for result in proof.passes} == {GREEDY}
-    assert "Not compared: greedy, parameters; seeded; seeded, parameters" in covered_section(proof).summary
-    assert "Not compared" not in covered_section(run()).summary
 
 
 def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() -> None:

@@ -16,6 +16,7 @@ from pipelines.validation.html_report import as_html
 from pipelines.validation.plan import ADAPTIVE, SPECULATIVE, Plan
 from pipelines.validation.proof import prove
 from pipelines.validation.runs import Own, verify_own
+from pipelines.validation.sampling_kinds import GREEDY
 from pipelines.validation.section import Section, joint_verdict
 from pipelines.validation.sizes import QUICK, Limits, plan_of
 from pipelines.validation.verdict import Proof
@@ -145,3 +146,15 @@ def test_the_command_asks_the_server_what_its_own_draft_length_is(
     lengths = {(each["num_draft_tokens"], each["draft_length"]) for each in passes}
     assert lengths == {(None, ""), (0, "0"), (1, "1"), (2, "2"), (None, shown)}
     assert f"<td>{shown}</td>" in html.unescape(as_html(report, conditions))
+
+
+def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
+    limited = replace(plan(ADAPTIVE), kinds=(GREEDY,))
+    clients = [ScriptedClient()] * (max(limited.loads) + 1)
+    proof = Proof(prove(limited, clients, "nonce"), limited.goal)
+    assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
+    (greedy,) = proof.groups
+    assert (greedy.name, greedy.num_prompts) == ("greedy", len(PROMPTS)), "no prompt is kept for other kinds"
+    left_out = "Not compared: greedy, parameters; seeded; seeded, parameters"
+    assert left_out in covered_section(proof).summary
+    assert "Not compared" not in covered_section(run(lambda request, model, given: given)).summary
