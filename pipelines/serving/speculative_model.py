@@ -20,7 +20,7 @@ from pipelines.serving.engine_model import chunk_tensors
 from pipelines.serving.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
-from pipelines.serving.nominal_costs import nominal_costs, nominal_draft_costs, prior_acceptance
+from pipelines.serving.nominal_costs import CALL_S, nominal_costs, prior_acceptance
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.server_calls import ServerCalls
 from pipelines.serving.sessions import Sessions
@@ -192,8 +192,9 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     access = parameters.text("engine_access")
     engines: InProcessEngines | BlsEngines | TensorRtLlmEngines
     if access == "tensorrt_llm":
-        lengths = _nominal_lengths(parameters, setting)
-        engines = TensorRtLlmEngines(parameters, ServerCalls())
+        costs = _nominal_costs(parameters, setting)
+        lengths = DraftLengths(prior_acceptance(), costs["draft"], costs["target"], setting.max_draft_len)
+        engines = TensorRtLlmEngines(parameters, ServerCalls(), costs["draft"], costs["target"])
     elif access in ("in_process", "bls"):
         calibration = Calibration.read(parameters.path("calibration_file"))
         costs = {
@@ -230,11 +231,11 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     return GenerationModel(parameters, wire, engines.loop, answerer, times, gauges.stop)
 
 
-def _nominal_lengths(parameters: ModelParameters, setting: DraftLengthSetting) -> DraftLengths:
+def _nominal_costs(parameters: ModelParameters, setting: DraftLengthSetting) -> dict[str, StepCosts]:
     max_rows = parameters.integer("max_batch_size") * (setting.max_draft_len + 1)
-    return DraftLengths(
-        prior_acceptance(),
-        nominal_draft_costs(parameters.path("draft_engine_dir"), max_rows),
-        nominal_costs(parameters.path("target_engine_dir"), max_rows),
-        setting.max_draft_len,
-    )
+    costs = {
+        role: nominal_costs(parameters.path(f"{role}_engine_dir"), max_rows) for role in ("draft", "target")
+    }
+    # A round that drafts is two requests; without drafts one request goes on.
+    costs["draft"].first_s = 2 * CALL_S
+    return costs

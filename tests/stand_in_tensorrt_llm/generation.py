@@ -30,6 +30,8 @@ def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: boo
     and is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
     """
     drafts = list(request.draft_ids)
+    if drafts:
+        yield
     while len(life.new_ids) < request.max_new_tokens:
         raw = logits_after(request.input_ids + life.new_ids, is_draft=is_draft)
         scores = request.sampling.scores(raw, request.input_ids, life.new_ids)

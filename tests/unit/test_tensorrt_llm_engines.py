@@ -19,7 +19,7 @@ from pipelines.errors import (
     ServerBusyError,
 )
 from pipelines.serving import server_calls, tensorrt_llm_engines
-from pipelines.serving.nominal_costs import nominal_costs, nominal_draft_costs, prior_acceptance
+from pipelines.serving.nominal_costs import CALL_S, CallCosts, nominal_costs, prior_acceptance
 from pipelines.serving.output_end import OutputEnd
 from pipelines.serving.server_calls import model_error
 from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
@@ -47,7 +47,13 @@ def calls() -> InProcessCalls:
 
 @contextmanager
 def running(directory: Path, calls: InProcessCalls, **changes: str) -> Iterator[TensorRtLlmEngines]:
-    engines = TensorRtLlmEngines(parameters(directory, **changes), calls)  # type: ignore[arg-type]
+    draft_costs, target_costs = (nominal_costs(directory, 144) for _ in range(2))
+    engines = TensorRtLlmEngines(
+        parameters(directory, **changes),
+        calls,  # type: ignore[arg-type]
+        draft_costs,
+        target_costs,
+    )
     engines.start()
     try:
         yield engines
@@ -334,7 +340,9 @@ def write_engine(directory: Path, num_bytes: int) -> Path:
 
 def lengths_chosen(draft: Path, target: Path, accepted: Sequence[bool]) -> list[int]:
     """Draft lengths of one request whose draft tokens are accepted as a list says, over and over."""
-    lengths = DraftLengths(prior_acceptance(), nominal_draft_costs(draft, 144), nominal_costs(target, 144), 8)
+    draft_costs, target_costs = nominal_costs(draft, 144), nominal_costs(target, 144)
+    draft_costs.first_s = 2 * CALL_S
+    lengths = DraftLengths(prior_acceptance(), draft_costs, target_costs, 8)
     one = lengths.begin(PROMPT, sees_margins=False)
     chosen = []
     for _ in range(60):
@@ -360,3 +368,24 @@ def test_the_draft_length_follows_acceptance_and_the_sizes_of_the_engines(tmp_pa
     assert np.mean(hopeless[30:]) < 0.2, "off but for a probe now and then"
     # A draft as large as the target never pays, whatever it is right about.
     assert np.mean(lengths_chosen(large, large, [True, False])[30:]) < 0.5
+
+
+def test_costs_follow_the_times_of_calls(tmp_path: Path) -> None:
+    costs = nominal_costs(tmp_path, 16)
+    now_s = 0.0
+    calls = CallCosts(costs, clock=lambda: now_s)
+
+    def call(seconds: float, num_steps: int, **options: bool) -> None:
+        nonlocal now_s
+        with calls.timed(2, num_steps, **{"reads_prompt": False, **options}):
+            now_s += seconds
+
+    before = float(costs.seconds(2))
+    call(9.0, 1, reads_prompt=True)
+    with pytest.raises(RuntimeError), calls.timed(2, 1, reads_prompt=False):
+        now_s += 9.0
+        raise RuntimeError
+    assert float(costs.seconds(2)) == before
+    for _ in range(600):
+        call(CALL_S + 4 * 0.01, 4)
+    assert float(costs.seconds(2)) == pytest.approx(0.01, rel=0.05)
