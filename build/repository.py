@@ -24,11 +24,14 @@ from pathlib import Path
 from build.engines import build_engines
 from build.launch import write_launch_file
 from build.manifest import verify_manifest
+from build.memory_plan import MemoryPlan, plan_memory
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
+from build.tensorrt_llm.pair import read_pair
 from build.tensorrt_llm_repository import engine_values
 from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
+ENGINES = REPOSITORY_ROOT / "engines"
 RUN = REPOSITORY_ROOT / ".run"
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
@@ -46,7 +49,7 @@ def template_values(
     draft_engine: Path,
     target_engine: Path,
     run: Path,
-    kv_fractions: Mapping[str, float] | None = None,
+    memory: MemoryPlan | None = None,
 ) -> dict[str, str]:
     """What the templates of the recipe's runtime may name, and must: every value has to be used.
 
@@ -55,7 +58,7 @@ def template_values(
         draft_engine: Engine directory of the draft.
         target_engine: Engine directory of the target; preprocessing uses its tokenizer.
         run: Gets the sockets over which models of the server call each other.
-        kv_fractions: See ``tensorrt_llm_repository.engine_values``.
+        memory: How the engines share their GPUs; needed on TensorRT-LLM alone.
 
     Raises:
         DraftproofError: As ``tensorrt_llm_repository.engine_values``.
@@ -77,7 +80,8 @@ def template_values(
         "draft_length_file": str(run / "draft_length.json"),
     }
     if recipe.runtime == "tensorrt_llm":
-        own = engine_values(recipe, draft_engine, target_engine, kv_fractions or {})
+        assert memory is not None
+        own = engine_values(recipe, draft_engine, target_engine, memory)
         return {**shared, **own, "engine_access": "tensorrt_llm", "control_model": "target_alone"}
     return {
         **shared,
@@ -221,7 +225,7 @@ def render_recipe(
     draft_engine: Path,
     target_engine: Path,
     run: Path = RUN,
-    kv_fractions: Mapping[str, float] | None = None,
+    memory: MemoryPlan | None = None,
 ) -> Path:
     """Render the repository of a recipe, whose engines are first checked against their hashes.
 
@@ -230,7 +234,7 @@ def render_recipe(
         draft_engine: Engine directory of the draft.
         target_engine: Engine directory of the target.
         run: Parent of the recipe's run directory, which also gets ``launch.json``.
-        kv_fractions: By role, from the memory plan; TensorRT-LLM only.
+        memory: How the engines share their GPUs; needed on TensorRT-LLM alone.
 
     Returns:
         ``<run>/<recipe>/model_repository``.
@@ -243,7 +247,7 @@ def render_recipe(
         verify_manifest(engine)
     destination = run / recipe.name / "model_repository"
     values = template_values(
-        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve(), kv_fractions
+        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve(), memory
     )
     render_repository(TEMPLATES, recipe.runtime, values, destination)
     write_launch_file(recipe, destination.parent)
@@ -283,9 +287,12 @@ def main(arguments: list[str] | None = None) -> int:
         recipe = load_recipe(options.recipe, options.runtime or None)
         engines = build_engines(recipe, report=lambda line: print(line, flush=True))
         draft, target = Path(engines["draft"]), Path(engines["target"])
+        memory = None
         if recipe.runtime == "embedded":
             measure_pair(recipe, draft, target)
-        destination = render_recipe(recipe, draft, target)  # kv_fractions: of the memory plan
+        else:
+            memory = plan_memory(read_pair(recipe, ENGINES))
+        destination = render_recipe(recipe, draft, target, memory=memory)
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

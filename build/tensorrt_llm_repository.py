@@ -7,10 +7,10 @@ so that the repository cannot promise what the engine does not hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.memory_plan import MemoryPlan
 from build.recipe import EngineRecipe, Recipe
 from build.tokenizer_file import find_end_id, read_tokenizer
 from pipelines.errors import EngineLoadError, RepositoryError
@@ -69,7 +69,7 @@ class BuiltEngine:
 
 
 def engine_values(
-    recipe: Recipe, draft_engine: Path, target_engine: Path, kv_fractions: Mapping[str, float]
+    recipe: Recipe, draft_engine: Path, target_engine: Path, memory: MemoryPlan
 ) -> dict[str, str]:
     """Values that only the templates for TensorRT-LLM name.
 
@@ -77,13 +77,12 @@ def engine_values(
         recipe: Whose ``tensorrt_llm`` sections count.
         draft_engine: Engine directory.
         target_engine: Engine directory.
-        kv_fractions: By role, what the memory plan gives each engine of the memory that is free when it has
-            loaded; counts where the recipe says nothing.
+        memory: How the engines share their GPUs.
 
     Raises:
         CheckpointError: The tokenizer cannot be used.
         EngineLoadError: An engine's description cannot be read.
-        RepositoryError: The engines do not hold what the recipe promises, or a fraction is not known.
+        RepositoryError: The engines do not hold what the recipe promises.
     """
     draft, target = BuiltEngine.read(draft_engine), BuiltEngine.read(target_engine)
     serving = recipe.serving
@@ -119,8 +118,12 @@ def engine_values(
         # The loop and target_alone have at most so many calls open, and as many of others may wait.
         "engine_queue_size": str(serving.max_queue_size + 2 * serving.max_batch_size),
     }
-    for role, engine in (("draft", recipe.draft), ("target", recipe.target)):
-        values[f"{role}_kv_cache_free_gpu_mem_fraction"] = str(_kv_fraction(engine, role, kv_fractions))
+    for role, engine, share in (
+        ("draft", recipe.draft, memory.draft),
+        ("target", recipe.target, memory.target),
+    ):
+        values[f"{role}_kv_cache_free_gpu_mem_fraction"] = str(share.kv_cache_free_gpu_mem_fraction)
+        values[f"{role}_max_tokens_in_paged_kv_cache"] = str(share.max_tokens_in_paged_kv_cache)
         values[f"{role}_gpu_device_ids"] = _joined(gpu_device_ids(recipe, engine))
         values[f"{role}_participant_ids"] = _joined(participants[role])
     return values
@@ -142,8 +145,8 @@ def gpu_device_ids(recipe: Recipe, engine: EngineRecipe) -> tuple[int, ...]:
 def participant_ids(recipe: Recipe) -> dict[str, tuple[int, ...]]:
     """MPI ranks of each engine; none where the backend finds them itself.
 
-    Orchestrator with workers of its own: none. Orchestrator with ranks that MPI started, which fast logits
-    need: rank 0 orchestrates, then come the draft's ranks, then the target's; without them the model does
+    Orchestrator with workers of its own: none. Orchestrator with ranks that MPI started, which fast logits and
+    several nodes need: rank 0 orchestrates, then come the draft's ranks, then the target's; without them the model does
     not load. Leader: all ranks work for both engines; where one has fewer, it takes the first ones (reading).
     """
     sizes = {"draft": recipe.draft.tensorrt_llm.world_size, "target": recipe.target.tensorrt_llm.world_size}
@@ -151,33 +154,10 @@ def participant_ids(recipe: Recipe) -> dict[str, tuple[int, ...]]:
         if sizes["draft"] == sizes["target"]:
             return {"draft": (), "target": ()}
         return {role: tuple(range(size)) for role, size in sizes.items()}
-    if not recipe.tensorrt_llm.fast_logits:
+    if not recipe.tensorrt_llm.fast_logits and recipe.tensorrt_llm.num_nodes == 1:
         return {"draft": (), "target": ()}
     first = 1 + sizes["draft"]
     return {"draft": tuple(range(1, first)), "target": tuple(range(first, first + sizes["target"]))}
-
-
-def launch_document(recipe: Recipe) -> dict[str, object]:
-    """What whoever starts the server of a repository has to know; ``launch.json`` beside it.
-
-    ``world_size`` counts the processes that MPI starts; the orchestrator's own workers are not among them.
-    """
-    if recipe.runtime != "tensorrt_llm":
-        return {"runtime": recipe.runtime}
-    own = recipe.tensorrt_llm
-    sizes = [engine.tensorrt_llm.world_size for engine in (recipe.draft, recipe.target)]
-    devices = {gpu for engine in (recipe.draft, recipe.target) for gpu in gpu_device_ids(recipe, engine)}
-    spawns_workers = own.mode == "orchestrator" and not own.fast_logits
-    started = {"leader": max(sizes), "orchestrator": 1 if spawns_workers else 1 + sum(sizes)}
-    return {
-        "runtime": recipe.runtime,
-        "mode": own.mode,
-        "spawns_workers": spawns_workers,
-        "world_size": started[own.mode],
-        "num_nodes": own.num_nodes,
-        "gpu_device_ids": sorted(devices),
-        "container": own.container,
-    }
 
 
 def _check_vocabularies(recipe: Recipe, draft: BuiltEngine, target: BuiltEngine) -> None:
@@ -197,19 +177,6 @@ def _check_vocabularies(recipe: Recipe, draft: BuiltEngine, target: BuiltEngine)
             limit="the draft's not above the target's; with fast_logits the padded ones equal",
             remedy="pad the smaller model's vocabulary when it is quantized, or switch fast_logits off",
         )
-
-
-def _kv_fraction(engine: EngineRecipe, role: str, planned: Mapping[str, float]) -> float:
-    fraction = engine.tensorrt_llm.kv_cache_free_gpu_mem_fraction
-    fraction = planned.get(role) if fraction is None else fraction
-    if fraction is None or not 0 < fraction < 1:
-        raise RepositoryError(
-            f"the {role}'s share of the GPU memory for its KV cache is not known or makes no sense",
-            values=f"kv_cache_free_gpu_mem_fraction={fraction}",
-            limit="above 0 and below 1, from the recipe or from the memory plan",
-            remedy=f"set {role}.tensorrt_llm.kv_cache_free_gpu_mem_fraction in the recipe",
-        )
-    return fraction
 
 
 def _joined(numbers: tuple[int, ...]) -> str:

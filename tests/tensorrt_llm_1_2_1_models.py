@@ -128,6 +128,7 @@ PARAMETERS = {
         "guaranteed_no_evict|max_utilization", f"{INSTANCE} getSchedulerConfigFromParams"
     ),
     "kv_cache_free_gpu_mem_fraction": Parameter(r"0\.\d+", f"{INSTANCE} getKvCacheConfigFromParams"),
+    "max_tokens_in_paged_kv_cache": Parameter(r"\d+", f"{INSTANCE} getKvCacheConfigFromParams"),
     "enable_kv_cache_reuse": Parameter("true", f"{INSTANCE} getKvCacheConfigFromParams"),
     "enable_chunked_context": Parameter("false", f"{INSTANCE} getExecutorConfigFromParams"),
     "exclude_input_in_output": Parameter("false", f"{INSTANCE} ModelInstanceState"),

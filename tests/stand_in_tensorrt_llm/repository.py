@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from build.manifest import write_manifest
+from build.memory_plan import EngineMemory, MemoryPlan
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
 from tests.stand_in_tensorrt_llm.network import VOCAB_SIZE
@@ -31,12 +32,18 @@ MAX_BATCH_SIZE = 8
 MAX_QUEUE_SIZE = 8
 MAX_SEQ_LEN = 512
 MAX_DRAFT_LEN = 8
+MEMORY = MemoryPlan(
+    gpu="none",
+    usable_bytes=1,
+    target=EngineMemory("target", (0,), 0, 0, 1, 65536, 0.75),
+    draft=EngineMemory("draft", (0,), 0, 0, 1, 65536, 0.25),
+    tokens_of_a_request=MAX_SEQ_LEN + MAX_DRAFT_LEN,
+)
 
 
 def recipe(name: str = "stand-in", serving: dict[str, Any] | None = None, **sections: Any) -> Recipe:
     """A recipe for the stand-in; ``sections``: ``tensorrt_llm``, ``draft``, ``target``."""
     engine = {"checkpoint": "unused", "quantization": "fp8"}
-    fraction = {"kv_cache_free_gpu_mem_fraction": 0.4}
     document = {
         "name": name,
         "runtime": "tensorrt_llm",
@@ -51,7 +58,7 @@ def recipe(name: str = "stand-in", serving: dict[str, Any] | None = None, **sect
         "tensorrt_llm": sections.get("tensorrt_llm", {}),
     }
     for role in ("draft", "target"):
-        document[role] = {**engine, "tensorrt_llm": {**fraction, **sections.get(role, {})}}
+        document[role] = {**engine, "tensorrt_llm": sections.get(role, {})}
     return parse_recipe(document, Path("stand-in.yaml"))
 
 
@@ -84,9 +91,13 @@ def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) ->
 
 
 def render(run: Path, made_by: Recipe) -> Path:
-    """Render the recipe's repository and put the stand-in in NVIDIA's place; returns the run directory."""
+    """Render the recipe's repository and put the stand-in in NVIDIA's place; returns the run directory.
+
+    Without the file that says how to start it, it is served by the embedded runtime's Triton.
+    """
     engines = [write_engine(run / "engines" / role, role, made_by) for role in ("draft", "target")]
-    repository = render_recipe(made_by, *engines, run)
+    repository = render_recipe(made_by, *engines, run, MEMORY)
+    (repository.parent / "launch.json").unlink()
     for role in ("draft", "target"):
         stand_in(repository / role)
     return repository.parent

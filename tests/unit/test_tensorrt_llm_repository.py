@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from build.recipe import Recipe, load_recipe
 from build.repository import render_recipe
 from pipelines.errors import DraftproofError
-from tests.stand_in_tensorrt_llm.repository import recipe, write_engine
+from tests.stand_in_tensorrt_llm.repository import MEMORY, recipe, write_engine
 from tests.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS, PARAMETERS, REQUIRED_PARAMETERS
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def render(tmp_path: Path, made_by: Recipe, **changes: Any) -> Path:
     engines = [
         write_engine(tmp_path / role, role, made_by, **changes.get(role, {})) for role in ("draft", "target")
     ]
-    return render_recipe(made_by, *engines, tmp_path / "run", changes.get("kv_fractions"))
+    return render_recipe(made_by, *engines, tmp_path / "run", MEMORY)
 
 
 def configs_of(repository: Path) -> dict[str, Any]:
@@ -85,9 +85,10 @@ def test_the_demo_recipe_is_rendered_for_tensorrt_llm_too(tmp_path: Path) -> Non
         write_engine(tmp_path / role, role, demo, build_config={"max_num_tokens": 8192})
         for role in ("draft", "target")
     ]
-    configs = configs_of(render_recipe(demo, *engines, tmp_path / "run", {"draft": 0.2, "target": 0.85}))
-    assert parameters(configs["target"])["kv_cache_free_gpu_mem_fraction"] == "0.85"
-    assert parameters(configs["draft"])["kv_cache_free_gpu_mem_fraction"] == "0.2"
+    configs = configs_of(render_recipe(demo, *engines, tmp_path / "run", MEMORY))
+    assert parameters(configs["target"])["kv_cache_free_gpu_mem_fraction"] == "0.75"
+    assert parameters(configs["draft"])["kv_cache_free_gpu_mem_fraction"] == "0.25"
+    assert parameters(configs["draft"])["max_tokens_in_paged_kv_cache"] == "65536"
 
 
 def test_every_tensor_and_parameter_of_nvidias_models_is_in_the_table(
@@ -218,8 +219,6 @@ def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "changes", "words"),
     [
-        ({"target": {"kv_cache_free_gpu_mem_fraction": None}}, {}, "target's share of the GPU memory"),
-        ({"draft": {"kv_cache_free_gpu_mem_fraction": 1.0}}, {}, "draft's share of the GPU memory"),
         (
             {},
             {"target": {"build_config": {"max_num_tokens": 256}}},
@@ -259,7 +258,3 @@ def test_half_precision_logits_reach_every_tensor_that_carries_them(tmp_path: Pa
             if known.data_type == "LOGITS":
                 assert tensor.data_type == model_config_pb2.TYPE_FP16, tensor.name
 
-
-def test_a_recipe_wins_over_the_plan(tmp_path: Path) -> None:
-    configs = configs_of(render(tmp_path, recipe(), kv_fractions={"draft": 0.1, "target": 0.1}))
-    assert parameters(configs["target"])["kv_cache_free_gpu_mem_fraction"] == "0.4"
