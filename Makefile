@@ -78,6 +78,14 @@ preflight: .venv/run.stamp ## check RECIPE's pair and plan its memory, from conf
 llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for versions without trtllm-build
 	@$(venv) -m build.llm_api --recipe "$(RECIPE)" $(ARGS)
 
+.PHONY: quantize
+quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, where it asks for that
+	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
+
+.PHONY: acceptance
+acceptance: .venv/build.stamp .venv/torch.stamp ## predict what quantizing RECIPE's draft and target does to acceptance
+	@$(venv) -m build.variants --recipe "$(RECIPE)" | tail -n 1 | $(venv) -m pipelines.calibration.quantizations $(ARGS)
+
 .PHONY: tune
 tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE's engines are fastest here
 	@$(venv) -m build.engines --recipe "$(RECIPE)" | tail -n 1 | $(venv) -m pipelines.calibration.threads $(ARGS)
@@ -160,6 +168,7 @@ results: .venv/run.stamp ## measure anew what README quotes (wants an idle machi
 	$(call record,verify-demo,make -s verify RECIPE=demo ARGS="--only equality")
 	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only law")
 	$(call record,sampler-demo-large,$(venv) -m pipelines.bench.sampler_cost --engine engines/demo-large/target-*)
+	$(call record,acceptance-demo,make -s acceptance RECIPE=demo)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
 	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
 	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
@@ -196,9 +205,10 @@ clean-engines: ## delete compiled engines, with CONFIRM=1 (the demo pair stays)
 .PHONY: lock
 lock: ## resolve requirements/*.txt anew (needs uv)
 	@command -v uv >/dev/null || { echo "uv not found; install it with: pip install uv"; exit 2; }
-	$(uv_compile) --extra run --extra test --extra train -o requirements/test.txt
+	$(uv_compile) --extra run --extra test --extra train --extra build -o requirements/test.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra train -o requirements/train.txt
+	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-hf -o requirements/peers-hf.txt
 	$(uv_compile_peers) --python-version 3.11 --extra peers-vllm -o requirements/peers-vllm.txt
@@ -218,6 +228,10 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	@touch $@
 
 .venv/test.stamp: requirements/test.txt .venv/run.stamp
+	$(pip_install) $(locked) -r $<
+	@touch $@
+
+.venv/build.stamp: requirements/build.txt .venv/run.stamp
 	$(pip_install) $(locked) -r $<
 	@touch $@
 

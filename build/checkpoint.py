@@ -1,9 +1,9 @@
 """Reads and writes checkpoints in the format of TensorRT-LLM, as ModelOpt exports them, without torch.
 
 A checkpoint is a directory with ``config.json`` and ``rank0.safetensors`` (tensor names below);
-``tokenizer.json`` lies beside them. Both runtimes compile from it. Only Llama in one piece is read
-here: what this module does not understand it refuses, because a network computed with a guessed
-setting answers fluently and wrong.
+``tokenizer.json`` lies beside them. Both runtimes compile from it. Llama, Mistral and Qwen2 (Llama with
+biases of q, k and v) in one piece are read here: what this module does not understand it refuses, because
+a network computed with a guessed setting answers fluently and wrong.
 
 Names are TensorRT-LLM's, and two of them mislead: ``mlp.fc`` is the gate projection (the one under
 SiLU) and ``mlp.gate`` the up projection. ``attention.qkv`` is q, k and v stacked on the output side.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoint_config import CheckpointConfig, parse_config
+from build.stored_linear import FLOATS, form_of
 from build.tensor_file import Tensor, read_tensors, write_tensors
 from pipelines.errors import CheckpointError
 
@@ -30,10 +31,8 @@ LM_HEAD = "lm_head.weight"
 NORMS = ("input_layernorm", "post_layernorm")
 LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 
-_FLOATS = ("BF16", "F16", "F32")
-# Scales of activations and of the KV cache belong to GPUs; here weights alone are quantized, so these
-# may be present and are not used. A prequant factor would change the function and is not in the list.
-_UNUSED_SUFFIXES = (".activation_scaling_factor", ".kv_cache_scaling_factor")
+# The KV cache of the embedded runtime is floating point: its scales may be present and are not used.
+_UNUSED_SUFFIXES = tuple(f".{kind}_cache_scaling_factor" for kind in ("k", "v", "kv"))
 
 
 @dataclass(frozen=True)
@@ -67,35 +66,36 @@ def linear_shape(config: CheckpointConfig, name: str) -> tuple[int, int]:
     }[name]
 
 
-def _expected(config: CheckpointConfig) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+def _expected(
+    config: CheckpointConfig, tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
     """Allowed types and shapes of every tensor that must be there."""
     hidden = config.hidden_size
-    weight_types, scale_shapes = {
-        None: (_FLOATS, None),
-        "FP8": (("F8_E4M3",), lambda out: ((1,), ())),
-        "W8A16": (("I8",), lambda out: ((out,),)),
-    }[config.quant_algo]
     table = (config.vocab_size, hidden)
     expected: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
-        EMBEDDING: (_FLOATS, (table,)),
-        FINAL_NORM: (_FLOATS, ((hidden,),)),
+        EMBEDDING: (FLOATS, (table,)),
+        FINAL_NORM: (FLOATS, ((hidden,),)),
     }
     if not config.share_embedding_table:
-        expected[LM_HEAD] = (_FLOATS, (table,))
+        expected[LM_HEAD] = (FLOATS, (table,))
     for layer in range(config.num_hidden_layers):
         prefix = f"transformer.layers.{layer}."
         for norm in NORMS:
-            expected[f"{prefix}{norm}.weight"] = (_FLOATS, ((hidden,),))
+            expected[f"{prefix}{norm}.weight"] = (FLOATS, ((hidden,),))
+        if config.has_qkv_bias:
+            expected[f"{prefix}attention.qkv.bias"] = (FLOATS, ((linear_shape(config, "attention.qkv")[0],),))
         for name in LINEARS:
             shape = linear_shape(config, name)
-            expected[f"{prefix}{name}.weight"] = (weight_types, (shape,))
-            if scale_shapes is not None:
-                expected[f"{prefix}{name}.weights_scaling_factor"] = (_FLOATS, scale_shapes(shape[0]))
+            stored = tensors.get(f"{prefix}{name}.weight")
+            form = form_of(config.quant_algo, stored.dtype if stored else None)
+            expected[f"{prefix}{name}.weight"] = (form.weight_dtypes, (form.weight_shape(*shape),))
+            for factor, shapes in form.factors.items():
+                expected[f"{prefix}{name}.{factor}"] = (FLOATS, shapes(*shape, config.group_size))
     return expected
 
 
 def _check_tensors(path: Path, config: CheckpointConfig, tensors: Mapping[str, Tensor]) -> None:
-    expected = _expected(config)
+    expected = _expected(config, tensors)
     for name, (dtypes, shapes) in expected.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -119,8 +119,8 @@ def _check_tensors(path: Path, config: CheckpointConfig, tensors: Mapping[str, T
         raise CheckpointError(
             f"{path} holds tensors that this architecture does not have",
             values=", ".join(sorted(extra)[:4]) + (f" and {len(extra) - 4} more" if len(extra) > 4 else ""),
-            limit="Llama without biases, query/key norms or prequant factors",
-            remedy="use a plain Llama checkpoint in FP8, W8A16 or floating point",
+            limit="Llama, Mistral or Qwen2, and the factors of the quantization in config.json",
+            remedy="use another model, or export the checkpoint anew",
         )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build.stored_linear import FORMS
 from pipelines.errors import CheckpointError
 
-QUANT_ALGOS = (None, "FP8", "W8A16")
+_HAS_QKV_BIAS = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class CheckpointConfig:
     rotary_scaling: RotaryScaling | None
     share_embedding_table: bool
     quant_algo: str | None
+    group_size: int
+    has_qkv_bias: bool
     end_id: int | None
 
 
@@ -110,10 +113,10 @@ def _rotary_scaling(reader: _Reader) -> RotaryScaling | None:
 def _quant_algo(reader: _Reader) -> str | None:
     quantization = reader.raw.get("quantization") or {}
     algo = quantization.get("quant_algo")
-    if algo not in QUANT_ALGOS:
+    if algo not in tuple(FORMS):  # may be of any type
         raise reader.fail(
             f"quantization.quant_algo={algo!r}",
-            "the embedded runtime computes null, FP8 and W8A16",
+            f"the embedded runtime computes {', '.join(name or 'null' for name in FORMS)}",
             "export one of these, or an unquantized checkpoint and say quantization: int8 in the recipe",
         )
     excluded = quantization.get("exclude_modules") or []
@@ -122,6 +125,20 @@ def _quant_algo(reader: _Reader) -> str | None:
             f"quantization.exclude_modules={excluded!r}", "only lm_head may be left out of the quantization"
         )
     return algo
+
+
+def _group_size(reader: _Reader, algo: str | None, widths: tuple[int, ...]) -> int:
+    """Inputs that share a scale of INT4; 1 for the other forms, which have no groups."""
+    if algo is None or not FORMS[algo].is_packed:
+        return 1
+    group = _Reader(reader.raw["quantization"], reader.path).integer("group_size")
+    if any(width % group for width in widths):
+        raise reader.fail(
+            f"quantization.group_size={group}, inputs of {', '.join(map(str, widths))}",
+            "the inputs of every projection must be whole groups",
+            "choose another quantization for this network",
+        )
+    return group
 
 
 def parse_config(raw: Any, path: Path) -> CheckpointConfig:
@@ -137,10 +154,12 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
     if not isinstance(raw, dict):
         raise _Reader({}, path).fail(f"a JSON {type(raw).__name__}", "config.json must be a JSON object")
     reader = _Reader(raw, path)
-    architecture = reader.only("architecture", ("LlamaForCausalLM",))
+    architecture = reader.only("architecture", tuple(_HAS_QKV_BIAS))
     reader.only("hidden_act", ("silu", "swiglu"))
     reader.only("position_embedding_type", ("rope_gpt_neox",), "rope_gpt_neox")
-    for key in ("attn_bias", "attention_bias", "mlp_bias", "bias", "lm_head_bias"):
+    has_qkv_bias = _HAS_QKV_BIAS[architecture]
+    reader.only("attn_bias", (True,) if has_qkv_bias else (False, None))
+    for key in ("attention_bias", "mlp_bias", "bias", "lm_head_bias"):
         reader.only(key, (False, None))
     for key in ("rotary_pct", "partial_rotary_factor"):
         reader.only(key, (1.0, None))
@@ -168,7 +187,9 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
             f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
             "query heads must be a multiple of key heads, and head_size be given unless heads divide hidden",
         )
-    end_id = raw.get("end_id")
+    end_id, algo = raw.get("end_id"), _quant_algo(reader)
+    head_size = reader.integer("head_size", hidden // heads)
+    intermediate_size = reader.integer("intermediate_size")
     return CheckpointConfig(
         architecture=architecture,
         dtype=reader.only("dtype", ("bfloat16", "float16", "float32")),
@@ -176,14 +197,16 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         hidden_size=hidden,
-        head_size=reader.integer("head_size", hidden // heads),
-        intermediate_size=reader.integer("intermediate_size"),
+        head_size=head_size,
+        intermediate_size=intermediate_size,
         vocab_size=reader.integer("vocab_size"),
         max_position_embeddings=reader.integer("max_position_embeddings"),
         norm_epsilon=reader.number("norm_epsilon"),
         rotary_base=reader.number("rotary_base"),
         rotary_scaling=_rotary_scaling(reader),
         share_embedding_table=bool(raw.get("share_embedding_table", False)),
-        quant_algo=_quant_algo(reader),
+        quant_algo=algo,
+        group_size=_group_size(reader, algo, (hidden, heads * head_size, intermediate_size)),
+        has_qkv_bias=has_qkv_bias,
         end_id=None if end_id is None else reader.integer("end_id", minimum=0),
     )

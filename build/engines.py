@@ -40,9 +40,11 @@ _COMPILER = (
     "checkpoint.py",
     "checkpoint_config.py",
     "growth.py",
+    "linear.py",
     "llama_graph.py",
     "network.py",
     "openvino_engine.py",
+    "stored_linear.py",
     "tensor_file.py",
     "weight_only.py",
 )
@@ -87,6 +89,8 @@ def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: Engin
             thread_placement=engine.thread_placement,
             end_id=source.end_id,
             fingerprint=plan.fingerprint,
+            # A GPU leaves activations alone where the checkpoint has no scale for them.
+            dynamic_quantization=engine.quantization == "int8",
             origin={
                 "recipe": recipe.name,
                 "recipe_sha256": sha256_file(recipe.path),
@@ -117,7 +121,7 @@ def build_engines(
     if recipe.runtime == "tensorrt_llm":
         return build_tensorrt_llm_engines(recipe, engines, report)
     started = time.monotonic()
-    sources = dict(zip(("draft", "target"), check_recipe(recipe), strict=True))
+    sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     result: dict[str, Any] = {}
     built = []
     with exclusive(engines / recipe.name):

@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from build.checkpoint_config import CheckpointConfig
-from build.network import Layer, Linear, Network
+from build.linear import Linear
+from build.network import Layer, Network
 from build.recipe import Growth
 from build.tensor_file import Float32Array, Tensor
 from pipelines.errors import RecipeError
@@ -89,6 +90,8 @@ def check_growth(config: CheckpointConfig, growth: Growth) -> None:
             limit="only unquantized checkpoints can be grown",
             remedy="leave growth out, or start from the unquantized checkpoint",
         )
+    if config.has_qkv_bias:
+        raise _refuse("the network has biases", f"architecture={config.architecture}", "Llama or Mistral")
     sizes = {
         "hidden_size": (config.hidden_size, growth.hidden_size),
         "num_layers": (config.num_hidden_layers, growth.num_layers),

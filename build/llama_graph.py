@@ -20,8 +20,9 @@ from openvino import op as ov_op
 from openvino import opset15 as ops
 
 from build.checkpoint_config import CheckpointConfig, RotaryScaling
-from build.network import Layer, Linear, Network
-from build.tensor_file import Float32Array, Tensor
+from build.linear import InputQuantization, Linear
+from build.network import Layer, Network
+from build.tensor_file import AnyArray, Float32Array, Tensor
 
 _ELEMENT_TYPES = {
     "BF16": ov.Type.bf16,
@@ -66,11 +67,43 @@ def _integers(values: Any) -> Any:
     return ops.constant(np.asarray(values, dtype=np.int64))
 
 
+def _int4_constant(values: AnyArray, shape: tuple[int, ...]) -> Any:
+    """INT4 as OpenVINO packs it: two inputs of one output in a byte, the even one in the low half."""
+    pairs = values.reshape(-1, 2).astype(np.uint8)
+    packed = np.ascontiguousarray((pairs[:, 0] & 15) | (pairs[:, 1] << 4))
+    raw = ov.Tensor(packed, ov.Shape(list(shape)), ov.Type.i4)
+    return ops.convert(ov_op.Constant(raw, False), "f32")
+
+
+def _weight(linear: Linear) -> Any:
+    """[out, in] in the form in which the plugin keeps it compressed."""
+    if linear.scale is None:
+        return _constant(linear.weight)
+    if not linear.is_grouped:
+        return ops.multiply(_constant(linear.weight), _floats(linear.scale))
+    out, columns = linear.weight.shape
+    groups = linear.scale.shape[1]
+    weight = _int4_constant(linear.weight.data, (out, groups, columns // groups))
+    weight = ops.multiply(weight, _floats(linear.scale[:, :, None]))
+    return ops.reshape(weight, _integers([out, columns]), False)
+
+
+def _rounded(x: Any, quantization: InputQuantization) -> Any:
+    """X on the grid that a GPU would round it to; FakeConvert rounds through float16 on its way to E4M3."""
+    scale = quantization.scale
+    if quantization.dtype == "I8":
+        low, high = _floats(-128 * scale), _floats(127 * scale)
+        return ops.fake_quantize(x, low, high, low, high, 256)
+    return ops.fake_convert(x, _floats([1 / scale]), destination_type="f8e4m3")
+
+
 def _linear(x: Any, linear: Linear) -> Any:
-    weight = _constant(linear.weight)
-    if linear.scale is not None:
-        weight = ops.multiply(weight, _floats(linear.scale))
-    return ops.matmul(x, weight, False, True)
+    if linear.prequant is not None:
+        x = ops.multiply(x, _floats(linear.prequant.reshape(1, 1, -1)))
+    if linear.input_quantization is not None:
+        x = _rounded(x, linear.input_quantization)
+    y = ops.matmul(x, _weight(linear), False, True)
+    return y if linear.bias is None else ops.add(y, _floats(linear.bias.reshape(1, 1, -1)))
 
 
 def _rms_norm(x: Any, gain: Float32Array, epsilon: float) -> Any:

@@ -9,40 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from build.checkpoint import (
-    EMBEDDING,
-    FINAL_NORM,
-    LINEARS,
-    LM_HEAD,
-    Checkpoint,
-)
+from build.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD, Checkpoint
 from build.checkpoint_config import CheckpointConfig
+from build.linear import Linear
+from build.stored_linear import read_linear
 from build.tensor_file import Float32Array, Tensor
-
-
-@dataclass(frozen=True)
-class Linear:
-    """Weight of a projection y = x W^T.
-
-    Attributes:
-        weight: [out, in]; BF16, F16, F32, I8 or F8_E4M3.
-        scale: float32 [out, 1] for I8, [1, 1] for F8_E4M3: W = weight * scale. None for floats.
-    """
-
-    weight: Tensor
-    scale: Float32Array | None = None
-
-    def to_float32(self) -> Float32Array:
-        """W as float32 [out, in]."""
-        weight = self.weight.to_float32()
-        return weight if self.scale is None else weight * self.scale
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes that a step reads: the CPU plugin keeps I8 as it is and expands all else to float32."""
-        if self.weight.dtype == "I8" and self.scale is not None:
-            return self.weight.data.size + self.scale.nbytes
-        return 4 * self.weight.data.size
 
 
 @dataclass(frozen=True)
@@ -87,11 +58,7 @@ def network_from_checkpoint(checkpoint: Checkpoint) -> Network:
 
     def layer(index: int) -> Layer:
         def linear(name: str) -> Linear:
-            weight = checkpoint.layer_tensor(index, f"{name}.weight")
-            if config.quant_algo is None:
-                return Linear(weight)
-            scale = checkpoint.layer_tensor(index, f"{name}.weights_scaling_factor")
-            return Linear(weight, scale.to_float32().reshape(-1, 1))
+            return read_linear(checkpoint.tensors, f"transformer.layers.{index}.{name}", config.quant_algo)
 
         qkv, dense, fc, gate, proj = (linear(name) for name in LINEARS)
         return Layer(

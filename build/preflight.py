@@ -16,6 +16,7 @@ from typing import Any
 
 from build.checkpoint import Checkpoint, read_checkpoint
 from build.growth import check_growth
+from build.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from build.tokenizer_file import TokenizerInfo, find_end_id, read_tokenizer
@@ -39,14 +40,17 @@ class EngineSource:
     end_id: int
 
 
-def read_source(engine: EngineRecipe) -> EngineSource:
+def read_source(engine: EngineRecipe, directory: Path) -> EngineSource:
     """Read one engine's checkpoint and tokenizer.
+
+    Args:
+        engine: How the engine is made.
+        directory: The checkpoint that it is compiled from (``build/quantized_checkpoint.py``).
 
     Raises:
         CheckpointError: One of them cannot be used, or the tokenizer has more tokens than the network.
         RecipeError: The recipe grows the network to sizes that it cannot have.
     """
-    directory = engine.checkpoint_directory
     checkpoint = read_checkpoint(directory)
     path = directory / "tokenizer.json"
     tokenizer = read_tokenizer(path)
@@ -95,8 +99,14 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
             )
 
 
-def check_recipe(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
+def check_recipe(
+    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
+) -> tuple[EngineSource, EngineSource]:
     """Everything that can be known before compiling.
+
+    Args:
+        recipe: The pair.
+        engines: Folder of the engines, with the quantized checkpoints below it.
 
     Returns:
         Sources of draft and target.
@@ -106,12 +116,15 @@ def check_recipe(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
         RecipeError: A growth is not possible.
         IncompatiblePairError: The two do not form a pair.
     """
-    draft, target = read_source(recipe.draft), read_source(recipe.target)
+    draft, target = (
+        read_source(getattr(recipe, role), checkpoint_for(recipe, role, engines))
+        for role in ("draft", "target")
+    )
     check_pair(recipe, draft, target)
     return draft, target
 
 
-def _check_embedded(recipe: Recipe, given: Mapping[str, Path]) -> dict[str, Any]:
+def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) -> dict[str, Any]:
     if given:
         raise RecipeError(
             "engines are compared with the recipe on TensorRT-LLM only",
@@ -119,7 +132,7 @@ def _check_embedded(recipe: Recipe, given: Mapping[str, Path]) -> dict[str, Any]
             limit="engines of the embedded runtime are checked against their manifest when they are loaded",
             remedy="leave it out, or give --runtime tensorrt_llm",
         )
-    draft, target = check_recipe(recipe)
+    draft, target = check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
         print(f"{role}: {source.checkpoint.directory}, {source.tokenizer.num_tokens} tokens")
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
@@ -146,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = load_recipe(options.recipe, options.runtime or None)
         if recipe.runtime == "embedded":
-            document = _check_embedded(recipe, given)
+            document = _check_embedded(recipe, options.engines.resolve(), given)
         else:
             document = run_preflight(recipe, options.engines.resolve(), given, options.run)
     except DraftproofError as error:

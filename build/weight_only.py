@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from build.network import Layer, Linear, Network
+from build.linear import Linear
+from build.network import Layer, Network
 from build.tensor_file import Float32Array, Tensor
 
 # Rows that are dequantized at a time bound the float32 scratch memory, vocabulary-sized heads included.
@@ -38,14 +39,16 @@ def quantize_int8(values: Float32Array) -> Linear:
 
 
 def _to_int8(linear: Linear) -> Linear:
-    return linear if linear.weight.dtype == "I8" else quantize_int8(linear.to_float32())
+    if linear.is_weight_only_int8:
+        return linear
+    return replace(quantize_int8(linear.to_float32()), bias=linear.bias)
 
 
 def _to_float(linear: Linear) -> Linear:
     if linear.scale is None:
         return linear
     values = linear.to_float32()
-    return Linear(Tensor("F32", values.shape, values))
+    return Linear(Tensor("F32", values.shape, values), bias=linear.bias)
 
 
 def apply_quantization(network: Network, quantization: str, lm_head: str) -> Network:
@@ -54,14 +57,17 @@ def apply_quantization(network: Network, quantization: str, lm_head: str) -> Net
     Args:
         network: As read or grown.
         quantization: ``int8``: projections that are not INT8 yet are made so. ``none``: all in
-            floating point, quantized ones multiplied out. ``checkpoint``: as they are.
+            floating point, quantized ones multiplied out, inputs left alone. Else as the checkpoint says:
+            its own form, inputs rounded where it has scales for them, and W8A16 that is still in floating
+            point rounded now.
         lm_head: ``int8`` or ``checkpoint``, for the output head alone. The embedding is never touched.
     """
 
     def convert(linear: Linear) -> Linear:
-        if quantization == "int8":
-            return _to_int8(linear)
-        return _to_float(linear) if quantization == "none" else linear
+        if quantization == "none":
+            return _to_float(linear)
+        make_int8 = quantization == "int8" or network.config.quant_algo == "W8A16"
+        return _to_int8(linear) if make_int8 else linear
 
     def layer(index: int) -> Layer:
         source = network.layer(index)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from docs.acceptance_table import predicted_acceptance
 from docs.bench_tables import every_load, headline
 from docs.peer_tables import peers
 from docs.words import Document, conditions, listed, times
@@ -218,6 +219,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "verify": (RESULTS / "verify-demo.json", "make results", _verify),
     "law": (RESULTS / "law-demo.json", "make results", _law),
     "sampler": (RESULTS / "sampler-demo-large.json", "make results", _sampler),
+    "acceptance": (RESULTS / "acceptance-demo.json", "make results", predicted_acceptance),
     "pair": (PAIR, "make evaluate-demo", _pair),
 }
 """Block name -> result file, the command that makes it, and what turns it into text."""

@@ -13,8 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from build.checkpoint import LINEARS, Checkpoint, read_checkpoint, write_checkpoint
+from build.linear import InputQuantization, Linear
 from build.network import Layer, Network, network_from_checkpoint
-from build.tensor_file import Tensor, e4m3_values
+from build.openvino_engine import EngineSettings, write_engine
+from build.tensor_file import Float32Array, Tensor, e4m3_values
+from build.weight_only import apply_quantization
 from tests.tiny_engines import random_weights, tiny_config, write_tokenizer
 
 Float64Array = npt.NDArray[np.float64]
@@ -29,33 +32,91 @@ LLAMA3_SCALING = {
 
 
 def encode_e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Nearest E4M3 code of each value, saturating at 448."""
+    """Nearest E4M3 code of each value, the even one of two as near, saturating at 448."""
     finite = np.array([code for code in range(256) if code & 127 != 127 and code != 128], np.uint8)
     order = np.argsort(e4m3_values()[finite])
     codes, numbers = finite[order], e4m3_values()[finite][order]
     middles = (numbers[1:] + numbers[:-1]) / 2
-    encoded: npt.NDArray[np.uint8] = codes[np.searchsorted(middles, values)]
+    below, above = (codes[np.searchsorted(middles, values, side)] for side in ("left", "right"))
+    encoded: npt.NDArray[np.uint8] = np.where(below % 2 == 0, below, above)
     return encoded
 
 
+INT8_STEP = 1 / 16  # of inputs: -8 to 8
+FP8_STEP = 1 / 64  # of inputs: -7 to 7
+GROUP = 128
+
+
+def _fp8(values: Float32Array, rng: np.random.Generator) -> dict[str, Tensor]:
+    scale = np.array([np.abs(values).max() / 448], np.float32)
+    return {
+        "weight": Tensor("F8_E4M3", values.shape, encode_e4m3(values / scale)),
+        "weights_scaling_factor": _floats(scale),
+        "activation_scaling_factor": _floats([FP8_STEP]),
+    }
+
+
+def _w8a16(values: Float32Array, rng: np.random.Generator) -> dict[str, Tensor]:
+    scale = np.abs(values).max(axis=1) / 127
+    weight = np.rint(values / scale[:, None]).astype(np.int8)
+    return {"weight": Tensor("I8", weight.shape, weight), "weights_scaling_factor": _floats(scale)}
+
+
+def _smooth_quant(values: Float32Array, rng: np.random.Generator) -> dict[str, Tensor]:
+    prequant = rng.uniform(0.5, 2, values.shape[1]).astype(np.float32)
+    return {
+        **_w8a16(values / prequant, rng),
+        "activation_scaling_factor": _floats([INT8_STEP]),
+        "prequant_scaling_factor": _floats(prequant),
+    }
+
+
+def _int4(values: Float32Array, rng: np.random.Generator) -> dict[str, Tensor]:
+    prequant = rng.uniform(0.5, 2, values.shape[1]).astype(np.float32)
+    groups = (values / prequant).reshape(len(values), -1, GROUP)
+    scale = (np.abs(groups).max(axis=2) / 7).astype(np.float32)
+    codes = np.rint(groups / scale[:, :, None]).astype(np.int8).reshape(values.shape) & 15
+    packed = (codes[0::2] | codes[1::2] << 4).astype(np.int8)  # two outputs in a byte
+    return {
+        "weight": Tensor("I8", packed.shape, packed),
+        "weights_scaling_factor": _floats(scale),
+        "prequant_scaling_factor": _floats(prequant),
+    }
+
+
+def _int4_fp8(values: Float32Array, rng: np.random.Generator) -> dict[str, Tensor]:
+    tensors = _int4(values, rng)
+    largest = tensors["weights_scaling_factor"].data.max() * 7
+    return {
+        **tensors,
+        "weights_scaling_factor_2": _floats([largest / 448]),
+        "activation_scaling_factor": _floats([FP8_STEP]),
+    }
+
+
+def _floats(values: Any) -> Tensor:
+    array = np.asarray(values, np.float32)
+    return Tensor("F32", array.shape, array)
+
+
+QUANTIZERS = {
+    "FP8": _fp8,
+    "W8A16": _w8a16,
+    "W8A8_SQ_PER_CHANNEL": _smooth_quant,
+    "W4A16_AWQ": _int4,
+    "W4A8_AWQ": _int4_fp8,
+}
+
+
 def quantize_tensors(tensors: dict[str, Tensor], algo: str) -> dict[str, Tensor]:
-    """The projections in ``FP8`` or ``W8A16``, as ModelOpt lays them out; the rest as it is."""
+    """The projections in a form of ``QUANTIZERS``, as ModelOpt lays them out; the rest as it is."""
+    rng = np.random.default_rng(0)
     quantized = dict(tensors)
     for name, tensor in tensors.items():
         prefix = name.removesuffix(".weight")
-        if not prefix.endswith(LINEARS):
-            continue
-        values = tensor.to_float32()
-        if algo == "FP8":
-            scale = np.array([np.abs(values).max() / 448], np.float32)
-            weight = Tensor("F8_E4M3", tensor.shape, encode_e4m3(values / scale))
-            one = np.array([1.0], np.float32)
-            quantized[f"{prefix}.activation_scaling_factor"] = Tensor("F32", (1,), one)
-        else:
-            scale = (np.abs(values).max(axis=1) / 127).astype(np.float32)
-            weight = Tensor("I8", tensor.shape, np.rint(values / scale[:, None]).astype(np.int8))
-        quantized[name] = weight
-        quantized[f"{prefix}.weights_scaling_factor"] = Tensor("F32", scale.shape, scale)
+        if prefix.endswith(LINEARS):
+            for part, made in QUANTIZERS[algo](tensor.to_float32(), rng).items():
+                quantized[f"{prefix}.{part}"] = made
     return quantized
 
 
@@ -66,7 +127,7 @@ def make_checkpoint(
 
     Args:
         directory: Where it goes.
-        algo: None, ``FP8`` or ``W8A16``.
+        algo: None, or one of ``QUANTIZERS``.
         seed: Of the weights.
         weights_dtype: ``BF16``, ``F16`` or ``F32`` of what is not quantized.
         **changes: Keys of ``config.json``.
@@ -74,7 +135,7 @@ def make_checkpoint(
     config = tiny_config(**changes)
     config["quantization"] = {"quant_algo": algo, "kv_cache_quant_algo": None}
     if algo is not None:
-        config["quantization"]["exclude_modules"] = ["lm_head"]
+        config["quantization"].update(exclude_modules=["lm_head"], group_size=GROUP)
     tensors = random_weights(config, seed, weights_dtype)
     write_checkpoint(directory, config, tensors if algo is None else quantize_tensors(tensors, algo))
     write_tokenizer(directory / "tokenizer.json", config["vocab_size"])
@@ -106,11 +167,32 @@ def _angles(network: Network, length: int) -> Float64Array:
     return np.arange(length)[:, None] * np.array(frequencies)
 
 
+def _round(x: Float64Array, rounding: InputQuantization) -> Float64Array:
+    """To the grid of INT8 or, by way of float16, of E4M3."""
+    scaled = x / rounding.scale
+    if rounding.dtype == "I8":
+        rounded = np.clip(np.rint(scaled), -128, 127)
+    else:
+        rounded = e4m3_values()[encode_e4m3(scaled.astype(np.float16).astype(np.float32))]
+    result: Float64Array = rounded.astype(np.float64) * rounding.scale
+    return result
+
+
+def project(x: Float64Array, linear: Linear) -> Float64Array:
+    """Inputs [n, in] to outputs [n, out], rounded to the scales of the checkpoint."""
+    if linear.prequant is not None:
+        x = x * linear.prequant
+    if linear.input_quantization is not None:
+        x = _round(x, linear.input_quantization)
+    projected: Float64Array = x @ linear.stored_values().astype(np.float64).T
+    return projected if linear.bias is None else projected + linear.bias
+
+
 def _attention(x: Float64Array, layer: Layer, network: Network, angles: Float64Array) -> Float64Array:
     config = network.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     length = len(x)
-    joined = x @ layer.qkv.to_float32().astype(np.float64).T
+    joined = project(x, layer.qkv)
     query, key, value = np.split(joined, [heads * size, (heads + kv_heads) * size], axis=1)
 
     def rotated(flat: Float64Array, count: int) -> Float64Array:
@@ -127,11 +209,11 @@ def _attention(x: Float64Array, layer: Layer, network: Network, angles: Float64A
         scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         outputs[:, head] = shares / shares.sum(axis=1, keepdims=True) @ value[:, group]
-    return outputs.reshape(length, -1) @ layer.dense.to_float32().astype(np.float64).T
+    return project(outputs.reshape(length, -1), layer.dense)
 
 
 def reference_logits(source: Checkpoint | Network, token_ids: npt.NDArray[Any]) -> Float64Array:
-    """Logits [n, vocab] of a text of n tokens, computed in float64 with the weights that are stored."""
+    """Logits [n, vocab] of a text of n tokens, in float64; weights and rounding of inputs as stored."""
     network = network_from_checkpoint(source) if isinstance(source, Checkpoint) else source
     epsilon = network.config.norm_epsilon
     x = network.embedding.to_float32()[token_ids].astype(np.float64)
@@ -140,11 +222,9 @@ def reference_logits(source: Checkpoint | Network, token_ids: npt.NDArray[Any]) 
         layer = network.layer(index)
         x = x + _attention(_norm(x, layer.input_norm, epsilon), layer, network, angles)
         inner = _norm(x, layer.post_norm, epsilon)
-        gate = inner @ layer.fc.to_float32().T
-        up = inner @ layer.gate.to_float32().T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.proj.to_float32().T
-    logits: Float64Array = _norm(x, network.final_norm, epsilon) @ network.lm_head.to_float32().T
-    return logits
+        gate, up = project(inner, layer.fc), project(inner, layer.gate)
+        x = x + project(gate / (1 + np.exp(-gate)) * up, layer.proj)
+    return project(_norm(x, network.final_norm, epsilon), network.lm_head)
 
 
 def mean_kl(reference: npt.NDArray[Any], logits: npt.NDArray[Any]) -> float:
@@ -157,3 +237,16 @@ def mean_kl(reference: npt.NDArray[Any], logits: npt.NDArray[Any]) -> float:
 
     p, q = log_softmax(reference), log_softmax(logits)
     return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def build_checkpoint_engine(
+    directory: Path, algo: str | None, *, kv: str = "float32", **changes: Any
+) -> Path:
+    """An engine that computes a random checkpoint as the checkpoint says."""
+    checkpoint = make_checkpoint(directory / "checkpoint", algo, **changes)
+    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "checkpoint")
+    settings = EngineSettings(
+        "target", "test", "checkpoint", kv, 2, 0, "f" * 64, {}, dynamic_quantization=False
+    )
+    write_engine(directory / "engine", network, directory / "checkpoint" / "tokenizer.json", settings)
+    return directory / "engine"

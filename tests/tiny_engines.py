@@ -91,6 +91,10 @@ def random_weights(
         prefix = f"transformer.layers.{layer}."
         tensors[f"{prefix}input_layernorm.weight"] = gain()
         tensors[f"{prefix}post_layernorm.weight"] = gain()
+        if parsed.has_qkv_bias:
+            rows, _ = linear_shape(parsed, "attention.qkv")
+            bias = rng.standard_normal(rows, dtype=np.float32)
+            tensors[f"{prefix}attention.qkv.bias"] = Tensor.from_float32(bias, dtype)
         for name in LINEARS:
             shape = linear_shape(parsed, name)
             tensors[f"{prefix}{name}.weight"] = normal(shape, 1.5 * scale / shape[1] ** 0.5)

@@ -26,6 +26,7 @@ from build.manifest import sha256_file, sha256_json
 from build.network import Network, network_from_checkpoint
 from build.peers.hugging_face import write_hugging_face
 from build.peers.stateful_graph import build_stateful_graph
+from build.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.weight_only import apply_quantization
 from pipelines.errors import DraftproofError
@@ -44,13 +45,13 @@ def _held_in_memory(network: Network) -> Network:
     return dataclasses.replace(network, layer=layers.__getitem__)
 
 
-def _write_role(directory: Path, engine: EngineRecipe, end_id: int) -> dict[str, str]:
+def _write_role(directory: Path, engine: EngineRecipe, checkpoint: Path, end_id: int) -> dict[str, str]:
     """Write one network in all of its forms; returns form -> folder, relative to ``directory``'s."""
-    network = network_from_checkpoint(read_checkpoint(engine.checkpoint_directory))
+    network = network_from_checkpoint(read_checkpoint(checkpoint))
     if engine.growth is not None:
         network = grow(network, engine.growth)
     network = _held_in_memory(network)
-    tokenizer = engine.checkpoint_directory / "tokenizer.json"
+    tokenizer = checkpoint / "tokenizer.json"
     floating = apply_quantization(network, "none", "checkpoint")
     quantized = _held_in_memory(apply_quantization(network, engine.quantization, engine.lm_head))
     forms = {"hugging_face": floating, "openvino": quantized}
@@ -116,7 +117,8 @@ def build_peer_models(
     }
     for role in _ROLES:
         report(f"{role}: writing {output / role}")
-        document[role] = _write_role(output / role, getattr(recipe, role), document["end_id"])
+        checkpoint = checkpoint_for(recipe, role, engines)
+        document[role] = _write_role(output / role, getattr(recipe, role), checkpoint, document["end_id"])
     index.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return document
 

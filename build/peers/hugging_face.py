@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from build.checkpoint_config import CheckpointConfig
-from build.network import Layer, Linear, Network
+from build.linear import Linear
+from build.network import Layer, Network
 from build.tensor_file import Float32Array, Tensor, write_tensors
 
+_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2"}
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -34,8 +37,8 @@ def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]
             scaling["high_freq_factor"] = rotary.high_freq_factor
             scaling["original_max_position_embeddings"] = rotary.original_max_position_embeddings
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [config.architecture],
+        "model_type": _MODEL_TYPES[config.architecture],
         "torch_dtype": config.dtype,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -51,8 +54,9 @@ def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]
         "rope_scaling": scaling,
         "rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": config.rotary_base},
         "tie_word_embeddings": config.share_embedding_table,
-        "attention_bias": False,
+        "attention_bias": False,  # of Llama; Qwen2 has those of q, k and v whatever is said
         "mlp_bias": False,
+        "sliding_window": None,
         "use_cache": True,
         "bos_token_id": end_id,
         "eos_token_id": end_id,
@@ -83,21 +87,26 @@ def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
     """Parts of a projection along its outputs."""
     borders = np.cumsum(sizes)[:-1]
     weights = np.split(linear.weight.data, borders)
+    biases: list[Float32Array | None] = [None] * len(sizes)
+    if linear.bias is not None:
+        biases = list(np.split(linear.bias, borders))
     scales: list[Float32Array | None] = [linear.scale] * len(sizes)
     if linear.scale is not None and len(linear.scale) > 1:  # an E4M3 weight has one for all outputs
         scales = list(np.split(linear.scale, borders))
     return [
-        Linear(Tensor(linear.weight.dtype, weight.shape, weight), scale)
-        for weight, scale in zip(weights, scales, strict=True)
+        replace(linear, weight=Tensor(linear.weight.dtype, weight.shape, weight), scale=scale, bias=bias)
+        for weight, scale, bias in zip(weights, scales, biases, strict=True)
     ]
 
 
 def _projection(name: str, linear: Linear, dtype: str) -> Iterator[tuple[str, Tensor]]:
-    if linear.weight.dtype == "I8" and linear.scale is not None:
+    if linear.is_weight_only_int8 and linear.scale is not None:
         yield f"{name}.weight", linear.weight
         yield f"{name}.weight_scale", _in_float32(linear.scale)
     else:
         yield f"{name}.weight", Tensor.from_float32(linear.to_float32(), dtype)
+    if linear.bias is not None:
+        yield f"{name}.bias", Tensor.from_float32(linear.bias, dtype)
 
 
 def _in_float32(values: Float32Array) -> Tensor:

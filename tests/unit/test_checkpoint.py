@@ -17,13 +17,13 @@ from build.checkpoint import read_checkpoint, write_checkpoint
 from build.tensor_file import Tensor, e4m3_values, read_tensors, write_tensors
 from build.weight_only import quantize_int8
 from pipelines.errors import CheckpointError
-from tests.fixtures_checkpoints import encode_e4m3, make_checkpoint
+from tests.fixtures_checkpoints import QUANTIZERS, encode_e4m3, make_checkpoint
 from tests.tiny_engines import random_weights, tiny_config
 
 QKV = "transformer.layers.1.attention.qkv.weight"
 
 
-@pytest.mark.parametrize("algo", [None, "FP8", "W8A16"])
+@pytest.mark.parametrize("algo", [None, *QUANTIZERS])
 def test_written_checkpoint_reads_back(algo: str | None, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, algo, share_embedding_table=False)
     assert checkpoint.config.quant_algo == algo
@@ -187,6 +187,25 @@ def test_wrong_type_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("algo", "factor"),
+    [
+        ("FP8", "weights_scaling_factor"),
+        ("FP8", "activation_scaling_factor"),
+        ("W8A8_SQ_PER_CHANNEL", "prequant_scaling_factor"),
+        ("W4A8_AWQ", "weights_scaling_factor_2"),
+    ],
+)
+def test_missing_factor_is_named(algo: str, factor: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, algo)
+    tensors = dict(checkpoint.tensors)
+    name = f"transformer.layers.0.mlp.proj.{factor}"
+    del tensors[name]
+    write_checkpoint(tmp_path / "other", json.loads((tmp_path / "config.json").read_text()), tensors)
+    with pytest.raises(CheckpointError, match=f"missing {name}"):
+        read_checkpoint(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "transformer.layers.0.attention.qkv.bias",
@@ -210,13 +229,15 @@ def test_tensors_of_other_architectures_are_refused(name: str, tmp_path: Path) -
         ({"architecture": "QWenForCausalLM"}, "architecture='QWenForCausalLM'"),
         ({"architecture": None}, "architecture=None"),
         ({"attn_bias": True}, "attn_bias=True"),
+        ({"architecture": "Qwen2ForCausalLM", "attn_bias": False}, "attn_bias=False"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"lm_head_bias": True}, "lm_head_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"position_embedding_type": "rope_gptj"}, "position_embedding_type"),
         ({"mapping": {"world_size": 2, "tp_size": 2, "pp_size": 1}}, "mapping.world_size=2"),
-        ({"quantization": {"quant_algo": "W4A16_AWQ"}}, "quant_algo='W4A16_AWQ'"),
-        ({"quantization": {"quant_algo": "W8A8_SQ_PER_CHANNEL"}}, "W8A8_SQ_PER_CHANNEL"),
+        ({"quantization": {"quant_algo": "NVFP4"}}, "quant_algo='NVFP4'"),
+        ({"quantization": {"quant_algo": "W4A16_AWQ"}}, "group_size=None"),
+        ({"quantization": {"quant_algo": "W4A16_AWQ", "group_size": 96}}, "group_size=96"),
         ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["mlp.fc"]}}, "exclude_modules"),
         ({"rotary_scaling": {"rope_type": "yarn", "factor": 4}}, "yarn"),
         ({"rotary_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),

@@ -9,7 +9,7 @@ import pytest
 from build.recipe import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
-LOCKS = ("run", "test", "train")
+LOCKS = ("run", "test", "train", "build")
 PEER_LOCKS = ("peers-genai", "peers-hf", "peers-vllm")  # each an environment of its own
 
 
@@ -28,7 +28,7 @@ def test_numpy_is_the_last_one_that_the_embedded_triton_can_use(name: str) -> No
     assert {pin for pin in _pins(name) if pin[0] == "numpy"} == {("numpy", "1.26.4", "")}
 
 
-@pytest.mark.parametrize("name", ["run", "train"])
+@pytest.mark.parametrize("name", ["run", "train", "build"])
 def test_one_environment_can_hold_all_locks(name: str) -> None:
     versions = {(package, version) for package, version, _ in _pins(name)}
     assert versions - {(package, version) for package, version, _ in _pins("test")} == set()

@@ -20,7 +20,7 @@ from build.weight_only import apply_quantization
 from pipelines.errors import EngineBuildError, EngineLoadError
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, pack
-from tests.fixtures_checkpoints import LLAMA3_SCALING, make_checkpoint, mean_kl, reference_logits
+from tests.fixtures_checkpoints import LLAMA3_SCALING, QUANTIZERS, make_checkpoint, mean_kl, reference_logits
 
 LENGTH = 80
 
@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "head 128": {"head_size": 128, "num_attention_heads": 4, "num_key_value_heads": 1},
     "llama3 rope": {"rotary_base": 500000.0, "rotary_scaling": LLAMA3_SCALING},
     "linear rope": {"rotary_scaling": {"type": "linear", "factor": 4.0}},
+    "biases": {"architecture": "Qwen2ForCausalLM", "attn_bias": True},
     "odd sizes": {"hidden_size": 192, "intermediate_size": 320, "vocab_size": 2000, "norm_epsilon": 1e-3},
 }
 
@@ -86,10 +87,9 @@ def test_other_float_types_match_float64(weights_dtype: str, tmp_path: Path) -> 
     assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
 
 
-@pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope"])
-@pytest.mark.parametrize("algo", ["W8A16", "FP8"])
-def test_quantized_checkpoint_runs_with_its_own_weights(algo: str, shape: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, **SHAPES[shape])
+@pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope", "biases"])
+def test_weight_only_checkpoint_runs_with_its_own_weights(shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "W8A16", **SHAPES[shape])
     network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "checkpoint")
     logits = run(engine_of(tmp_path, network), token_ids())
     assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
@@ -113,11 +113,15 @@ def test_dynamic_quantization_stays_close(algo: str | None, tmp_path: Path) -> N
     assert mean_kl(reference_logits(network, token_ids()), logits) < 0.02
 
 
-def test_quantization_none_multiplies_out(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "FP8")
+@pytest.mark.parametrize("algo", QUANTIZERS)
+def test_quantization_none_multiplies_out_and_leaves_inputs_alone(algo: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
     network = apply_quantization(network_from_checkpoint(checkpoint), "none", "checkpoint")
+    assert all(linear.input_quantization is None for linear in network.layer(0).linears())
+    stored = network_from_checkpoint(checkpoint).layer(1).proj
+    assert np.array_equal(network.layer(1).proj.to_float32(), stored.to_float32())
     logits = run(engine_of(tmp_path, network), token_ids())
-    assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
+    assert largest_error(reference_logits(network, token_ids()), logits) < EXACT
 
 
 def test_half_precision_cache_stays_close(tmp_path: Path) -> None:

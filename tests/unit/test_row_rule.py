@@ -13,6 +13,7 @@ import pytest
 
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, StepInputs, pack
+from tests.fixtures_checkpoints import QUANTIZERS, build_checkpoint_engine
 from tests.tiny_engines import build_tiny_pair
 
 NUM_BLOCKS = 200
@@ -24,9 +25,21 @@ Logits = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module", params=["float32", "float16"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def int8_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     directory = tmp_path_factory.mktemp("row_rule")
     _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=request.param)
+    return Engine(target, NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module", params=["int8, float32", "int8, float16", *QUANTIZERS])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Weights rounded here, and each form in which a checkpoint may hold them."""
+    directory = tmp_path_factory.mktemp("row_rule")
+    form, _, kv_cache_dtype = request.param.partition(", ")
+    if kv_cache_dtype:
+        _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=kv_cache_dtype)
+    else:
+        target = build_checkpoint_engine(directory, form, hidden_size=256)
     return Engine(target, NUM_BLOCKS)
 
 
@@ -115,22 +128,23 @@ def test_dummy_rows_beside_a_prompt_change_no_bit(engine: Engine, num_dummies: i
         assert np.array_equal(np.stack(found), np.stack(expected)), f"cut at {cut}"
 
 
-def test_control_output_computed_as_a_chunk_has_other_bits(engine: Engine) -> None:
-    steps = Steps(engine, seed=17)
+def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) -> None:
+    steps = Steps(int8_engine, seed=17)
     prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
     expected = plain_decoding(steps, prompt, output)[1:]
     logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
     assert not np.array_equal(logits, np.stack(expected))
 
 
-def test_control_steps_of_one_token_have_other_bits(engine: Engine) -> None:
-    steps = Steps(engine, seed=17)
+def test_control_steps_of_one_token_have_other_bits(int8_engine: Engine) -> None:
+    steps = Steps(int8_engine, seed=17)
     prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
     expected = plain_decoding(steps, prompt, output)[1:]
     bare = []
     for index in range(OUTPUT_LEN):
         piece = steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1)
-        bare.append(engine.step(_without_dummy_row(pack([piece], engine.config.kv_block_size)))[0].copy())
+        inputs = _without_dummy_row(pack([piece], int8_engine.config.kv_block_size))
+        bare.append(int8_engine.step(inputs)[0].copy())
     assert not np.array_equal(np.stack(bare), np.stack(expected))
 
 

@@ -1,0 +1,188 @@
+"""The checkpoint that is to be quantized: which form it has, its files, and what makes it unfit.
+
+A Hugging Face directory is ``config.json``, ``tokenizer.json`` and safetensors files; a TensorRT-LLM
+checkpoint has ``config.json`` with the key ``architecture`` and ``rank*.safetensors``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import CheckpointError
+
+DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
+"""Hugging Face's ``model_type`` -> the name under which ModelOpt exports it."""
+
+_ROTARY_TYPES = ("default", "llama3", "linear")
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A checkpoint on disk.
+
+    Attributes:
+        directory: Where it is.
+        is_hugging_face: Whether it has Hugging Face's form; else TensorRT-LLM's.
+        config: Content of ``config.json``.
+        weight_files: The safetensors files, in order of name.
+    """
+
+    directory: Path
+    is_hugging_face: bool
+    config: Mapping[str, Any]
+    weight_files: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that decides what the network and its tokens are."""
+        return (self.directory / "config.json", self.directory / "tokenizer.json", *self.weight_files)
+
+    @property
+    def quant_algo(self) -> str | None:
+        """How a TensorRT-LLM checkpoint is quantized already."""
+        quantization = self.config.get("quantization") or {}
+        algo: str | None = quantization.get("quant_algo")
+        return algo
+
+    @property
+    def mapping(self) -> tuple[int, int]:
+        """Tensor and pipeline parallelism of a TensorRT-LLM checkpoint."""
+        mapping = self.config.get("mapping") or {}
+        return mapping.get("tp_size", 1), mapping.get("pp_size", 1)
+
+
+def read_checkpoint_source(directory: Path) -> CheckpointSource:
+    """Look at a checkpoint without reading its weights.
+
+    Raises:
+        CheckpointError: There is none, or a file is missing or not what it should be.
+    """
+    config = _json_object(directory / "config.json", "a checkpoint directory has a config.json")
+    if "architecture" in config:
+        weights = tuple(sorted(directory.glob("rank*.safetensors")))
+        is_hugging_face = False
+    elif "model_type" in config or "architectures" in config:
+        weights = _hugging_face_weights(directory)
+        is_hugging_face = True
+    else:
+        raise CheckpointError(
+            f"{directory / 'config.json'} is of no known form",
+            values=f"keys: {', '.join(sorted(config)[:6])}",
+            limit="architecture (TensorRT-LLM), or model_type and architectures (Hugging Face)",
+            remedy="name the directory of a checkpoint in the recipe",
+        )
+    source = CheckpointSource(directory, is_hugging_face, config, weights)
+    for path in source.files:
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} does not exist",
+                values=f"{directory} holds {len(weights)} safetensors files",
+                limit="a checkpoint is config.json, tokenizer.json and every file that its index names",
+                remedy="copy the missing file from the model's source",
+            )
+    if not weights:
+        raise CheckpointError(
+            f"{directory} holds no weights",
+            values="no safetensors file",
+            limit="weights are read from safetensors files only: other formats can run code when opened",
+            remedy="save the model as safetensors",
+        )
+    return source
+
+
+def check_can_be_quantized(source: CheckpointSource) -> None:
+    """Refuse what the export would get wrong, before any weight is read.
+
+    Raises:
+        CheckpointError: The family, an option of it, or its present form is not supported; the message says
+            which key.
+    """
+    if not source.is_hugging_face:
+        if source.quant_algo is not None:
+            raise _refuse(
+                source,
+                f"quant_algo={source.quant_algo}",
+                "only unquantized checkpoints can be quantized",
+                "say quantization: checkpoint in the recipe, or name the unquantized checkpoint",
+            )
+        return
+    config = source.config
+    model_type = config.get("model_type")
+    if model_type == "qwen3":
+        raise _refuse(
+            source,
+            "model_type=qwen3",
+            "ModelOpt 0.47 exports it without the norms of queries and keys: fluent and wrong",
+            "use Qwen2.5, Llama or Mistral",
+        )
+    if model_type not in DECODER_TYPES:
+        raise _refuse(source, f"model_type={model_type}", f"supported: {', '.join(DECODER_TYPES)}")
+    if config.get("quantization_config") is not None:
+        raise _refuse(
+            source, "quantization_config is set", "weights must be floating point", "name the original model"
+        )
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise _refuse(source, f"{key}=true", f"{model_type} without biases")
+    window, length = _attention_window(config), config.get("max_position_embeddings", 0)
+    if window is not None and window < length:
+        raise _refuse(
+            source,
+            f"sliding_window={window}, max_position_embeddings={length}",
+            "the checkpoint format has no attention window",
+            "use a version of the model that attends to its whole context",
+        )
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _ROTARY_TYPES:
+        raise _refuse(source, f"rotary scaling of type {kind}", f"supported: {', '.join(_ROTARY_TYPES)}")
+
+
+def _attention_window(config: Mapping[str, Any]) -> int | None:
+    """Positions that a token attends to, None for all; defaults are those of transformers."""
+    is_mistral = config["model_type"] == "mistral"
+    if not config.get("use_sliding_window", is_mistral):
+        return None
+    window: int | None = config.get("sliding_window", 4096 if is_mistral else None)
+    return window
+
+
+def _refuse(
+    source: CheckpointSource, values: str, limit: str, remedy: str = "use another model"
+) -> CheckpointError:
+    return CheckpointError(
+        f"{source.directory} cannot be quantized", values=values, limit=limit, remedy=remedy
+    )
+
+
+def _hugging_face_weights(directory: Path) -> tuple[Path, ...]:
+    if (directory / _INDEX).is_file():
+        index = _json_object(directory / _INDEX, "an index of safetensors files")
+        names = set((index.get("weight_map") or {}).values())
+        return tuple(directory / name for name in sorted(names))
+    return tuple(sorted(directory.glob("model*.safetensors")))
+
+
+def _json_object(path: Path, limit: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        detail = f"a JSON {type(document).__name__}"
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist",
+            limit=limit,
+            remedy="check the recipe's checkpoint path",
+            values="absent",
+        ) from None
+    except (OSError, ValueError) as error:
+        document, detail = None, " ".join(str(error).split())
+    if not isinstance(document, dict):
+        raise CheckpointError(
+            f"{path} is not a JSON object", values=detail, limit=limit, remedy="copy the file again"
+        )
+    return document

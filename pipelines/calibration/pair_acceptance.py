@@ -1,0 +1,170 @@
+"""Acceptance of a pair of engines over prompts: the real loop, in this process, nothing simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.executor.engine import Engine
+from pipelines.executor.executor import Executor
+from pipelines.executor.step import Chunk, pack
+from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import speculate
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.token_ids import TokenIds
+
+_RESAMPLES = 2000
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a pair made of the prompts, in their order.
+
+    Attributes:
+        token_ids: Output of each.
+        counts: int64 [prompts, 3]: accepted draft tokens, drafted ones, rounds that drafted.
+    """
+
+    token_ids: tuple[TokenIds, ...]
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted, over all prompts."""
+        return acceptance_rate(self.counts)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds that drafted, over all prompts."""
+        return mean_acceptance_length(self.counts)
+
+
+def acceptance_rate(counts: npt.NDArray[np.int64]) -> float:
+    """Accepted / drafted of counts as in ``Answers``; NaN if nothing was drafted."""
+    accepted, drafted, _ = counts.sum(axis=0)
+    return float(accepted / drafted) if drafted else float("nan")
+
+
+def mean_acceptance_length(counts: npt.NDArray[np.int64]) -> float:
+    """1 + accepted / rounds of counts as in ``Answers``; NaN if no round drafted."""
+    accepted, _, rounds = counts.sum(axis=0)
+    return float(1 + accepted / rounds) if rounds else float("nan")
+
+
+def interval(
+    counts: npt.NDArray[np.int64], statistic: Callable[[npt.NDArray[np.int64]], float]
+) -> tuple[float, float]:
+    """95 % percentile bootstrap over prompts: tokens of one answer are not independent of each other.
+
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
+
+    Args:
+        counts: One row per prompt.
+        statistic: Of some of the rows.
+    """
+    rng = np.random.default_rng(0)
+    draws = rng.integers(0, len(counts), (_RESAMPLES, len(counts)))
+    values = [statistic(counts[draw]) for draw in draws]
+    low, high = np.nanquantile(values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return float(low), float(high)
+
+
+def answer_prompts(
+    draft: Executor,
+    target: Executor,
+    prompts: Sequence[TokenIds],
+    *,
+    num_draft_tokens: int,
+    max_tokens: int,
+    temperature: float,
+) -> Answers:
+    """Answer all prompts at once; the seed of prompt i is i, so pairs of a target answer alike.
+
+    Args:
+        draft: Proposes.
+        target: Verifies.
+        prompts: Token ids.
+        num_draft_tokens: Of every round.
+        max_tokens: Of every answer.
+        temperature: 0 for greedy; else noise is shared between draft and target.
+    """
+    statistics = [SpeculationStatistics(max_draft_len=num_draft_tokens) for _ in prompts]
+    loop = StepLoop((draft, target))
+    loop.start()
+
+    async def answer(number: int) -> TokenIds:
+        request = GenerationRequest(
+            f"prompt {number}",
+            prompts[number],
+            max_tokens,
+            sampling=SamplingParams(temperature=temperature, seed=number),
+            end_id=target.config.end_id,
+        )
+        parts = []
+        async for part in speculate(
+            request, draft.complete, target.complete, FixedDraftLength(num_draft_tokens)
+        ):
+            statistics[number].add_round(part)
+            parts.append(part.token_ids)
+        return np.concatenate(parts)
+
+    async def answer_all() -> list[TokenIds]:
+        return await asyncio.gather(*(answer(number) for number in range(len(prompts))))
+
+    try:
+        token_ids = tuple(loop.spawn(answer_all()).result())
+    finally:
+        loop.stop()
+    counts = [
+        (each.total_accepted_draft_tokens, each.total_draft_tokens, each.num_drafting_rounds)
+        for each in statistics
+    ]
+    return Answers(token_ids, np.array(counts, np.int64))
+
+
+def same_choices(
+    engines: Mapping[str, Engine], reference: str, prompts: Sequence[TokenIds], texts: Sequence[TokenIds]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Where engines would choose the same next token as one of them, on that one's own text.
+
+    Args:
+        engines: By name; each has blocks for the longest text.
+        reference: Name of the one that wrote the texts.
+        prompts: Token ids.
+        texts: Its greedy output after each prompt.
+
+    Returns:
+        Name -> int64 [prompts, 2]: positions with the same choice, and positions.
+    """
+    chosen = {name: _choices(engine, prompts, texts) for name, engine in engines.items()}
+    return {
+        name: np.array(
+            [
+                ((mine == theirs).sum(), len(theirs))
+                for mine, theirs in zip(found, chosen[reference], strict=True)
+            ],
+            np.int64,
+        )
+        for name, found in chosen.items()
+    }
+
+
+def _choices(
+    engine: Engine, prompts: Sequence[TokenIds], texts: Sequence[TokenIds]
+) -> list[npt.NDArray[np.intp]]:
+    """The most likely token at each position of each text."""
+    found = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        tokens = np.concatenate([prompt, text])[:-1].astype(np.int32)
+        num_blocks = -(-len(tokens) // engine.config.kv_block_size)
+        chunk = Chunk(tokens, 0, range(1, 1 + num_blocks), as_rows=False, num_logits=len(text))
+        found.append(engine.step(pack([chunk], engine.config.kv_block_size)).argmax(axis=1))
+    return found

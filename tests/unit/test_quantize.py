@@ -1,0 +1,415 @@
+"""Real ModelOpt on small random checkpoints: every trap of its export, and what is left after a failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import build.quantize as quantize
+from build.checkpoint import EMBEDDING, read_checkpoint
+from build.manifest import verify_manifest
+from build.network import network_from_checkpoint
+from build.quantization.checks import LARGEST_ERRORS, compare, join_qkv
+from build.quantization.source import read_checkpoint_source
+from build.quantized_checkpoint import checkpoint_for
+from build.recipe import Recipe, load_recipe
+from build.tensor_file import Tensor, read_tensors, write_tensors
+from build.weight_only import quantize_int8
+from pipelines.errors import CheckpointError
+from tests.conftest import REPOSITORY_ROOT
+from tests.fixtures_checkpoints import LLAMA3_SCALING
+from tests.hugging_face_checkpoints import change_weights, make_hugging_face, pair_recipe
+from tests.modelopt_in_process import run_in_process, worker
+
+ALGOS = {
+    "fp8": "FP8",
+    "int8_sq": "W8A8_SQ_PER_CHANNEL",
+    "int4_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+    "int8": "W8A16",
+    "none": None,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process() -> Iterator[None]:
+    worker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "_run_worker", run_in_process)
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama 3's rotary settings, tied heads."""
+    return make_hugging_face(
+        tmp_path_factory.mktemp("source") / "llama",
+        rotary_base=500000.0,
+        rotary_scaling=LLAMA3_SCALING,
+        share_embedding_table=True,
+    )
+
+
+def recipe_for(folder: Path, checkpoint: Path, quantization: str, **engine: Any) -> Recipe:
+    """The target is quantized; the draft is made small work of."""
+    section = {"checkpoint": str(checkpoint), "quantization": quantization, "tensorrt_llm": engine}
+    return pair_recipe(folder, section, section, runtime="tensorrt_llm")
+
+
+def made(folder: Path, checkpoint: Path, quantization: str, **engine: Any) -> tuple[Path, list[str]]:
+    """The target's checkpoint and the progress lines."""
+    recipe, lines = recipe_for(folder, checkpoint, quantization, **engine), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "ROLES", ("target",))
+        directory = quantize.quantize_recipe(recipe, folder / "engines", lines.append)["target"]
+    assert directory == checkpoint_for(recipe, "target", folder / "engines")
+    return directory, lines
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module", params=ALGOS)
+def checkpoint(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    return request.param, made(tmp_path_factory.mktemp(request.param), source, request.param)[0]
+
+
+def test_weights_come_back_within_rounding(checkpoint: tuple[str, Path], source: Path) -> None:
+    quantization, directory = checkpoint
+    measured = compare(directory, config_of(directory), read_checkpoint_source(source))
+    print(f"{quantization}: {measured.largest_error:.4f} at {measured.projection}")
+    algo = ALGOS[quantization]
+    assert measured.largest_error <= LARGEST_ERRORS[algo]
+    if algo not in (None, "W8A16"):
+        assert measured.largest_error > 1e-3  # it was rounded
+
+
+def test_the_embedded_runtime_reads_it(checkpoint: tuple[str, Path]) -> None:
+    quantization, directory = checkpoint
+    found = read_checkpoint(directory)
+    assert found.config.quant_algo == ALGOS[quantization]
+    rounding = network_from_checkpoint(found).layer(0).qkv.input_quantization
+    assert (rounding is not None) == (quantization in ("fp8", "int8_sq", "w4a8_awq"))
+
+
+def test_rotary_settings_survive(checkpoint: tuple[str, Path]) -> None:
+    config = read_checkpoint(checkpoint[1]).config
+    assert config.rotary_base == 500000.0
+    assert config.rotary_scaling is not None
+    assert config.rotary_scaling.kind == "llama3" and config.rotary_scaling.factor == 8.0
+
+
+def test_a_tied_head_is_a_copy_of_the_table(checkpoint: tuple[str, Path]) -> None:
+    tensors = read_checkpoint(checkpoint[1]).tensors
+    assert config_of(checkpoint[1])["share_embedding_table"] is False
+    head, table = tensors["lm_head.weight"], tensors["transformer.vocab_embedding.weight"]
+    assert np.array_equal(head.data, table.data) and head.dtype == "BF16"
+
+
+def test_config_and_manifest(checkpoint: tuple[str, Path], source: Path) -> None:
+    quantization, directory = checkpoint
+    config = config_of(directory)
+    assert config["logits_dtype"] == "float32"  # both engines alike, and no ties from rounding
+    assert config["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1}
+    assert config["quantization"]["quant_algo"] == ALGOS[quantization]
+    assert config["end_id"] == 0
+    manifest = verify_manifest(directory)
+    assert sorted(manifest["files"]) == ["config.json", "rank0.safetensors", "tokenizer.json"]
+    assert manifest["packages"]["nvidia-modelopt"] == "0.47.0"
+    about_text = manifest["calibration_text"]
+    assert (about_text is None) == (quantization in ("none", "int8"))
+    if about_text is not None:
+        assert about_text["num_tokens"] == 8 * 64
+    assert (directory / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_what_is_made_is_not_made_again(source: Path, tmp_path: Path) -> None:
+    directory, _ = made(tmp_path, source, "none")
+    before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+    again, lines = made(tmp_path, source, "none")
+    assert again == directory and any("up to date" in line for line in lines)
+    assert before == {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
+def test_fp8_keys_and_values_have_scales_of_at_least_one(source: Path, tmp_path: Path) -> None:
+    directory, lines = made(tmp_path, source, "fp8", kv_cache_dtype="fp8")
+    assert config_of(directory)["quantization"]["kv_cache_quant_algo"] == "FP8"
+    tensors = read_tensors(directory / "rank0.safetensors")
+    scales = [tensor for name, tensor in tensors.items() if name.endswith("_cache_scaling_factor")]
+    assert "transformer.layers.1.attention.kv_cache_scaling_factor" in tensors
+    assert scales and all(scale.to_float32().min() >= 1 for scale in scales)
+    assert any("FP8 KV scales" in line for line in lines)
+    read_checkpoint(directory)  # the embedded runtime has keys and values in floating point
+
+
+def _values(tensor: Tensor) -> npt.NDArray[Any]:
+    return tensor.data
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8_sq"])
+def test_ranks_of_a_split_are_the_whole(quantization: str, source: Path, tmp_path: Path) -> None:
+    whole = read_tensors(made(tmp_path, source, quantization)[0] / "rank0.safetensors")
+    split_dir, _ = made(tmp_path, source, quantization, tp_size=2, pp_size=2)
+    assert config_of(split_dir)["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2}
+    ranks = [read_tensors(split_dir / f"rank{rank}.safetensors") for rank in range(4)]
+    for layer in range(2):
+        pair = ranks[2 * layer : 2 * layer + 2]  # a stage has one layer, counted from 0
+
+        def parts(name: str, pair: list[dict[str, Tensor]] = pair) -> list[npt.NDArray[Any]]:
+            return [_values(rank[f"transformer.layers.0.{name}"]) for rank in pair]
+
+        def expected(name: str, layer: int = layer) -> npt.NDArray[Any]:
+            return _values(whole[f"transformer.layers.{layer}.{name}"])
+
+        qkv = join_qkv(parts("attention.qkv.weight"), [4 * 64, 2 * 64])
+        assert np.array_equal(qkv, expected("attention.qkv.weight"))
+        for name, axis in {"attention.dense": 1, "mlp.proj": 1, "mlp.fc": 0, "mlp.gate": 0}.items():
+            assert np.array_equal(
+                np.concatenate(parts(f"{name}.weight"), axis), expected(f"{name}.weight")
+            ), name
+        if quantization == "int8_sq":
+            scale = join_qkv(parts("attention.qkv.weights_scaling_factor"), [4 * 64, 2 * 64])
+            assert np.array_equal(scale, expected("attention.qkv.weights_scaling_factor"))
+            prequant = np.concatenate(parts("mlp.proj.prequant_scaling_factor"))
+            assert np.array_equal(prequant, expected("mlp.proj.prequant_scaling_factor"))
+    table = "transformer.vocab_embedding.weight"
+    joined = np.concatenate([_values(rank[table]) for rank in ranks if table in rank])
+    assert np.array_equal(joined, _values(whole[table]))
+
+
+def test_an_export_leaves_the_model_as_it_was(source: Path, tmp_path: Path) -> None:
+    module = worker()
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = module.load_model(source)
+        pieces = torch.arange(256).reshape(4, 64)
+        model = module.mtq.quantize(
+            model, module.quantization_config("int8_sq", "model"), module._forward_loop(pieces, 0.0)
+        )
+        for name in ("first", "second"):
+            module.export(model, "llama", tmp_path / name, 1, 1)
+    first, second = ((tmp_path / name / "rank0.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_our_int8_is_modelopts(source: Path, tmp_path: Path) -> None:
+    """So that the acceptance predicted for weight-only INT8 is that of ModelOpt's rounding too."""
+    module = worker()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = module.mtq.quantize(module.load_model(source), module.mtq.INT8_WEIGHT_ONLY_CFG, None)
+        module.export(model, "llama", tmp_path / "w8a16", 1, 1)
+    theirs = network_from_checkpoint(read_checkpoint(tmp_path / "w8a16")).layer(1)
+    ours = network_from_checkpoint(read_checkpoint(made(tmp_path, source, "none")[0])).layer(1)
+    for mine, other in zip(ours.linears(), theirs.linears(), strict=True):
+        rounded = quantize_int8(mine.to_float32())
+        assert rounded.scale is not None and other.scale is not None
+        assert np.allclose(rounded.scale, other.scale, rtol=1e-6, atol=0)
+        # The quotient on a border may fall to either side.
+        difference = np.abs(rounded.weight.data.astype(int) - other.weight.data)
+        assert difference.max() <= 1 and difference.mean() < 0.02
+
+
+def test_a_padded_vocabulary_has_rows_that_never_win(source: Path, tmp_path: Path) -> None:
+    section = {"checkpoint": str(source), "quantization": "fp8", "pad_vocab_size_to": 2112}
+    recipe = pair_recipe(tmp_path, section, section)
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "ROLES", ("target",))
+        directory = quantize.quantize_recipe(recipe, tmp_path / "engines", lines.append)["target"]
+    assert any("padded from 2048 to 2112" in line for line in lines)
+    found = read_checkpoint(directory)
+    assert found.config.vocab_size == 2112
+    head, table = (found.tensors[name].to_float32() for name in ("lm_head.weight", EMBEDDING))
+    assert not table[2048:].any() and np.array_equal(table[:2048], head[:2048])
+    logits = head @ np.random.default_rng(0).standard_normal((256, 500)).astype(np.float32)
+    assert logits.argmax(axis=0).max() < 2048
+
+
+def test_mistral_is_llama(tmp_path: Path) -> None:
+    source = make_hugging_face(tmp_path / "mistral", "mistral")
+    directory, _ = made(tmp_path, source, "fp8")
+    assert config_of(directory)["architecture"] == "MistralForCausalLM"
+    network_from_checkpoint(read_checkpoint(directory)).layer(0)
+
+
+def test_qwen2_keeps_its_biases_and_says_what_it_is(tmp_path: Path) -> None:
+    source = make_hugging_face(tmp_path / "qwen", "qwen2")
+    directory, _ = made(tmp_path, source, "fp8", tp_size=2)
+    config = config_of(directory)
+    assert (config["architecture"], config["qwen_type"], config["attn_bias"]) == (
+        "Qwen2ForCausalLM",
+        "qwen2",
+        True,
+    )
+    ranks = [read_tensors(directory / f"rank{rank}.safetensors") for rank in range(2)]
+    original = read_tensors(source / "model.safetensors")
+    for layer in range(2):
+        bias = join_qkv(
+            [rank[f"transformer.layers.{layer}.attention.qkv.bias"].data for rank in ranks], [256, 128]
+        )
+        wanted = [original[f"model.layers.{layer}.self_attn.{name}_proj.bias"].data for name in "qkv"]
+        assert np.array_equal(bias, np.concatenate(wanted))
+    whole = network_from_checkpoint(read_checkpoint(made(tmp_path, source, "fp8")[0]))
+    stored = whole.layer(1).qkv.bias
+    assert stored is not None and stored.any()
+
+
+def test_a_tensorrt_llm_checkpoint_becomes_a_quantized_one(tmp_path: Path) -> None:
+    demo = REPOSITORY_ROOT / "engines" / "demo_pair" / "draft"
+    directory, _ = made(tmp_path, demo, "fp8")
+    config = read_checkpoint(directory).config
+    assert config.quant_algo == "FP8" and config.rotary_base == 10000.0 and config.end_id == 2047
+    assert sorted(path.name for path in directory.parent.iterdir() if path.is_dir()) == [directory.name]
+
+
+def test_weights_that_came_out_wrong_are_not_moved_into_place(source: Path, tmp_path: Path) -> None:
+    def spoiled(plan: Any, order: dict[str, Any], work: Path, report: Any) -> None:
+        run_in_process(plan, order, work, report)
+        path = Path(order["output"]) / "rank0.safetensors"
+        tensors = dict(read_tensors(path))
+        name = "transformer.layers.1.mlp.proj.weight"
+        tensors[name] = Tensor(tensors[name].dtype, tensors[name].shape, tensors[name].data[::-1].copy())
+        write_tensors(path.with_name("changed"), tensors)
+        path.with_name("changed").replace(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "_run_worker", spoiled)
+        with pytest.raises(CheckpointError, match=r"layer 1 mlp\.proj") as caught:
+            made(tmp_path, source, "fp8")
+    assert "relative error" in caught.value.values and caught.value.remedy
+    assert [path.name for path in (tmp_path / "engines/tiny/checkpoints").iterdir()] == [".lock"]
+
+
+def test_a_config_without_rotary_settings_is_not_moved_into_place(source: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker(), "_restore_rotary_settings", lambda config: None)
+        with pytest.raises(CheckpointError, match="rotary_base=None"):
+            made(tmp_path, source, "none")
+    assert [path.name for path in (tmp_path / "engines/tiny/checkpoints").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("stage", ["_run_worker", "write_manifest", "compare"])
+def test_a_full_disk_leaves_nothing(stage: str, source: Path, tmp_path: Path) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, stage, full)
+        with pytest.raises(CheckpointError, match="No space left") as caught:
+            made(tmp_path, source, "none")
+    assert caught.value.limit and caught.value.remedy
+    assert [path.name for path in (tmp_path / "engines/tiny/checkpoints").iterdir()] == [".lock"]
+
+
+def test_a_source_that_changes_meanwhile_is_noticed(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+
+    def changing(plan: Any, order: dict[str, Any], work: Path, report: Any) -> None:
+        run_in_process(plan, order, work, report)
+        with (copy / "config.json").open("a") as file:
+            file.write("\n")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "_run_worker", changing)
+        with pytest.raises(CheckpointError, match="changed while it was quantized"):
+            made(tmp_path, copy, "none")
+
+
+def test_nan_is_refused_before_any_calibration(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors["model.norm.weight"].data[0] = np.nan
+
+    change_weights(copy, spoil)
+    with pytest.raises(CheckpointError, match="not a number"):
+        made(tmp_path, copy, "fp8")
+
+
+class TestProgram:
+    """As users run it."""
+
+    def command(self, recipe: Recipe, folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "build.quantize", "--recipe", str(recipe.path)]
+        return subprocess.run(
+            [*command, "--engines", str(folder / "engines"), "--runtime", ""],
+            cwd=REPOSITORY_ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def test_the_last_line_is_json_and_progress_is_shown(self, source: Path, tmp_path: Path) -> None:
+        recipe = pair_recipe(
+            tmp_path,
+            {"checkpoint": str(REPOSITORY_ROOT / "engines/demo_pair/draft")},
+            {"checkpoint": str(source), "quantization": "fp8"},
+        )
+        done = self.command(recipe, tmp_path)
+        assert done.returncode == 0, done.stderr
+        *progress, last = done.stdout.splitlines()
+        found = json.loads(last)
+        assert found["draft"].endswith("engines/demo_pair/draft") and found["seconds"] > 0
+        assert read_checkpoint(Path(found["target"])).config.quant_algo == "FP8"
+        assert any("512 of 512 tokens" in line for line in progress), progress
+        assert (Path(found["target"]).parent / "target.log").is_file()
+
+    def test_an_error_has_no_traceback(self, source: Path, tmp_path: Path) -> None:
+        section = {"checkpoint": str(tmp_path / "nowhere"), "quantization": "fp8"}
+        done = self.command(pair_recipe(tmp_path, section, section), tmp_path)
+        assert done.returncode == 1 and "does not exist" in done.stderr and "Traceback" not in done.stderr
+
+    def test_a_worker_that_dies_is_explained(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "broken").mkdir()
+        shutil.copytree(source, tmp_path / "broken" / "copy")
+        broken = tmp_path / "broken" / "copy"
+        config = json.loads((broken / "config.json").read_text())
+        (broken / "config.json").write_text(json.dumps({**config, "hidden_act": "no such function"}))
+        section = {"checkpoint": str(broken), "quantization": "none"}
+        done = self.command(pair_recipe(tmp_path, section, section), tmp_path)
+        assert done.returncode == 1 and "ModelOpt could not quantize the draft" in done.stderr
+        assert "Traceback" not in done.stderr and "draft.log" in done.stderr
+        folder = tmp_path / "engines" / "tiny" / "checkpoints"
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", "draft.log"]
+
+
+def test_other_versions_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize.importlib.metadata, "version", lambda name: "0.37.0")
+        with pytest.raises(CheckpointError, match="another version"):
+            made(tmp_path, source, "none")
+
+
+def test_without_modelopt_the_remedy_is_named(source: Path, tmp_path: Path) -> None:
+    def absent(name: str) -> str:
+        raise quantize.importlib.metadata.PackageNotFoundError(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize.importlib.metadata, "version", absent)
+        with pytest.raises(CheckpointError, match="make quantize"):
+            made(tmp_path, source, "none")
+
+
+def test_the_recipes_of_the_repository_need_no_quantizing(tmp_path: Path) -> None:
+    recipe = load_recipe("demo")
+    found = quantize.quantize_recipe(recipe, tmp_path / "engines", lambda line: None)
+    assert found["target"] == recipe.target.checkpoint_directory and not (tmp_path / "engines").exists()
