@@ -129,7 +129,5 @@ def _text(path: Path, name: str, field: dataclasses.Field[Any], value: Any) -> s
     if allowed is not None and value not in allowed:
         near = difflib.get_close_matches(value, allowed, 1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise refuse(
-            path, "a value is not one of the choices", f"{name}={value}", ", ".join(allowed), hint
-        )
+        raise refuse(path, "a value is not one of the choices", f"{name}={value}", ", ".join(allowed), hint)
     return value

@@ -145,9 +145,10 @@ def gpu_device_ids(recipe: Recipe, engine: EngineRecipe) -> tuple[int, ...]:
 def participant_ids(recipe: Recipe) -> dict[str, tuple[int, ...]]:
     """MPI ranks of each engine; none where the backend finds them itself.
 
-    Orchestrator with workers of its own: none. Orchestrator with ranks that MPI started, which fast logits and
-    several nodes need: rank 0 orchestrates, then come the draft's ranks, then the target's; without them the model does
-    not load. Leader: all ranks work for both engines; where one has fewer, it takes the first ones (reading).
+    Orchestrator with workers of its own: none. Orchestrator with ranks that MPI started, as fast logits and
+    several nodes need: rank 0 orchestrates, then come the draft's ranks, then the target's; without them the
+    model does not load. Leader: all ranks work for both engines; where one has fewer, it takes the first ones
+    (reading).
     """
     sizes = {"draft": recipe.draft.tensorrt_llm.world_size, "target": recipe.target.tensorrt_llm.world_size}
     if recipe.tensorrt_llm.mode == "leader":

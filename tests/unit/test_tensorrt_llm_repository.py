@@ -257,4 +257,3 @@ def test_half_precision_logits_reach_every_tensor_that_carries_them(tmp_path: Pa
             known = {**INPUTS, **OUTPUTS}[tensor.name]
             if known.data_type == "LOGITS":
                 assert tensor.data_type == model_config_pb2.TYPE_FP16, tensor.name
-
