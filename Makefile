@@ -155,7 +155,7 @@ check: .venv/test.stamp ## lint, format, types, architecture
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy
-	@$(venv) -m pytest -q tests/unit/test_architecture.py tests/unit/test_readme.py
+	@$(venv) -m pytest -q tests/unit/test_architecture.py tests/unit/test_readme.py tests/unit/test_figures.py
 
 .PHONY: figures
 figures: .venv/run.stamp ## fill README's tables from docs/results/*.json
