@@ -137,7 +137,7 @@ def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() ->
 
 
 def test_error_codes_in_the_documents_are_those_of_the_code() -> None:
-    codes = set(re.findall(r"draftproof/([a-z_]+)", README)) | set(
+    codes = set(re.findall(r"`draftproof/([a-z_]+)`", README)) | set(
         re.findall(r"beyond it `([a-z_]+)`", README)
     )
     assert len(codes) >= 5
