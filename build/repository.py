@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         recipe = load_recipe(options.recipe, options.runtime or None)
-        engines = build_engines(recipe, report=lambda line: print(line, flush=True))
+        engines = build_engines(recipe, ENGINES, lambda line: print(line, flush=True))
         draft, target = Path(engines["draft"]), Path(engines["target"])
         memory = None
         if recipe.runtime == "embedded":

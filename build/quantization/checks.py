@@ -24,13 +24,15 @@ LARGEST_ERRORS: Mapping[str | None, float] = {
     None: 0.002,
     "W8A16": 0.002,
     "FP8": 0.04,
-    "W8A8_SQ_PER_CHANNEL": 0.015,
+    "W8A8_SQ_PER_CHANNEL": 0.05,
     "W4A16_AWQ": 0.15,
     "W4A8_AWQ": 0.15,
 }
 """By ``quant_algo``: largest relative error of a projection, as Frobenius norms, that is taken for rounding.
 
-Weights without an algorithm, and those of W8A16, are floating point: only float32 loses something.
+Weights without an algorithm, and those of W8A16, are floating point: only float32 loses something. SmoothQuant
+moves outliers of the inputs into columns of the weights, whose rows are rounded more coarsely then: 0.8 % on random
+weights, 2.2 % on the demonstration pair's draft with a short text.
 """
 
 # TensorRT-LLM's names: fc is the gate projection and gate the up projection.
