@@ -30,9 +30,9 @@ LARGEST_ERRORS: Mapping[str | None, float] = {
 }
 """By ``quant_algo``: largest relative error of a projection, as Frobenius norms, that is taken for rounding.
 
-Weights without an algorithm, and those of W8A16, are floating point: only float32 loses something. SmoothQuant
-moves outliers of the inputs into columns of the weights, whose rows are rounded more coarsely then: 0.8 % on random
-weights, 2.2 % on the demonstration pair's draft with a short text.
+Weights without an algorithm, and those of W8A16, are floating point: only float32 loses something.
+SmoothQuant moves outliers of the inputs into columns of the weights, whose rows are then rounded more
+coarsely: 0.8 % on random weights, 2.2 % on the demonstration pair's draft with a short text.
 """
 
 # TensorRT-LLM's names: fc is the gate projection and gate the up projection.

@@ -1,15 +1,9 @@
 """Runs ModelOpt in a process of its own: ``python -m build.quantization.modelopt_worker ORDER.json``.
 
 The order is what ``build/quantize.py`` writes: ``source`` (a Hugging Face directory), ``decoder_type``,
-<<<<<<< HEAD
 ``quantization``, ``kv_cache_dtype``, ``tp_size``, ``pp_size``, ``pad_vocab_size_to``, ``pieces`` (an .npy
 file, int32 [n, length], or null) and ``output``. Lines that begin with ``PROGRESS`` are for the user; what
 else is printed, by the libraries too, is a log. One model is exported once: an export may change the model.
-=======
-``quantization``, ``kv_cache_dtype``, ``tp_size``, ``pp_size``, ``pad_vocab_size_to``, ``pieces`` (an .npy file, int32 [n, length],
-or null) and ``output``. Lines that begin with ``PROGRESS`` are for the user; what else is printed, by the
-libraries too, is a log. One model is exported once: an export may change the model.
->>>>>>> a3e08aa (part 1)
 """
 
 from __future__ import annotations

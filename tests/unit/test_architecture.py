@@ -242,6 +242,14 @@ def test_adapters_stay_thin() -> None:
     assert {path: lines for path, lines in sizes.items() if lines > 150} == {}
 
 
+def test_no_merge_was_left_half_done() -> None:
+    marker = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    texts = {
+        path: (REPOSITORY_ROOT / path).read_bytes().decode("utf-8", "replace") for path in tracked_files()
+    }
+    assert [path for path, text in texts.items() if marker.search(text)] == []
+
+
 def test_no_path_of_a_machine_and_no_package_host_is_committed() -> None:
     machine = "|".join(
         [
