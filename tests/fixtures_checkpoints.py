@@ -173,7 +173,9 @@ def _round(x: Float64Array, rounding: InputQuantization) -> Float64Array:
     if rounding.dtype == "I8":
         rounded = np.clip(np.rint(scaled), -128, 127)
     else:
-        rounded = e4m3_values()[encode_e4m3(scaled.astype(np.float16).astype(np.float32))]
+        with np.errstate(over="ignore"):  # beyond float16 it is infinite, and then 448
+            halves = scaled.astype(np.float16)
+        rounded = e4m3_values()[encode_e4m3(halves.astype(np.float32))]
     result: Float64Array = rounded.astype(np.float64) * rounding.scale
     return result
 

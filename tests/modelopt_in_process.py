@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from build.quantized_checkpoint import QuantizedCheckpoint
+import build.quantize as quantize
+from build.quantized_checkpoint import QuantizedCheckpoint, checkpoint_for
+from tests.hugging_face_checkpoints import pair_recipe
 
 
 def worker() -> Any:
@@ -35,3 +37,30 @@ def run_in_process(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert module.main([str(order_path)]) == 0
+
+
+def made(
+    folder: Path, checkpoint: Path, quantization: str, run: Any = run_in_process, **engine: Any
+) -> tuple[Path, list[str]]:
+    """Quantize one checkpoint.
+
+    Args:
+        folder: Gets recipe, text and engines.
+        checkpoint: The source.
+        quantization: As in a recipe.
+        run: In place of the worker's process.
+        **engine: Keys of the section ``tensorrt_llm`` of an engine.
+
+    Returns:
+        The quantized checkpoint and the progress lines.
+    """
+    worker()
+    section = {"checkpoint": str(checkpoint), "quantization": quantization, "tensorrt_llm": engine}
+    recipe = pair_recipe(folder, section, section, runtime="tensorrt_llm")
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "_run_worker", run)
+        patch.setattr(quantize, "ROLES", ("target",))
+        directory = quantize.quantize_recipe(recipe, folder / "engines", lines.append)["target"]
+    assert directory == checkpoint_for(recipe, "target", folder / "engines")
+    return directory, lines

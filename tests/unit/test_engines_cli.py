@@ -91,6 +91,17 @@ def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -
     assert build(tmp_path, raw)["built"] == []
 
 
+@pytest.mark.parametrize(("quantization", "group"), [("int8", "128"), ("checkpoint", "0")])
+def test_inputs_are_rounded_as_they_come_only_for_the_recipes_int8(
+    quantization: str, group: str, tmp_path: Path, raw: dict[str, Any]
+) -> None:
+    """W8A16 weights in both: a GPU leaves the inputs alone, and so does a prediction of its acceptance."""
+    make_checkpoint(tmp_path / "draft", "W8A16", num_hidden_layers=1)
+    raw["draft"]["quantization"] = quantization
+    description = (Path(build(tmp_path, raw)["draft"]) / "engine.json").read_text(encoding="utf-8")
+    assert f'"DYNAMIC_QUANTIZATION_GROUP_SIZE": "{group}"' in description
+
+
 def test_serving_limits_are_not_part_of_an_engine(tmp_path: Path, raw: dict[str, Any]) -> None:
     build(tmp_path, raw)
     raw["serving"]["max_batch_size"] = 3
