@@ -1,11 +1,8 @@
-"""What is left after a failure of quantizing, what is said, and the program as users run it."""
+"""What is left after a failure of quantizing, and what is said."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +10,10 @@ import numpy as np
 import pytest
 
 import build.quantize as quantize
-from build.checkpoint import read_checkpoint
-from build.recipe import Recipe, load_recipe
+from build.recipe import load_recipe
 from build.tensor_file import Tensor, read_tensors, write_tensors
 from pipelines.errors import CheckpointError
-from tests.conftest import REPOSITORY_ROOT
-from tests.hugging_face_checkpoints import change_weights, make_hugging_face, pair_recipe
+from tests.hugging_face_checkpoints import change_weights, make_hugging_face
 from tests.modelopt_in_process import made, run_in_process, worker
 
 
@@ -88,53 +83,6 @@ def test_nan_is_refused_before_any_calibration(source: Path, tmp_path: Path) -> 
     change_weights(copy, spoil)
     with pytest.raises(CheckpointError, match="not a number"):
         made(tmp_path, copy, "fp8")
-
-
-class TestProgram:
-    """As users run it."""
-
-    def command(self, recipe: Recipe, folder: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "build.quantize", "--recipe", str(recipe.path)]
-        return subprocess.run(
-            [*command, "--engines", str(folder / "engines"), "--runtime", ""],
-            cwd=REPOSITORY_ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    def test_the_last_line_is_json_and_progress_is_shown(self, source: Path, tmp_path: Path) -> None:
-        recipe = pair_recipe(
-            tmp_path,
-            {"checkpoint": str(REPOSITORY_ROOT / "engines/demo_pair/draft")},
-            {"checkpoint": str(source), "quantization": "fp8"},
-        )
-        done = self.command(recipe, tmp_path)
-        assert done.returncode == 0, done.stderr
-        *progress, last = done.stdout.splitlines()
-        found = json.loads(last)
-        assert found["draft"].endswith("engines/demo_pair/draft") and found["seconds"] > 0
-        assert read_checkpoint(Path(found["target"])).config.quant_algo == "FP8"
-        assert any("512 of 512 tokens" in line for line in progress), progress
-        assert (Path(found["target"]).parent / "target.log").is_file()
-
-    def test_an_error_has_no_traceback(self, source: Path, tmp_path: Path) -> None:
-        section = {"checkpoint": str(tmp_path / "nowhere"), "quantization": "fp8"}
-        done = self.command(pair_recipe(tmp_path, section, section), tmp_path)
-        assert done.returncode == 1 and "does not exist" in done.stderr and "Traceback" not in done.stderr
-
-    def test_a_worker_that_dies_is_explained(self, source: Path, tmp_path: Path) -> None:
-        (tmp_path / "broken").mkdir()
-        shutil.copytree(source, tmp_path / "broken" / "copy")
-        broken = tmp_path / "broken" / "copy"
-        config = json.loads((broken / "config.json").read_text())
-        (broken / "config.json").write_text(json.dumps({**config, "hidden_act": "no such function"}))
-        section = {"checkpoint": str(broken), "quantization": "none"}
-        done = self.command(pair_recipe(tmp_path, section, section), tmp_path)
-        assert done.returncode == 1 and "ModelOpt could not quantize the draft" in done.stderr
-        assert "Traceback" not in done.stderr and "draft.log" in done.stderr
-        folder = tmp_path / "engines" / "tiny" / "checkpoints"
-        assert sorted(path.name for path in folder.iterdir()) == [".lock", "draft.log"]
 
 
 def test_other_versions_are_refused(source: Path, tmp_path: Path) -> None:
