@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.deploy import Ports, Server
 from pipelines.deploy import server as deployed
+from pipelines.deploy.server_command import ServerCommand, background_command
 from pipelines.speculation.watched_draft import LAST_PAUSE_S
 from tests.draft_faults import FAILS, GONE, HANGS, HEALTHY, add_faults
 from tests.integration.conftest import grpc_client, http_client, read_gauge, wait_until
@@ -36,9 +38,13 @@ def start(
     render: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], tuple[Server, Path]]]:
     """Start a server whose draft obeys a file and whose models can be unloaded: access -> (server, file)."""
-    command = deployed._command
-    explicit = ["--model-control-mode=explicit", "--load-model=*"]
-    monkeypatch.setattr(deployed, "_command", lambda *arguments: [*command(*arguments), *explicit])
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+
+    def explicit_command(*arguments: Any) -> ServerCommand:
+        command = background_command(*arguments)
+        return replace(command, arguments=[*command.arguments, *explicit])
+
+    monkeypatch.setattr(deployed, "background_command", explicit_command)
     with ExitStack() as running:
 
         def make(access: str) -> tuple[Server, Path]:

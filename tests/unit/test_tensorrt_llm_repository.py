@@ -121,7 +121,7 @@ def test_draft_and_target_differ_in_nothing_but_their_engines(tmp_path: Path) ->
         for repository in [render(tmp_path, recipe())]
         for role in ("draft", "target")
     )
-    own = ("gpt_model_path",)
+    own = ("gpt_model_path", "kv_cache_free_gpu_mem_fraction")
     for config in (draft, target):
         config.name = "either"
         for name in own:
