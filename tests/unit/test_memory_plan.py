@@ -13,10 +13,18 @@ from build.memory_plan import MemoryPlan, kv_bytes_per_token, plan_memory, weigh
 from build.model_config import ModelConfig, read_model_config
 from build.recipe import load_recipe
 from build.tensorrt_llm.pair import Pair, read_pair
+from tests.conftest import REPOSITORY_ROOT
 from tests.model_configs import write_model
 from tests.unit.test_tensorrt_llm_preflight import broken_pair, with_models
 
 _MIB = 1 << 20
+
+PAIRS = [
+    f"{name}-{kind}"
+    for name in ("llama-3-3-70b", "llama-3-1-405b", "llama-3-1-8b", "qwen2-5-32b")
+    for kind in ("fp8", "int8")
+]
+README = (REPOSITORY_ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def config_of(tmp_path: Path, name: str, **changes: Any) -> ModelConfig:
@@ -85,7 +93,7 @@ def free_after(plan: MemoryPlan, pair: Pair, device: int) -> int:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", ["llama-3-3-70b-fp8", "llama-3-1-405b-int8", "qwen2-5-32b-fp8"])
+@pytest.mark.parametrize("name", PAIRS)
 def test_both_caches_hold_the_same_tokens_and_fit(name: str, gpu: str, tmp_path: Path) -> None:
     pair = read_pair(with_models(load_recipe(f"{name}-{gpu}"), tmp_path), tmp_path / "engines")
     plan = plan_memory(pair)
@@ -98,6 +106,7 @@ def test_both_caches_hold_the_same_tokens_and_fit(name: str, gpu: str, tmp_path:
     block = 32 * (plan.target.kv_bytes_per_token + plan.draft.kv_bytes_per_token)
     left = free_after(plan, pair, plan.fullest_device) - (pair.gpu.memory_bytes - plan.usable_bytes)
     assert left < 2 * block
+    assert f"{plan.tokens:,}" in README, "the table of recipes in README says otherwise"
 
 
 def test_loaded_in_the_other_order_the_limits_in_tokens_still_fit(tmp_path: Path) -> None:
