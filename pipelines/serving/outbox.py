@@ -16,7 +16,7 @@ from typing import Protocol
 
 _LOG = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.05  # how soon the end of a client is noticed
+POLL_INTERVAL_S = 0.25  # how soon the end of a client is noticed
 
 
 class Deliverable(Protocol):

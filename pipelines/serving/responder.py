@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipelines.errors import DraftproofError, InternalError, RequestCancelledError
 from pipelines.serving.outbox import Outbox
-from pipelines.serving.triton_wire import TritonWire
+from pipelines.serving.triton_wire import SentTensors, TritonWire
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Responder:
         self._sender: Any = request.get_response_sender()
         # Triton would drop the other outputs itself, but frees them without Python's lock and crashes.
         self._wanted = frozenset(request.requested_output_names())
+        self._sent: SentTensors = {}
         self._outbox = outbox
         self._request_id = request_id
         self._lock = threading.Lock()
@@ -111,7 +112,8 @@ class Responder:
             return
         try:
             wanted = {name: array for name, array in outputs.items() if name in self._wanted}
-            self._sender.send(self._wire.response(wanted), flags=self._wire.final_flag if is_final else 0)
+            response = self._wire.response(wanted, self._sent)
+            self._sender.send(response, flags=self._wire.final_flag if is_final else 0)
         except Exception:
             _LOG.exception("request %s could not be answered", self._request_id)
             self._open(close=True)
@@ -132,8 +134,9 @@ class Responder:
             self._let_go().send(flags=self._wire.final_flag)
 
     def _let_go(self) -> Any:
-        """Drop the sender with the last response: kept until the process ends, it would crash it then."""
+        """Drop Triton's objects with the last response: kept until the process ends, they would crash it."""
         sender, self._sender = self._sender, None
+        self._sent.clear()
         self._on_cancelled = _nothing
         return sender
 

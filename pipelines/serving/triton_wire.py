@@ -33,6 +33,10 @@ _CODES: tuple[tuple[type[DraftproofError], str], ...] = (
 )
 
 
+# Array and Triton's tensor by name.
+SentTensors = dict[str, tuple[npt.NDArray[Any], Any]]
+
+
 class TritonWire:
     """Makes and reads Triton's objects.
 
@@ -59,9 +63,20 @@ class TritonWire:
         """Tensors of a request by name."""
         return _copies(request.inputs())
 
-    def response(self, outputs: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """A response that carries these tensors."""
-        return self._pb.InferenceResponse([self._pb.Tensor(name, array) for name, array in outputs.items()])
+    def response(self, outputs: Mapping[str, npt.NDArray[Any]], sent: SentTensors | None = None) -> Any:
+        """A response that carries these tensors.
+
+        Args:
+            outputs: Arrays by name; they must not change afterwards if ``sent`` is given.
+            sent: Tensors of earlier responses to the same request: one that has not changed is sent again,
+                since each new tensor costs a piece of shared memory. Gets the new ones.
+        """
+        if sent is None:
+            sent = {}
+        for name, array in outputs.items():
+            if name not in sent or not _is_same(sent[name][0], array):
+                sent[name] = array, self._pb.Tensor(name, array)
+        return self._pb.InferenceResponse([sent[name][1] for name in outputs])
 
     def error_response(self, error: DraftproofError) -> Any:
         """A response that carries an error, from which ``errors.from_wire`` makes it again."""
@@ -138,6 +153,11 @@ class TritonWire:
             if tensors:  # a response without any only says that the answer is complete
                 gathered.append(_copies(tensors))
         return gathered
+
+
+def _is_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    # Texts are compared by identity: the bytes of an array of objects are addresses, and both arrays live.
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _copies(tensors: Iterable[Any]) -> dict[str, npt.NDArray[Any]]:

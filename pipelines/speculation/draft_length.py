@@ -25,14 +25,17 @@ from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
-# Speculation is left when it promises less than doing without, and taken up again when it promises more
-# by this share.
-_HYSTERESIS = 0.01
+# What speculation must promise over doing without, to be taken up and to go on. More than nothing: what it
+# costs besides the engines' steps, such as changes of shape and these decisions, is not in the model, and
+# the best of many guesses promises too much.
+_GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.03, 0.01
 _DECISION_INTERVAL = 3  # rounds
 # Rounds without speculation after which it is tried. Without margins that takes a row.
 _PROBE_INTERVAL = 4
 _LATER_PROBE_INTERVAL, _LONG_OFF = 8, 32
-_PROBE_TURNS = 4  # in which all requests had one
+_PROBE_TURNS = 4  # in which all requests had theirs
+# Probes of a turn: the first one costs a step of the draft over all that a request has said so far.
+_PROBES_IN_TURN = 4
 _BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
 _SMALL = 0.001
@@ -103,8 +106,10 @@ class DraftLengths:
         self._note_change()
 
     def _note_change(self) -> None:
-        self._num_calls_left = self._num_rounds_left = 0
+        self._num_calls_left = 0
         self._is_new = True
+        if self.threshold != _NEVER:  # else what the others could not gain by it can wait for a few rounds
+            self._num_rounds_left = 0
 
     def next_threshold(self) -> float:
         """The threshold for a request's next round.
@@ -121,16 +126,14 @@ class DraftLengths:
     def _begin_round(self) -> None:
         self._num_calls_left = len(self._requests)
         self._num_rounds_left -= 1
+        self._is_promising = 0 < self._num_probes < 2 * self._num_right_probes
         # Without speculation nothing new is known before a token was tried.
-        if self._num_rounds_left <= 0 and (self._num_probes or self.threshold != _NEVER or self._is_new):
+        is_news = self._num_probes or self.threshold != _NEVER or self._is_new
+        if is_news and self._num_rounds_left <= 0:
             self._is_new = False
             self._num_rounds_left = _DECISION_INTERVAL
             self._decide()
-        if self.threshold != _NEVER:
-            self.num_rounds_off = 0
-            return
-        self.num_rounds_off += 1
-        self._is_promising = 0 < self._num_probes < 2 * self._num_right_probes
+        self.num_rounds_off = 0 if self.threshold != _NEVER else self.num_rounds_off + 1
         self._num_probes = self._num_right_probes = 0
 
     def _decide(self) -> None:
@@ -147,7 +150,7 @@ class DraftLengths:
             self._target_costs,
         )
         is_on = self.threshold != _NEVER
-        if best.tokens_per_s > (best.without if is_on else best.without * (1 + _HYSTERESIS)):
+        if best.tokens_per_s > best.without * (1 + (_GAIN_TO_GO_ON if is_on else _GAIN_TO_BEGIN)):
             self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
         else:
             self.threshold, self.tokens_per_s = _NEVER, best.without
@@ -166,7 +169,7 @@ class DraftLengths:
             self.num_rounds_off, _LATER_PROBE_INTERVAL if is_long_off else _PROBE_INTERVAL
         )
         num_turns = min(len(self._requests), _PROBE_TURNS)
-        return not is_between and number % num_turns == turn % num_turns
+        return not is_between and number % num_turns == turn // _PROBES_IN_TURN % num_turns
 
     def note_probe(self, *, was_right: bool) -> None:
         """Count a token that was drafted while speculation is off."""

@@ -13,6 +13,9 @@ import numpy.typing as npt
 _UPDATE_SHARE = 0.02
 # An outlier (the machine was taken away for a moment) must not count as ten steps.
 _LARGEST_ERROR = 0.5
+# Share of the calibrated rise from row to row that stays whatever is observed. A slow moment counts for the
+# size that it met more than for the others; without this it could make more rows look cheaper than fewer.
+_LEAST_RISE = 0.5
 
 
 class StepCosts:
@@ -39,6 +42,7 @@ class StepCosts:
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
         self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
+        self._least = _LEAST_RISE * self._by_rows
         self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
 
     @property
@@ -77,5 +81,9 @@ class StepCosts:
         counts = np.maximum(self._counts, 1)
         nearness = np.minimum(counts / rows, rows / counts)
         self._by_rows *= np.exp(_UPDATE_SHARE * error * (0.5 + 0.5 * nearness))
+        if rows <= self.max_rows:
+            seen = self._by_rows[rows] + self._least - self._least[rows]
+            self._by_rows[:rows] = np.minimum(self._by_rows[:rows], seen[:rows])
+            self._by_rows[rows:] = np.maximum(self._by_rows[rows:], seen[rows:])
         self.seconds_per_position *= math.exp(_UPDATE_SHARE * error)
         self._slope *= math.exp(_UPDATE_SHARE * error)

@@ -24,6 +24,9 @@ RATES = (0.45, 0.54, 0.63, 0.80, 0.93, 0.975, 0.987, 0.995, 0.995)
 SHARES = tuple(np.array([6.3, 8, 12, 18.5, 14, 10, 15, 7.5, 8.7]) / 100)
 MAX_DRAFT_LEN = 8
 CHANGE_S = 0.0025
+DRAFTING_S = 0.0005
+"""What a round with a draft costs besides its steps; the controller is not told."""
+
 _CUMULATIVE = np.cumsum(SHARES)[:-1].tolist()
 
 Agreement = Callable[[int], float]
@@ -80,6 +83,7 @@ class World:
                 request.observe(proposal, output)
             depth = max(0 if each.drafted is None else len(each.drafted.token_ids) for each in proposals)
             seconds += float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
+            seconds += DRAFTING_S * (depth > 0)
             seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
             verified.append(sum(counts) / len(requests))
             last_rows = rows
@@ -138,13 +142,18 @@ def test_adaptive_is_as_fast_as_the_best_fixed_length_and_as_no_draft(
     assert adaptive >= 0.97 * fixed[best]
 
 
-@pytest.mark.parametrize("num_requests", [1, 8])
-def test_the_length_follows_a_change_of_the_text_within_ten_rounds(num_requests: int) -> None:
-    _, verified = World(num_requests, lambda number: 1.0 if number // 100 % 2 == 0 else 0.0).adaptive(400)
-    for begin in (100, 300):
-        assert np.mean(verified[begin - 50 : begin]) > 4 * np.mean(verified[begin + 10 : begin + 100])
-    settled = np.mean(verified[250:300])
-    assert np.mean(verified[210:220]) > 0.6 * settled
+@pytest.mark.parametrize(("num_requests", "share"), [(1, 0.6), (8, 0.5)])
+def test_the_length_follows_a_change_of_the_text_within_ten_rounds(num_requests: int, share: float) -> None:
+    """All texts change at once; several requests take a few rounds more to come back."""
+    returned = []
+    for seed in range(16):
+        world = World(num_requests, lambda number: 1.0 if number // 100 % 2 == 0 else 0.0, seed)
+        _, verified = world.adaptive(400)
+        for begin in (100, 300):
+            assert np.mean(verified[begin - 50 : begin]) > 4 * np.mean(verified[begin + 10 : begin + 100])
+        returned.append(np.mean(verified[210:220]) / np.mean(verified[250:300]))
+    print(f"{num_requests} requests, share of the settled length in rounds 10 to 20: {np.sort(returned)}")
+    assert np.median(returned) > share
 
 
 def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:

@@ -30,6 +30,16 @@ def test_a_slower_machine_is_followed_at_every_size() -> None:
     assert float(costs.seconds(16)) > 0.028  # never measured meanwhile, yet slower too
 
 
+def test_a_slow_time_at_one_size_never_makes_more_rows_look_cheaper() -> None:
+    """Else a step would keep rows that nobody needs, and never see that fewer are cheaper."""
+    costs = StepCosts(ROWS, SECONDS)
+    for size, slowness in ((8, 3.0), (9, 1.0)):
+        for _ in range(300):
+            costs.observe(size, 0, slowness * 0.012)
+    assert (np.diff(costs.seconds(np.arange(2, 40))) > 0).all()
+    assert float(costs.seconds(9)) == pytest.approx(0.012, rel=0.05)
+
+
 def test_one_outlier_changes_little() -> None:
     costs = StepCosts(ROWS, SECONDS)
     costs.observe(9, 0, 5.0)
