@@ -11,6 +11,8 @@ import numpy.typing as npt
 # Share of a new measurement in the estimate. A shared machine slows down and recovers within seconds, a
 # step takes some 20 ms: about fifty steps of memory.
 _UPDATE_SHARE = 0.02
+# Share of an error that is taken for a time that every step has added.
+_ADDED_SHARE = 0.5
 # An outlier (the machine was taken away for a moment) must not count as ten steps.
 _LARGEST_ERROR = 0.5
 # Share of the calibrated rise from row to row that stays whatever is observed. A slow moment counts for the
@@ -75,15 +77,23 @@ class StepCosts:
         self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
     def observe(self, rows: int, positions: int, seconds: float) -> None:
-        """Learn from a step: the machine may be slower now, or slower at this size than at others."""
+        """Learn from a step.
+
+        What it took longer is shared between two causes that one step cannot tell apart: a slower machine,
+        perhaps only at this size, which makes rows dearer, and what every step has to bear beside its rows,
+        such as the answers that are sent meanwhile.
+        """
         error = math.log(seconds / float(self.seconds(rows, positions)))
         error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         counts = np.maximum(self._counts, 1)
         nearness = np.minimum(counts / rows, rows / counts)
-        self._by_rows *= np.exp(_UPDATE_SHARE * error * (0.5 + 0.5 * nearness))
+        update = _UPDATE_SHARE * error
+        added_s = _ADDED_SHARE * update * float(self._by_rows[min(rows, self.max_rows)])
+        self._by_rows *= np.exp((1 - _ADDED_SHARE) * update * (0.5 + 0.5 * nearness))
+        self._by_rows += added_s
         if rows <= self.max_rows:
             seen = self._by_rows[rows] + self._least - self._least[rows]
             self._by_rows[:rows] = np.minimum(self._by_rows[:rows], seen[:rows])
             self._by_rows[rows:] = np.maximum(self._by_rows[rows:], seen[rows:])
-        self.seconds_per_position *= math.exp(_UPDATE_SHARE * error)
-        self._slope *= math.exp(_UPDATE_SHARE * error)
+        self.seconds_per_position *= math.exp(update)
+        self._slope *= math.exp((1 - _ADDED_SHARE) * update)

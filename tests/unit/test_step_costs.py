@@ -40,6 +40,15 @@ def test_a_slow_time_at_one_size_never_makes_more_rows_look_cheaper() -> None:
     assert float(costs.seconds(9)) == pytest.approx(0.012, rel=0.05)
 
 
+def test_what_every_step_bears_beside_its_rows_makes_rows_less_dear_than_a_slower_machine_would() -> None:
+    """Sending answers takes the same cores: with 16 requests a third of a step, whatever its rows."""
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe(9, 0, 0.018)
+    dearer = float(np.diff(costs.seconds([9, 16]))[0]) / 0.008
+    assert 1.0 < dearer < 1.3  # of a step that takes 1.5 times as long
+
+
 def test_one_outlier_changes_little() -> None:
     costs = StepCosts(ROWS, SECONDS)
     costs.observe(9, 0, 5.0)
