@@ -156,7 +156,8 @@ class TritonWire:
 
 
 def _is_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    # Texts are compared by identity: the bytes of an array of objects are addresses, and both arrays live.
+    if one.dtype == np.object_:  # whose bytes are addresses
+        return bool(one.tolist() == other.tolist())
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 

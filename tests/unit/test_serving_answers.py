@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pipelines.errors import (
@@ -26,9 +27,9 @@ from pipelines.serving.contract import GenerationCall
 from pipelines.serving.generation_model import GenerationModel
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.token_times import TokenTimes
-from pipelines.serving.triton_wire import TritonWire
+from pipelines.serving.triton_wire import SentTensors, TritonWire, scalar_tensor, text_tensor
 from pipelines.text.vocabulary import Vocabulary
-from tests.fake_triton import FakeRequest, FakeTritonError, engine_tensors, fake_backend
+from tests.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
 from tests.recorded_gauges import RecordedGauges
 
 
@@ -223,6 +224,32 @@ def test_a_response_that_cannot_be_sent_becomes_an_error_and_ends_the_work(serve
 def test_a_full_queue_has_the_code_for_try_again() -> None:
     made = TritonWire(fake_backend()).error_response(ServerBusyError("the queue is full"))
     assert made.error.code() == FakeTritonError.UNAVAILABLE
+
+
+def test_a_tensor_that_has_not_changed_is_sent_again_and_any_other_is_new() -> None:
+    made: list[str] = []
+
+    class CountedTensor(FakeTensor):
+        def __init__(self, name: str, array: npt.NDArray[Any]) -> None:
+            super().__init__(name, array)
+            made.append(name)
+
+    backend = fake_backend()
+    backend.Tensor = CountedTensor
+    wire = TritonWire(backend)
+    sent: SentTensors = {}
+    responses = [
+        {"text": text_tensor(text), "count": scalar_tensor(count, np.int32), "ids": np.array([ids])}
+        for text, count, ids in (("off", 0, [7]), ("off", 0, [7, 7]), ("stop", 1, [7, 7]), ("off", 1, [8, 7]))
+    ]
+    for outputs in responses:
+        tensors = wire.response(outputs, sent).tensors
+        assert {name: array.tolist() for name, array in tensors.items()} == {
+            name: array.tolist() for name, array in outputs.items()
+        }
+    assert made.count("text") == 3
+    assert made.count("count") == 2
+    assert made.count("ids") == 3
 
 
 def test_admission_is_first_come_first_served_and_bounded() -> None:
