@@ -53,7 +53,6 @@ class CheckpointConfig:
     quant_algo: str | None
     group_size: int
     has_qkv_bias: bool
-    end_id: int | None
 
 
 class _Reader:
@@ -187,7 +186,7 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
             f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
             "query heads must be a multiple of key heads, and head_size be given unless heads divide hidden",
         )
-    end_id, algo = raw.get("end_id"), _quant_algo(reader)
+    algo = _quant_algo(reader)
     head_size = reader.integer("head_size", hidden // heads)
     intermediate_size = reader.integer("intermediate_size")
     return CheckpointConfig(
@@ -208,5 +207,4 @@ def parse_config(raw: Any, path: Path) -> CheckpointConfig:
         quant_algo=algo,
         group_size=_group_size(reader, algo, (hidden, heads * head_size, intermediate_size)),
         has_qkv_bias=has_qkv_bias,
-        end_id=None if end_id is None else reader.integer("end_id", minimum=0),
     )

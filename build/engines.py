@@ -62,6 +62,7 @@ def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str
         "role": role,
         "section": section,
         "checkpoint": {name: sha256_file(source.checkpoint.directory / name) for name in _CHECKPOINT_FILES},
+        "end_ids": list(source.end_ids),
         "format_version": FORMAT_VERSION,
         "compiler_sha256": {name: sha256_file(_HERE / name) for name in _COMPILER},
         "openvino_version": openvino_version(),
@@ -87,7 +88,7 @@ def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: Engin
             kv_cache_dtype=engine.kv_cache.dtype,
             num_threads=engine.num_threads,
             thread_placement=engine.thread_placement,
-            end_id=source.end_id,
+            end_ids=source.end_ids,
             fingerprint=plan.fingerprint,
             # A GPU leaves activations alone where the checkpoint has no scale for them.
             dynamic_quantization=engine.quantization == "int8",

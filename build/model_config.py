@@ -34,7 +34,6 @@ class ModelConfig:
         kv_cache_quant_algo: ``FP8``, ``INT8`` or None.
         tp_size: GPUs that the tensors of a TensorRT-LLM checkpoint are split over; 1 for Hugging Face.
         pp_size: Groups of layers, likewise.
-        end_ids: Tokens that end a text, as far as the file says.
     """
 
     path: Path
@@ -55,7 +54,6 @@ class ModelConfig:
     kv_cache_quant_algo: str | None
     tp_size: int
     pp_size: int
-    end_ids: tuple[int, ...]
 
     @property
     def world_size(self) -> int:
@@ -129,7 +127,6 @@ def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         CheckpointError: A number is missing.
     """
     mapping, quantization = raw.get("mapping") or {}, raw.get("quantization") or {}
-    end_id = raw.get("end_id")
     sizes = _sizes(_Reader(raw, path), raw.get("rotary_scaling"), head_size="head_size")
     return ModelConfig(
         path=path,
@@ -142,14 +139,12 @@ def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         kv_cache_quant_algo=quantization.get("kv_cache_quant_algo"),
         tp_size=mapping.get("tp_size", 1),
         pp_size=mapping.get("pp_size", 1),
-        end_ids=() if end_id is None else (int(end_id),),
         **sizes,
     )
 
 
 def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     architecture = str(raw["architectures"][0])
-    end = raw.get("eos_token_id")
     # transformers 5 calls it rope_parameters.
     sizes = _sizes(
         _Reader(raw, path), raw.get("rope_scaling") or raw.get("rope_parameters"), head_size="head_dim"
@@ -166,7 +161,6 @@ def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         kv_cache_quant_algo=None,
         tp_size=1,
         pp_size=1,
-        end_ids=tuple(end) if isinstance(end, list) else () if end is None else (int(end),),
         **sizes,
     )
 

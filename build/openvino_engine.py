@@ -21,7 +21,7 @@ from build.manifest import sha256_file, write_manifest
 from build.network import Layer, Network
 from pipelines.errors import EngineBuildError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KV_BLOCK_SIZE = 32  # tokens; what the CPU plugin's paged attention works in
 KV_PRECISION = {"float32": "f32", "float16": "f16"}
 # Activations are rounded to int8 in groups of this many features where weights are int8. Without it
@@ -40,7 +40,7 @@ class EngineSettings:
         kv_cache_dtype: ``float32`` or ``float16``.
         num_threads: Threads that the engine computes with; results are bitwise equal only within one count.
         thread_placement: ``pinned`` to processors or ``free``.
-        end_id: Token that ends a text.
+        end_ids: Tokens that end a text.
         fingerprint: Identity of the engine's content, hexadecimal.
         origin: Further entries of the manifest.
         dynamic_quantization: Whether int8 projections round their activations too.
@@ -51,7 +51,7 @@ class EngineSettings:
     quantization: str
     kv_cache_dtype: str
     num_threads: int
-    end_id: int
+    end_ids: tuple[int, ...]
     fingerprint: str
     origin: Mapping[str, Any]
     dynamic_quantization: bool = True
@@ -105,7 +105,7 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "num_kv_heads": config.num_key_value_heads,
         "head_size": config.head_size,
         "max_position_embeddings": config.max_position_embeddings,
-        "end_id": settings.end_id,
+        "end_ids": list(settings.end_ids),
         "kv_block_size": KV_BLOCK_SIZE,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "num_threads": settings.num_threads,
@@ -153,6 +153,7 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
             work,
             {
                 "fingerprint": settings.fingerprint,
+                "end_ids": list(settings.end_ids),
                 "openvino_version": openvino_version(),
                 "tokenizer_sha256": sha256_file(tokenizer),
                 **settings.origin,

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoint import Checkpoint, read_checkpoint
+from build.end_tokens import find_end_ids
 from build.growth import check_growth
 from build.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
-from build.tokenizer_file import TokenizerInfo, find_end_id, read_tokenizer
+from build.tokenizer_file import TokenizerInfo, read_tokenizer
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
 
 
@@ -31,13 +32,13 @@ class EngineSource:
         checkpoint: Its weights and configuration.
         tokenizer_path: Its ``tokenizer.json``.
         tokenizer: What that file says.
-        end_id: Token that ends a text.
+        end_ids: Tokens that end a text.
     """
 
     checkpoint: Checkpoint
     tokenizer_path: Path
     tokenizer: TokenizerInfo
-    end_id: int
+    end_ids: tuple[int, ...]
 
 
 def read_source(engine: EngineRecipe, directory: Path) -> EngineSource:
@@ -64,9 +65,7 @@ def read_source(engine: EngineRecipe, directory: Path) -> EngineSource:
         )
     if engine.growth is not None:
         check_growth(checkpoint.config, engine.growth)
-    return EngineSource(
-        checkpoint, path, tokenizer, find_end_id(checkpoint.config.end_id, tokenizer, directory)
-    )
+    return EngineSource(checkpoint, path, tokenizer, find_end_ids(engine.checkpoint_directory, tokenizer))
 
 
 def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
@@ -78,7 +77,6 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
     same = {
         "tokenizers": (draft.tokenizer.sha256[:16], target.tokenizer.sha256[:16]),
         "vocabulary sizes": (draft.checkpoint.config.vocab_size, target.checkpoint.config.vocab_size),
-        "end-of-text tokens": (draft.end_id, target.end_id),
     }
     for what, (of_draft, of_target) in same.items():
         if of_draft != of_target:
@@ -88,6 +86,14 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
                 limit="a draft token is a target token only if both ids mean the same text",
                 remedy="choose a draft of the target's family",
             )
+    if not set(draft.end_ids) & set(target.end_ids):
+        raise IncompatiblePairError(
+            f"recipe {recipe.name}: draft and target end a text with different tokens",
+            values=f"draft {draft.end_ids}, target {target.end_ids}",
+            limit="at least one in common: the target decides where a text ends, but a draft of its family "
+            "ends there too",
+            remedy="choose a draft of the target's family, or correct the end tokens of one",
+        )
     for role, source in (("draft", draft), ("target", target)):
         positions = source.checkpoint.config.max_position_embeddings
         if positions < recipe.serving.max_seq_len:

@@ -17,24 +17,25 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from build.checkpoint import read_checkpoint
+from build.end_tokens import find_end_ids
 from build.exclusive import exclusive
 from build.manifest import write_manifest
 from build.network import network_from_checkpoint
 from build.peers.hugging_face import write_hugging_face
 from build.quantization.calibration_text import read_calibration_text
 from build.quantization.checks import check_finite, compare
-from build.quantization.exported_config import end_of_text, finished_config
+from build.quantization.exported_config import finished_config
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
 from build.quantized_checkpoint import MODELOPT_VERSION, QuantizedCheckpoint, file_stamps, plan_checkpoint
 from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
-from build.tokenizer_file import find_end_id, read_tokenizer
+from build.tokenizer_file import read_tokenizer
 from pipelines.errors import CheckpointError, DraftproofError
 
 ROLES = ("draft", "target")
@@ -91,7 +92,10 @@ def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{plan.directory.name}.", dir=plan.directory.parent))
     try:
         check_finite(plan.source)
-        source, end_id = _as_hugging_face(plan.source, work / "source")
+        end_ids = find_end_ids(
+            plan.source.directory, read_tokenizer(plan.source.directory / "tokenizer.json")
+        )
+        source = _as_hugging_face(plan.source, work / "source", end_ids)
         output = work / "checkpoint"
         output.mkdir()
         order: dict[str, Any] = {
@@ -109,7 +113,7 @@ def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
             about_text = {"name": text.name, "sha256": text.sha256, "num_tokens": text.num_tokens}
             report(f"{plan.role}: calibrating on {text.num_tokens:,} tokens of {text.name}")
         _run_worker(plan, order, work, report)
-        config = _finish(plan, output, source, end_id, report)
+        config = _finish(plan, output, source, end_ids, report)
         write_manifest(
             output,
             {
@@ -170,16 +174,13 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _as_hugging_face(source: CheckpointSource, directory: Path) -> tuple[CheckpointSource, int | None]:
-    """The source in Hugging Face's form, written to ``directory`` if it is not yet, and its end token."""
-    tokenizer = source.directory / "tokenizer.json"
+def _as_hugging_face(source: CheckpointSource, directory: Path, end_ids: Sequence[int]) -> CheckpointSource:
+    """The source in Hugging Face's form, written to ``directory`` if it is not yet."""
     if source.is_hugging_face:
-        read_tokenizer(tokenizer)
-        return source, end_of_text(source.config)
-    checkpoint = read_checkpoint(source.directory)
-    end_id = find_end_id(checkpoint.config.end_id, read_tokenizer(tokenizer), source.directory)
-    write_hugging_face(directory, network_from_checkpoint(checkpoint), tokenizer, end_id)
-    return read_checkpoint_source(directory), end_id
+        return source
+    network = network_from_checkpoint(read_checkpoint(source.directory))
+    write_hugging_face(directory, network, source.directory / "tokenizer.json", end_ids)
+    return read_checkpoint_source(directory)
 
 
 def _run_worker(plan: QuantizedCheckpoint, order: dict[str, Any], work: Path, report: _Report) -> None:
@@ -224,12 +225,16 @@ def _run_worker(plan: QuantizedCheckpoint, order: dict[str, Any], work: Path, re
 
 
 def _finish(
-    plan: QuantizedCheckpoint, output: Path, source: CheckpointSource, end_id: int | None, report: _Report
+    plan: QuantizedCheckpoint,
+    output: Path,
+    source: CheckpointSource,
+    end_ids: Sequence[int],
+    report: _Report,
 ) -> dict[str, Any]:
     """Correct ``config.json``, add the tokenizer, and compare the weights with the source's."""
     config_path = output / "config.json"
     exported = json.loads(config_path.read_text(encoding="utf-8"))
-    config = finished_config(exported, source, str(plan.settings["quantization"]), end_id)
+    config = finished_config(exported, source, str(plan.settings["quantization"]), end_ids)
     config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (output / "quant_cfg.json").unlink(missing_ok=True)  # of mixed precision; ModelOpt writes it for none too
     shutil.copyfile(source.directory / "tokenizer.json", output / "tokenizer.json")

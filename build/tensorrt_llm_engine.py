@@ -27,7 +27,6 @@ from build.tensorrt_llm.checks import check_pair, refuse
 from build.tensorrt_llm.command import Paths, build_command, engine_flags
 from build.tensorrt_llm.pair import Pair, Side, read_pair
 from build.tensorrt_llm.rules import Finding
-from build.tokenizer_file import find_end_id
 from pipelines.errors import CheckpointError, EngineBuildError, EngineLoadError
 
 Report = Callable[[str], None]
@@ -68,6 +67,7 @@ def _asked(pair: Pair, side: Side) -> dict[str, Any]:
         "gpu": section.gpu,
         "flags": engine_flags(pair, side),
         "quant_algo": side.config.quant_algo,
+        "end_ids": list(side.end_ids),
     }
 
 
@@ -96,12 +96,6 @@ def _timing_cache(pair: Pair, engines: Path) -> Path:
     return engines / pair.recipe.name / f"timing-{section.gpu}-{section.version}.cache"
 
 
-def _end_ids(side: Side) -> list[int]:
-    if side.source.end_ids:
-        return list(side.source.end_ids)
-    return [find_end_id(None, side.tokenizer, side.source.path.parent)]
-
-
 def _manifest(
     pair: Pair, side: Side, plan: EnginePlan, builder: Builder, command: list[str]
 ) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def _manifest(
         "recipe_sha256": sha256_file(pair.recipe.path),
         "tokenizer_sha256": plan.identity["checkpoint"]["tokenizer.json"],
         "tokenizer_identity_sha256": side.tokenizer.sha256,
-        "end_ids": _end_ids(side),
+        "end_ids": list(side.end_ids),
         "identity": plan.identity,
     }
 

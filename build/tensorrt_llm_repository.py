@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.manifest import read_manifest
 from build.memory_plan import MemoryPlan
 from build.recipe import EngineRecipe, Recipe
-from build.tokenizer_file import find_end_id, read_tokenizer
 from pipelines.errors import EngineLoadError, RepositoryError
 
 _LOGITS_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
@@ -20,13 +20,13 @@ _LOGITS_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """What NVIDIA's ``config.json`` of an engine says.
+    """What NVIDIA's ``config.json`` of an engine and our manifest beside it say.
 
     Attributes:
         vocab_size: Columns of the logits that stand for tokens.
         padded_vocab_size: Columns there are: as many as the ranks can share evenly.
         logits_type: Triton's name of the logits' type.
-        end_id: Token that ends a text, if it is said there; else None.
+        end_ids: Tokens that end a text, as the manifest says.
         max_sequence: Tokens of prompt and drafts that one request can bring. Whole prompts are computed in
             one step, so the step's size bounds it too.
     """
@@ -34,7 +34,7 @@ class BuiltEngine:
     vocab_size: int
     padded_vocab_size: int
     logits_type: str
-    end_id: int | None
+    end_ids: tuple[int, ...]
     max_sequence: int
 
     @classmethod
@@ -49,6 +49,7 @@ class BuiltEngine:
         path = directory / "config.json"
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_manifest(directory) or {}
             network, built = document["pretrained_config"], document["build_config"]
             vocab_size = int(network["vocab_size"])
             world_size = int(network["mapping"]["world_size"])
@@ -56,14 +57,15 @@ class BuiltEngine:
                 vocab_size=vocab_size,
                 padded_vocab_size=-(-vocab_size // world_size) * world_size,
                 logits_type=_LOGITS_TYPES[network["logits_dtype"]],
-                end_id=network.get("end_id"),
+                end_ids=tuple(int(end_id) for end_id in manifest["end_ids"]),
                 max_sequence=min(int(built["max_seq_len"]) - 1, int(built["max_num_tokens"])),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 "the description of a TensorRT-LLM engine cannot be read",
                 values=f"{path}: {error!r}",
-                limit="config.json as trtllm-build 1.2.1 writes it, logits float32 or float16",
+                limit="config.json as trtllm-build 1.2.1 writes it, logits float32 or float16; end_ids in "
+                "manifest.json",
                 remedy="run 'make engines' again",
             ) from None
 
@@ -80,7 +82,6 @@ def engine_values(
         memory: How the engines share their GPUs.
 
     Raises:
-        CheckpointError: The tokenizer cannot be used.
         EngineLoadError: An engine's description cannot be read.
         RepositoryError: The engines do not hold what the recipe promises.
     """
@@ -103,10 +104,9 @@ def engine_values(
             remedy="build both with the same logits_dtype",
         )
     _check_vocabularies(recipe, draft, target)
-    tokenizer = read_tokenizer(target_engine / "tokenizer.json")
     participants = participant_ids(recipe)
     values = {
-        "end_id": str(find_end_id(target.end_id, tokenizer, target_engine)),
+        "end_ids": _joined(target.end_ids),
         "logits_datatype": target.logits_type,
         "draft_vocab_size": str(draft.vocab_size),
         "draft_padded_vocab_size": str(draft.padded_vocab_size),

@@ -1,4 +1,4 @@
-"""What a build needs to know of a ``tokenizer.json``: its identity and the token that ends a text."""
+"""What a build needs to know of a ``tokenizer.json``: its identity and the tokens that may end a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pipelines.errors import CheckpointError
 
 # What decides which ids a text becomes and back; padding and truncation are the caller's business.
 _IDENTITY = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
-_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>")
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>")
+"""Names under which the end of a text, a turn or a message is known in the families supported."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,12 @@ class TokenizerInfo:
     Attributes:
         sha256: Hash of everything that decides ids, indifferent to the file's layout.
         num_tokens: Highest id + 1.
-        end_id: Id of the first known end-of-text token, or None.
+        end_ids: Ids of the known end tokens that it has.
     """
 
     sha256: str
     num_tokens: int
-    end_id: int | None
+    end_ids: tuple[int, ...]
 
 
 def read_tokenizer(path: Path) -> TokenizerInfo:
@@ -50,22 +51,5 @@ def read_tokenizer(path: Path) -> TokenizerInfo:
             limit="a checkpoint directory holds the tokenizer.json of its model",
             remedy="copy tokenizer.json from the model's source into the checkpoint directory",
         ) from None
-    end_id = next((added[token] for token in _END_TOKENS if token in added), None)
-    return TokenizerInfo(sha256_json({key: document.get(key) for key in _IDENTITY}), num_tokens, end_id)
-
-
-def find_end_id(config_end_id: int | None, tokenizer: TokenizerInfo, directory: Path) -> int:
-    """The token that ends a text: ``end_id`` of ``config.json``, else a known token of the tokenizer.
-
-    Raises:
-        CheckpointError: Neither names one, or it lies outside the tokenizer.
-    """
-    end_id = tokenizer.end_id if config_end_id is None else config_end_id
-    if end_id is None or end_id >= tokenizer.num_tokens:
-        raise CheckpointError(
-            f"{directory} does not say which token ends a text",
-            values=f"end_id={end_id}, {tokenizer.num_tokens} tokens",
-            limit=f"end_id in config.json, or one of {', '.join(_END_TOKENS)} among the added tokens",
-            remedy="add the key end_id to config.json",
-        )
-    return end_id
+    end_ids = tuple(added[token] for token in END_TOKENS if token in added)
+    return TokenizerInfo(sha256_json({key: document.get(key) for key in _IDENTITY}), num_tokens, end_ids)

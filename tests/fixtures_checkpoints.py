@@ -248,7 +248,7 @@ def build_checkpoint_engine(
     checkpoint = make_checkpoint(directory / "checkpoint", algo, **changes)
     network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "checkpoint")
     settings = EngineSettings(
-        "target", "test", "checkpoint", kv, 2, 0, "f" * 64, {}, dynamic_quantization=False
+        "target", "test", "checkpoint", kv, 2, (0,), "f" * 64, {}, dynamic_quantization=False
     )
     write_engine(directory / "engine", network, directory / "checkpoint" / "tokenizer.json", settings)
     return directory / "engine"

@@ -100,9 +100,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+_END_TOKENS = {
+    "llama": {"<|end_of_text|>": 128001, "<|eom_id|>": 128008, "<|eot_id|>": 128009},
+    "qwen2": {"<|endoftext|>": 151643, "<|im_end|>": 151645},
+}
+
+
 def write_model(directory: Path, name: str, **changes: Any) -> Path:
-    """A Hugging Face directory without weights; its tokenizer is the demonstration pair's."""
+    """A Hugging Face directory without weights; the demo pair's tokenizer with the model's end tokens."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps({**CONFIGS[name], **changes}), encoding="utf-8")
-    (directory / "tokenizer.json").write_bytes(DEMO_TOKENIZER.read_bytes())
+    config = {**CONFIGS[name], **changes}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer = json.loads(DEMO_TOKENIZER.read_text(encoding="utf-8"))
+    ends = _END_TOKENS[config["model_type"]]
+    tokenizer["added_tokens"] = [{"id": number, "content": content} for content, number in ends.items()]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return directory

@@ -35,7 +35,7 @@ def recording_config(role: str = "target", max_position_embeddings: int = 512) -
         num_kv_heads=1,
         head_size=1,
         max_position_embeddings=max_position_embeddings,
-        end_id=END_ID,
+        end_ids=(END_ID,),
         kv_block_size=BLOCK_SIZE,
         kv_cache_dtype="float32",
         num_threads=1,

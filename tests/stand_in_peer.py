@@ -38,7 +38,7 @@ class StandInPeer:
 
     def _answer(self, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
         shift = int(MODE == "different" and self._order.num_draft_tokens > 0)
-        return (*(prompt[0] + index + shift for index in range(max_tokens - 1)), self._order.end_id)
+        return (*(prompt[0] + index + shift for index in range(max_tokens - 1)), self._order.end_ids[0])
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def build_tiny_engine(
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
-            end_id=config["end_id"],
+            end_ids=(config["end_id"],),
             fingerprint="tiny",
             origin={},
             dynamic_quantization=dynamic_quantization,

@@ -45,7 +45,9 @@ def _held_in_memory(network: Network) -> Network:
     return dataclasses.replace(network, layer=layers.__getitem__)
 
 
-def _write_role(directory: Path, engine: EngineRecipe, checkpoint: Path, end_id: int) -> dict[str, str]:
+def _write_role(
+    directory: Path, engine: EngineRecipe, checkpoint: Path, end_ids: list[int]
+) -> dict[str, str]:
     """Write one network in all of its forms; returns form -> folder, relative to ``directory``'s."""
     network = network_from_checkpoint(read_checkpoint(checkpoint))
     if engine.growth is not None:
@@ -68,7 +70,7 @@ def _write_role(directory: Path, engine: EngineRecipe, checkpoint: Path, end_id:
             for path in (directory / "hugging_face").glob("*.json"):
                 shutil.copyfile(path, folder / path.name)
         else:
-            write_hugging_face(folder, weights, tokenizer, end_id)
+            write_hugging_face(folder, weights, tokenizer, end_ids)
     return {form: f"{directory.name}/{form}" for form in forms}
 
 
@@ -87,7 +89,7 @@ def build_peer_models(
         report: Gets one line per stage.
 
     Returns:
-        The content of ``models.json``: ``fingerprint``; ``recipe``; ``end_id``; ``num_threads``;
+        The content of ``models.json``: ``fingerprint``; ``recipe``; ``end_ids``; ``num_threads``;
         ``compile_properties`` of the target's engine; ``max_seq_len``; ``max_num_tokens`` of a step;
         ``max_batch_size``; and for each role its forms and their folders in ``output``.
 
@@ -110,7 +112,7 @@ def build_peer_models(
     document = {
         "fingerprint": fingerprint,
         "recipe": recipe.name,
-        "end_id": description["end_id"],
+        "end_ids": description["end_ids"],
         "num_threads": description["num_threads"],
         "compile_properties": description["compile_properties"],
         **{key: serving[key] for key in ("max_seq_len", "max_num_tokens", "max_batch_size")},
@@ -118,7 +120,7 @@ def build_peer_models(
     for role in _ROLES:
         report(f"{role}: writing {output / role}")
         checkpoint = checkpoint_for(recipe, role, engines)
-        document[role] = _write_role(output / role, getattr(recipe, role), checkpoint, document["end_id"])
+        document[role] = _write_role(output / role, getattr(recipe, role), checkpoint, document["end_ids"])
     index.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return document
 

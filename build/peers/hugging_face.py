@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Q
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
-def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]:
+def hugging_face_config(config: CheckpointConfig, end_ids: Sequence[int]) -> dict[str, Any]:
     """Content of ``config.json``, with the rotary settings in the spelling of transformers 4 and of 5."""
     scaling: dict[str, Any] | None = None
     if config.rotary_scaling is not None:
@@ -58,13 +58,17 @@ def hugging_face_config(config: CheckpointConfig, end_id: int) -> dict[str, Any]
         "mlp_bias": False,
         "sliding_window": None,
         "use_cache": True,
-        "bos_token_id": end_id,
-        "eos_token_id": end_id,
+        "bos_token_id": end_ids[0],
+        "eos_token_id": _one_or_all(end_ids),
     }
 
 
 def _int8(strategy: str, *, dynamic: bool) -> dict[str, Any]:
     return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+
+
+def _one_or_all(end_ids: Sequence[int]) -> int | list[int]:
+    return end_ids[0] if len(end_ids) == 1 else list(end_ids)
 
 
 def quantization_config() -> dict[str, Any]:
@@ -154,26 +158,30 @@ def tokenizer_settings(tokenizer: Path, end_id: int) -> dict[str, Any]:
     }
 
 
-def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_id: int) -> None:
+def write_hugging_face(directory: Path, network: Network, tokenizer: Path, end_ids: Sequence[int]) -> None:
     """Write a checkpoint directory.
 
     Args:
         directory: Made if absent.
         network: Projections in the form in which they shall be stored.
         tokenizer: ``tokenizer.json``, copied in.
-        end_id: Token that ends a text.
+        end_ids: Tokens that end a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors = hugging_face_tensors(network)
     write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
-    config = hugging_face_config(network.config, end_id)
+    config = hugging_face_config(network.config, end_ids)
     if any(name.endswith("weight_scale") for name in tensors):
         config["quantization_config"] = quantization_config()
     shutil.copyfile(tokenizer, directory / "tokenizer.json")
     documents = {
         "config.json": config,
-        "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
-        "tokenizer_config.json": tokenizer_settings(tokenizer, end_id),
+        "generation_config.json": {
+            "bos_token_id": end_ids[0],
+            "eos_token_id": _one_or_all(end_ids),
+            "pad_token_id": end_ids[0],
+        },
+        "tokenizer_config.json": tokenizer_settings(tokenizer, end_ids[0]),
     }
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

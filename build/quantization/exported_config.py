@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from build.quantization.source import CheckpointSource
@@ -25,7 +25,7 @@ _DEFAULT_ROTARY_BASE = 10000.0  # of Llama, Mistral and Qwen2 in transformers, w
 
 
 def finished_config(
-    exported: Mapping[str, Any], source: CheckpointSource, quantization: str, end_id: int | None
+    exported: Mapping[str, Any], source: CheckpointSource, quantization: str, end_ids: Sequence[int]
 ) -> dict[str, Any]:
     """The exported configuration, corrected.
 
@@ -33,7 +33,7 @@ def finished_config(
         exported: As ModelOpt wrote it.
         source: In Hugging Face's form.
         quantization: The recipe's word.
-        end_id: Token that ends a text, if the source names one.
+        end_ids: Tokens that end a text.
 
     Raises:
         CheckpointError: It says other things than the source or the recipe.
@@ -51,8 +51,7 @@ def finished_config(
     config["logits_dtype"] = "float32"  # ModelOpt's float16 makes ties, which kernels break differently
     if source.config.get("model_type") == "qwen2":
         config.update(_QWEN2)
-    if end_id is not None:
-        config["end_id"] = end_id
+    config["end_ids"] = list(end_ids)  # ours: TensorRT-LLM keeps keys that it does not know
     base, scaling = rotary_settings(source.config)
     expected = {
         "quant_algo": (quantized.get("quant_algo"), wanted),
@@ -84,11 +83,3 @@ def _comparable(scaling: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         return None
     numbers = {key: float(value) for key, value in scaling.items() if isinstance(value, (int, float))}
     return {"type": scaling.get("rope_type", scaling.get("type")), **numbers}
-
-
-def end_of_text(config: Mapping[str, Any]) -> int | None:
-    """The first end token that a Hugging Face ``config.json`` names."""
-    named = config.get("eos_token_id")
-    if isinstance(named, list):
-        named = named[0] if named else None
-    return named if isinstance(named, int) else None

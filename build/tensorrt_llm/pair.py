@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from build.end_tokens import find_end_ids
 from build.gpus import GPUS, Gpu
 from build.model_config import ModelConfig, read_model_config
 from build.quantized_checkpoint import checkpoint_for
@@ -39,6 +40,7 @@ class Side:
             there is none.
         checkpoint: Directory that the engine is compiled from, or None if it is yet to be quantized.
         tokenizer: Of ``source``.
+        end_ids: Tokens that end a text, likewise.
     """
 
     role: str
@@ -48,6 +50,7 @@ class Side:
     config: ModelConfig
     checkpoint: Path | None
     tokenizer: TokenizerInfo
+    end_ids: tuple[int, ...]
 
     @property
     def max_input_len(self) -> int | None:
@@ -120,6 +123,7 @@ def _read_side(recipe: Recipe, role: str, engines: Path) -> Side:
     source = read_model_config(directory)
     asked = _asked(engine, source)
     checkpoint = _compiled_from(recipe, role, source, engines)
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
     return Side(
         role=role,
         engine=engine,
@@ -127,7 +131,8 @@ def _read_side(recipe: Recipe, role: str, engines: Path) -> Side:
         asked=asked,
         config=asked if checkpoint is None else read_model_config(checkpoint),
         checkpoint=checkpoint,
-        tokenizer=read_tokenizer(directory / "tokenizer.json"),
+        tokenizer=tokenizer,
+        end_ids=find_end_ids(directory, tokenizer),
     )
 
 

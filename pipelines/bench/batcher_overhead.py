@@ -61,7 +61,7 @@ class _IdleEngine:
             num_kv_heads=0,
             head_size=0,
             max_position_embeddings=LIMITS.max_seq_len,
-            end_id=-1,
+            end_ids=(),
             kv_block_size=32,
             kv_cache_dtype="float32",
             num_threads=0,

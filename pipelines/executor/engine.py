@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pipelines.errors import EngineLoadError
 from pipelines.executor.step import StepInputs
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
@@ -31,7 +31,7 @@ class EngineConfig:
 
     Attributes:
         vocab_size: Columns of the logits.
-        end_id: Token that ends a text.
+        end_ids: Tokens that end a text.
         max_position_embeddings: Longest sequence the network was trained for, in tokens.
         kv_cache_dtype: "float32" or "float16".
         kv_block_size: Positions in a block.
@@ -49,12 +49,17 @@ class EngineConfig:
     num_kv_heads: int
     head_size: int
     max_position_embeddings: int
-    end_id: int
+    end_ids: tuple[int, ...]
     kv_block_size: int
     kv_cache_dtype: str
     num_threads: int
     weight_bytes_per_step: int
     compile_properties: dict[str, str]
+
+    @property
+    def end_id(self) -> int:
+        """The first token that ends a text."""
+        return self.end_ids[0]
 
     @classmethod
     def read(cls, directory: Path) -> EngineConfig:
@@ -67,7 +72,8 @@ class EngineConfig:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             version = document["format_version"]
-            config = cls(**{field.name: document[field.name] for field in dataclasses.fields(cls)})
+            fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
+            config = cls(**{**fields, "end_ids": tuple(fields["end_ids"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 "the engine description cannot be read",

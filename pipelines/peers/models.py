@@ -54,9 +54,9 @@ class PeerModels:
             ) from None
 
     @property
-    def end_id(self) -> int:
-        """Token that ends an answer."""
-        return int(self.content["end_id"])
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return tuple(self.content["end_ids"])
 
     def load_order(self, peer: Peer, arm: Arm, max_num_at_once: int) -> LoadOrder:
         """What a peer's program is told to load for one of its arms.
@@ -79,7 +79,7 @@ class PeerModels:
             max_num_at_once=max_num_at_once,
             max_seq_len=int(self.content["max_seq_len"]),
             max_num_tokens=int(self.content["max_num_tokens"]),
-            end_id=self.end_id,
+            end_ids=self.end_ids,
             compile_properties=self.content["compile_properties"],
         )
 

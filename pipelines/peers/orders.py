@@ -28,7 +28,7 @@ class LoadOrder:
         max_num_at_once: Most requests that will run at once.
         max_seq_len: Prompt and answer together, tokens.
         max_num_tokens: Tokens of one step at most.
-        end_id: Token that ends an answer.
+        end_ids: Tokens that end an answer.
         compile_properties: OpenVINO's settings of our own engine.
     """
 
@@ -39,7 +39,7 @@ class LoadOrder:
     max_num_at_once: int
     max_seq_len: int
     max_num_tokens: int
-    end_id: int
+    end_ids: tuple[int, ...]
     compile_properties: Mapping[str, str]
 
 
@@ -76,7 +76,7 @@ class Outcome:
     """Answers in the order of the prompts.
 
     Attributes:
-        answers: Output token ids of each; ``end_id`` may be the last.
+        answers: Output token ids of each; an end token may be the last.
         seconds: From the moment that each was begun to its last token.
         wall_s: From the first prompt to the last token of all.
     """
@@ -106,6 +106,8 @@ def read_order(line: str) -> Order:
     kind = _ORDERS[document.pop("order")]
     if kind is RunOrder:
         document["prompts"] = tuple(map(tuple, document["prompts"]))
+    else:
+        document["end_ids"] = tuple(document["end_ids"])
     return kind(**document)
 
 

@@ -34,17 +34,17 @@ class PeerRunner:
 
     Args:
         process: With its models loaded.
-        end_id: Taken off the end of an answer, because our server does not send it.
+        end_ids: Taken off the end of an answer, because our server does not send them.
     """
 
-    def __init__(self, process: PeerProcess, end_id: int) -> None:
-        self._process, self._end_id = process, end_id
+    def __init__(self, process: PeerProcess, end_ids: Sequence[int]) -> None:
+        self._process, self._end_ids = process, end_ids
 
     def run(self, prompts: Sequence[TokenizedPrompt], max_tokens: int, num_at_once: int) -> Outcome:
         """See ``Runner``."""
         order = RunOrder(tuple(prompt.ids for prompt in prompts), max_tokens, num_at_once)
         outcome = self._process.run(order)
-        answers = (ids[:-1] if ids[-1:] == (self._end_id,) else ids for ids in outcome.answers)
+        answers = (ids[:-1] if ids and ids[-1] in self._end_ids else ids for ids in outcome.answers)
         return Outcome(tuple(answers), outcome.seconds, outcome.wall_s)
 
 

@@ -68,7 +68,7 @@ def running_peers(
                 except DraftproofError as error:
                     running.failures[str(arm)] = str(error)
                     continue
-                running.runners[arm] = PeerRunner(process, models.end_id)
+                running.runners[arm] = PeerRunner(process, models.end_ids)
         yield running
 
 

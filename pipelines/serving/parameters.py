@@ -69,6 +69,23 @@ class ModelParameters:
                 remedy="render the repository again with 'make repository'",
             ) from None
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """One parameter of whole numbers with commas between them.
+
+        Raises:
+            RepositoryError: It is missing, empty or something else.
+        """
+        text = self.text(name)
+        try:
+            return tuple(int(number) for number in text.split(","))
+        except ValueError:
+            raise RepositoryError(
+                f"model '{self.model_name}' has a parameter of the wrong kind",
+                values=f"{name}={text!r}",
+                limit="whole numbers with commas between them",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
     def path(self, name: str) -> Path:
         """One parameter that names a file or folder."""
         return Path(self.text(name))

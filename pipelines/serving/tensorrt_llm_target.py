@@ -40,7 +40,7 @@ class TensorRtLlmTarget:
     def __init__(self, parameters: ModelParameters, calls: ServerCalls) -> None:
         path = parameters.path("target_engine_dir") / "tokenizer.json"
         self.vocabulary = Vocabulary.from_file(path)
-        self.end_id: int | None = parameters.integer("end_id")
+        self.end_id: int | None = parameters.integers("end_ids")[0]
         self.padded_vocab_size = parameters.integer("padded_vocab_size")
         self._vocab_size = parameters.integer("vocab_size")
         self._max_seq_len = parameters.integer("max_seq_len")

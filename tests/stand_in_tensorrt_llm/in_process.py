@@ -66,7 +66,7 @@ def parameters(directory: Path, **changes: str) -> ModelParameters:
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
     values = {
         "target_engine_dir": str(directory),
-        "end_id": str(END_ID),
+        "end_ids": str(END_ID),
         "vocab_size": str(VOCAB_SIZE),
         "padded_vocab_size": str(VOCAB_SIZE),
         "draft_vocab_size": str(VOCAB_SIZE),

@@ -248,7 +248,6 @@ def test_tensors_of_other_architectures_are_refused(name: str, tmp_path: Path) -
         ({"vocab_size": True}, "vocab_size=True"),
         ({"norm_epsilon": -1}, "norm_epsilon=-1"),
         ({"dtype": "int3"}, "dtype='int3'"),
-        ({"end_id": -1}, "end_id=-1"),
     ],
 )
 def test_config_that_would_compute_something_else_is_refused(

@@ -49,7 +49,9 @@ def token_ids(vocab_size: int = 2000, seed: int = 0) -> npt.NDArray[np.int32]:
 def engine_of(directory: Path, network: Network, *, dynamic: bool = False, kv: str = "float32") -> Engine:
     tokenizer = directory / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
-    settings = EngineSettings("target", "test", "none", kv, 2, 0, "f" * 64, {}, dynamic_quantization=dynamic)
+    settings = EngineSettings(
+        "target", "test", "none", kv, 2, (0,), "f" * 64, {}, dynamic_quantization=dynamic
+    )
     write_engine(directory / "engine", network, tokenizer, settings)
     return Engine(directory / "engine", num_blocks=16)
 
@@ -208,7 +210,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     def failing(index: int) -> Any:
         raise OSError(28, "No space left on device")
 
-    settings = EngineSettings("draft", "test", "none", "float32", 2, 0, "f" * 64, {})
+    settings = EngineSettings("draft", "test", "none", "float32", 2, (0,), "f" * 64, {})
     with pytest.raises(EngineBuildError, match="No space left"):
         write_engine(
             tmp_path / "engines" / "draft-1",

@@ -54,7 +54,7 @@ def models(tmp_path: Path) -> PeerModels:
     write_tokenizer(tmp_path / "target" / "hugging_face" / "tokenizer.json")
     forms = {form: f"target/{form}" for form in ("hugging_face", "openvino")}
     content = {
-        "end_id": 999,
+        "end_ids": [999],
         "num_threads": 2,
         "compile_properties": {},
         "max_seq_len": 1024,

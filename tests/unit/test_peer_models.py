@@ -70,7 +70,7 @@ def test_the_hugging_face_checkpoint_has_the_logits_of_our_engine(
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     network = apply_quantization(network_of(tmp_path, algo, **SHAPES[shape]), "none", "checkpoint")
     folder = tmp_path / "hugging_face"
-    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", END_ID)
+    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", [END_ID])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         theirs = model(torch.tensor(token_ids()[None].astype(np.int64))).logits[0].numpy()
@@ -87,7 +87,7 @@ def test_the_hugging_face_checkpoint_has_the_logits_of_our_engine(
 def test_compressed_weights_keep_the_bits_of_our_engine(shape: str, tmp_path: Path) -> None:
     network = apply_quantization(network_of(tmp_path, **SHAPES[shape]), "int8", "int8")
     folder = tmp_path / "compressed"
-    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", END_ID)
+    write_hugging_face(folder, network, tmp_path / "checkpoint" / "tokenizer.json", [END_ID])
     stored = read_tensors(folder / "model.safetensors")
     layer = network.layer(1)
     for part, name in (

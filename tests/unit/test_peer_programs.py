@@ -16,7 +16,7 @@ from pipelines.peers.orders import Loaded, LoadOrder, Outcome, RunOrder, read_or
 from pipelines.peers.process import PeerProcess
 from pipelines.peers.program import answer_orders, run_stepped
 
-LOAD = LoadOrder("target", "draft", 4, 2, 8, 1024, 512, 999, {"NUM_STREAMS": "1"})
+LOAD = LoadOrder("target", "draft", 4, 2, 8, 1024, 512, (999, 998), {"NUM_STREAMS": "1"})
 RUN = RunOrder(((10, 11), (20,), (30,)), max_tokens=3, num_at_once=2)
 
 

@@ -33,7 +33,7 @@ def make_pair(tmp_path: Path, draft: dict[str, Any] | None = None, **target: Any
 def test_a_pair_that_fits(tmp_path: Path) -> None:
     make_pair(tmp_path)
     draft, target = check_recipe(recipe_of(tmp_path))
-    assert draft.end_id == target.end_id == 0
+    assert draft.end_ids == target.end_ids == (0,)
     assert draft.tokenizer == target.tokenizer
 
 
@@ -47,7 +47,7 @@ def test_layout_of_the_tokenizer_file_does_not_matter(tmp_path: Path) -> None:
 
 def test_end_id_is_found_in_the_tokenizer(tmp_path: Path) -> None:
     make_pair(tmp_path, end_id=None)
-    assert check_recipe(recipe_of(tmp_path))[1].end_id == 0
+    assert check_recipe(recipe_of(tmp_path))[1].end_ids == (0,)
 
 
 def rewrite_tokenizer(path: Path, **changes: Any) -> None:
@@ -75,7 +75,7 @@ def test_different_tokenizers(tmp_path: Path) -> None:
     ("draft", "target", "serving", "message"),
     [
         ({"vocab_size": 2304}, {}, {}, "different tokenizers"),
-        ({"end_id": 1}, {}, {}, "different end-of-text tokens"),
+        ({"end_id": 1}, {}, {}, "end a text with different tokens"),
         ({"max_position_embeddings": 512}, {}, {}, "the draft does not reach"),
         ({}, {"max_position_embeddings": 512}, {}, "the target does not reach"),
         ({}, {}, {"max_seq_len": 4096}, "max_seq_len=4096"),
@@ -120,7 +120,7 @@ def test_nothing_says_which_token_ends_a_text(tmp_path: Path) -> None:
     make_pair(tmp_path, {"end_id": None}, end_id=None)
     for role in ("draft", "target"):
         rewrite_tokenizer(tmp_path / role / "tokenizer.json", added_tokens=[])
-    with pytest.raises(CheckpointError, match="which token ends a text"):
+    with pytest.raises(CheckpointError, match="which tokens end a text"):
         check_recipe(recipe_of(tmp_path))
 
 
@@ -157,4 +157,4 @@ def test_tokenizer_with_a_list_as_vocabulary(tmp_path: Path) -> None:
         json.dumps({"model": model, "added_tokens": [{"id": 2, "content": "</s>"}]}), encoding="utf-8"
     )
     info = read_tokenizer(path)
-    assert (info.num_tokens, info.end_id) == (3, 2)
+    assert (info.num_tokens, info.end_ids) == (3, (2,))

@@ -95,7 +95,7 @@ def test_config_and_manifest(checkpoint: tuple[str, Path], source: Path) -> None
     assert config["logits_dtype"] == "float32"  # both engines alike, and no ties from rounding
     assert config["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1}
     assert config["quantization"]["quant_algo"] == ALGOS[quantization]
-    assert config["end_id"] == 0
+    assert config["end_ids"] == [0]
     manifest = verify_manifest(directory)
     assert sorted(manifest["files"]) == ["config.json", "rank0.safetensors", "tokenizer.json"]
     assert manifest["packages"]["nvidia-modelopt"] == "0.47.0"
@@ -246,5 +246,6 @@ def test_a_tensorrt_llm_checkpoint_becomes_a_quantized_one(tmp_path: Path) -> No
     demo = REPOSITORY_ROOT / "engines" / "demo_pair" / "draft"
     directory, _ = made(tmp_path, demo, "fp8")
     config = read_checkpoint(directory).config
-    assert config.quant_algo == "FP8" and config.rotary_base == 10000.0 and config.end_id == 2047
+    assert config.quant_algo == "FP8" and config.rotary_base == 10000.0
+    assert config_of(directory)["end_ids"] == [2047]
     assert sorted(path.name for path in directory.parent.iterdir() if path.is_dir()) == [directory.name]

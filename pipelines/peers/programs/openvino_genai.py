@@ -59,7 +59,8 @@ class _Pipeline:
         """Take a request."""
         config = self._genai.GenerationConfig()
         config.max_new_tokens = max_tokens
-        config.eos_token_id = self._order.end_id
+        config.eos_token_id = self._order.end_ids[0]
+        config.stop_token_ids = set(self._order.end_ids)
         config.do_sample = False
         if self._order.draft is not None:
             config.num_assistant_tokens = self._order.num_draft_tokens

@@ -45,7 +45,7 @@ class _Engine:
             skip_tokenizer_init=True,
             **more,
         ).llm_engine
-        self._vllm, self._end_id = vllm, order.end_id
+        self._vllm, self._end_ids = vllm, list(order.end_ids)
         self._num_requests = 0
         self._indices: dict[str, int] = {}
         self.loaded = Loaded(
@@ -63,7 +63,7 @@ class _Engine:
         parameters = self._vllm.SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
-            stop_token_ids=[self._end_id],
+            stop_token_ids=self._end_ids,
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
         )

@@ -1,0 +1,93 @@
+"""All tokens that end a text reach the engines and the model repository, from the file that has the say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.end_tokens import find_end_ids
+from build.tokenizer_file import read_tokenizer
+from pipelines.errors import CheckpointError
+
+# Of meta-llama/Llama-3.1-8B-Instruct, on numbers that a small tokenizer has.
+LLAMA3_TOKENS = {"<|begin_of_text|>": 10, "<|end_of_text|>": 11, "<|eom_id|>": 12, "<|eot_id|>": 13}
+
+
+def checkpoint(
+    directory: Path,
+    config: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+    added: dict[str, int] | None = None,
+) -> Path:
+    directory.mkdir(exist_ok=True)
+    tokens = LLAMA3_TOKENS if added is None else added
+    tokenizer = {
+        "added_tokens": [{"content": content, "id": number} for content, number in tokens.items()],
+        "model": {"vocab": {chr(97 + number): number for number in range(10)}},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return directory
+
+
+def end_ids(directory: Path) -> tuple[int, ...]:
+    return find_end_ids(directory, read_tokenizer(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 11}, {"eos_token_id": [11, 12, 13]}, (11, 12, 13)),
+        ({"eos_token_id": [11, 12, 13]}, {"eos_token_id": 13}, (13,)),
+        ({"eos_token_id": [11, 12, 13]}, None, (11, 12, 13)),
+        ({"eos_token_id": 0}, {"temperature": 0.6}, (0,)),
+        ({"eos_token_id": 11}, {"eos_token_id": None}, (11,)),
+        ({"eos_token_id": 11}, {"eos_token_id": []}, (11,)),
+        ({"end_ids": [13, 11]}, None, (13, 11)),
+        ({"end_id": 12}, None, (12,)),
+        ({"eos_token_id": [13, 13, 11]}, None, (13, 11)),
+        ({}, None, (11, 13, 12)),  # every known token of the tokenizer
+    ],
+)
+def test_the_first_place_that_names_any_has_the_say(
+    config: dict[str, Any], generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    assert end_ids(checkpoint(tmp_path, config, generation)) == expected
+
+
+@pytest.mark.parametrize("value", ["2", 1.5, True, -1, [11, None], [11, "12"], {"id": 2}])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_what_is_no_token_is_refused_by_the_files_name(value: Any, name: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, {"eos_token_id": 11}, {})
+    (directory / name).write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="names an end of text that is no token") as caught:
+        end_ids(directory)
+    assert str(directory / name) in caught.value.what
+    assert caught.value.values and caught.value.limit and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "words"),
+    [
+        ({}, {}, "none; 10 tokens"),
+        ({"eos_token_id": [11, 14]}, LLAMA3_TOKENS, "11, 14; 14 tokens"),
+    ],
+)
+def test_no_end_and_an_end_outside_the_tokenizer_are_refused(
+    config: dict[str, Any], added: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="does not say which tokens end a text") as caught:
+        end_ids(checkpoint(tmp_path, config, added=added))
+    assert words in caught.value.values
+
+
+def test_a_broken_generation_config_is_not_passed_over(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, {"eos_token_id": 11}, {})
+    (directory / "generation_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="generation_config"):
+        end_ids(directory)
