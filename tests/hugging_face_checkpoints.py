@@ -27,7 +27,7 @@ def make_hugging_face(directory: Path, model_type: str = "llama", *, seed: int =
         sizes.update(architecture="Qwen2ForCausalLM", attn_bias=True)
     made = directory.parent / f"{directory.name}-made"
     network = network_from_checkpoint(make_checkpoint(made, seed=seed, **sizes))
-    write_hugging_face(directory, network, made / "tokenizer.json", end_ids=[0])
+    write_hugging_face(directory, network, made / "tokenizer.json", end_ids=[0, 7])
     change_config(directory, model_type=model_type, architectures=[ARCHITECTURES[model_type]])
     return directory
 

@@ -86,7 +86,7 @@ def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) ->
     (directory / "config.json").write_text(json.dumps(document))
     (directory / "rank0.engine").write_bytes(b"engine")
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
-    write_manifest(directory, {"fingerprint": role, "end_ids": [0]})
+    write_manifest(directory, {"fingerprint": role, "end_ids": changes.get("end_ids", [0])})
     return directory
 
 

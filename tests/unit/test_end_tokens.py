@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from build.end_tokens import find_end_ids
+from build.engines import build_engines
+from build.manifest import verify_manifest, write_manifest
+from build.recipe import load_recipe
+from build.repository import render_recipe
 from build.tokenizer_file import read_tokenizer
-from pipelines.errors import CheckpointError
+from pipelines.errors import CheckpointError, EngineLoadError
+from pipelines.executor.engine import EngineConfig
+from tests.fixtures_checkpoints import make_checkpoint
+from tests.stand_in_tensorrt_llm.repository import MEMORY, recipe, write_engine
 
 # Of meta-llama/Llama-3.1-8B-Instruct, on numbers that a small tokenizer has.
 LLAMA3_TOKENS = {"<|begin_of_text|>": 10, "<|end_of_text|>": 11, "<|eom_id|>": 12, "<|eot_id|>": 13}
@@ -91,3 +98,42 @@ def test_a_broken_generation_config_is_not_passed_over(tmp_path: Path) -> None:
     (directory / "generation_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="generation_config"):
         end_ids(directory)
+
+
+def test_all_reach_the_models_that_need_them(tmp_path: Path) -> None:
+    made_by = recipe()
+    engines = [
+        write_engine(tmp_path / role, role, made_by, end_ids=ends)
+        for role, ends in (("draft", [11]), ("target", [11, 12, 13]))
+    ]
+    repository = render_recipe(made_by, *engines, tmp_path / "run", MEMORY)
+    for model in ("speculative", "target_alone"):
+        config = (repository / model / "config.pbtxt").read_text(encoding="utf-8")
+        assert 'parameters { key: "end_ids" value: { string_value: "11,12,13" } }' in config
+
+
+def test_an_engine_that_does_not_say_its_end_tokens_is_not_served(tmp_path: Path) -> None:
+    made_by = recipe()
+    engines = [write_engine(tmp_path / role, role, made_by) for role in ("draft", "target")]
+    write_manifest(engines[1], {"fingerprint": "target"})
+    with pytest.raises(EngineLoadError, match="end_ids"):
+        render_recipe(made_by, *engines, tmp_path / "run", MEMORY)
+
+
+def test_other_end_tokens_make_another_engine(tmp_path: Path) -> None:
+    for role in ("draft", "target"):
+        make_checkpoint(tmp_path / role, num_hidden_layers=1)
+    raw = {role: {"checkpoint": str(tmp_path / role)} for role in ("draft", "target")}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps({"name": "tiny", "serving": {}, **raw}), encoding="utf-8")
+
+    def built() -> Path:
+        return Path(build_engines(load_recipe(str(path)), tmp_path / "engines", lambda line: None)["target"])
+
+    before = built()
+    (tmp_path / "target" / "generation_config.json").write_text('{"eos_token_id": [0, 7, 9]}')
+    after = built()
+    assert before != after
+    for engine, expected in ((before, (0,)), (after, (0, 7, 9))):
+        assert EngineConfig.read(engine).end_ids == expected
+        assert tuple(verify_manifest(engine)["end_ids"]) == expected

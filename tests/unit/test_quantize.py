@@ -95,7 +95,7 @@ def test_config_and_manifest(checkpoint: tuple[str, Path], source: Path) -> None
     assert config["logits_dtype"] == "float32"  # both engines alike, and no ties from rounding
     assert config["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1}
     assert config["quantization"]["quant_algo"] == ALGOS[quantization]
-    assert config["end_ids"] == [0]
+    assert config["end_ids"] == [0, 7]
     manifest = verify_manifest(directory)
     assert sorted(manifest["files"]) == ["config.json", "rank0.safetensors", "tokenizer.json"]
     assert manifest["packages"]["nvidia-modelopt"] == "0.47.0"

@@ -41,7 +41,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInMachine:
 
 @pytest.fixture
 def raw(tmp_path: Path) -> dict[str, Any]:
-    make_checkpoint(tmp_path / "target", "FP8", logits_dtype="float32", mapping=_mapping(1))
+    make_checkpoint(tmp_path / "target", "FP8", logits_dtype="float32", mapping=_mapping(1), end_ids=[0, 7])
     make_checkpoint(tmp_path / "draft", "FP8", num_hidden_layers=1, mapping=_mapping(1))
     return {
         "name": "tiny",
@@ -144,7 +144,7 @@ def test_a_pair_is_built_and_the_second_time_is_there(
         assert sorted(manifest["files"]) == ["config.json", "rank0.engine", "tokenizer.json"]
         assert manifest["tensorrt_llm_version"] == "1.2.1"
         assert manifest["container"] is None
-        assert manifest["end_ids"] == [0]
+        assert manifest["end_ids"] == ([0] if role == "draft" else [0, 7])
         assert (tmp_path / "engines" / "tiny" / f"{directory.name}.log").read_text().startswith("[TRT-LLM]")
     built = json.loads((Path(result["target"]) / "config.json").read_text())["build_config"]
     assert (built["max_seq_len"], built["max_draft_len"]) == (1028, 4)  # the builder's own addition
