@@ -13,6 +13,8 @@ from typing import Any
 
 from build.manifest import sha256_file, sha256_json
 from build.recipe import REPOSITORY_ROOT, Recipe
+from build.tensorrt_llm.ranks import gpu_device_ids, misplaced, ranks_per_node, spawns_workers, world_size
+from build.tensorrt_llm.versions import has_fixed_tag
 from pipelines.errors import RecipeError
 
 EMBEDDED_CONTAINER = "python:3.11.13-slim-bookworm"
@@ -29,23 +31,27 @@ def launch_document(recipe: Recipe) -> dict[str, Any]:
         ``runtime``; ``container`` (what the image is built on), ``image`` (what is built, and served
         from) and ``image_target`` (stage of ``pipelines/deploy/Dockerfile``). On TensorRT-LLM also ``mode``
         (``orchestrator`` or ``leader``), ``spawns_workers`` (whether the server starts the ranks of its
-        engines), ``world_size`` (ranks that MPI starts), ``num_nodes`` and ``gpu_device_ids`` (of one node).
+        engines), ``world_size`` (ranks that MPI starts), ``num_nodes``, ``ranks_per_node`` (on each but the
+        first) and ``gpu_device_ids`` (of one node, both engines').
 
     Raises:
         RecipeError: The container has no fixed tag, or the ranks do not fit the nodes.
     """
     if recipe.runtime == "embedded":
         return {"runtime": "embedded", **_image(recipe.runtime, EMBEDDED_CONTAINER, "server")}
+    for broken in misplaced(recipe):
+        raise broken.error(RecipeError)
     section = recipe.tensorrt_llm
     container = pinned(section.container, "tensorrt_llm.container")
     return {
         "runtime": recipe.runtime,
         **_image(recipe.runtime, container, "node" if section.num_nodes > 1 else "server"),
         "mode": section.mode,
-        "spawns_workers": _spawns_workers(recipe),
-        "world_size": _world_size(recipe),
+        "spawns_workers": spawns_workers(recipe),
+        "world_size": world_size(recipe),
         "num_nodes": section.num_nodes,
-        "gpu_device_ids": _gpu_device_ids(recipe),
+        "ranks_per_node": ranks_per_node(recipe),
+        "gpu_device_ids": sorted({*gpu_device_ids(recipe, "draft"), *gpu_device_ids(recipe, "target")}),
     }
 
 
@@ -75,9 +81,7 @@ def pinned(image: str, key: str) -> str:
     Raises:
         RecipeError: It has neither a tag other than ``latest`` nor a digest.
     """
-    name, _, digest = image.partition("@")
-    tag = name.rpartition("/")[2].partition(":")[2]
-    if not digest and tag in ("", "latest"):
+    if not has_fixed_tag(image):
         raise RecipeError(
             "an image has no fixed tag",
             values=f"{key}={image}",
@@ -95,34 +99,3 @@ def _image(runtime: str, container: str, target: str) -> dict[str, str]:
     }
     name = f"draftproof-{runtime.replace('_', '-')}:{sha256_json(content)[:12]}"
     return {"container": container, "image": name, "image_target": target}
-
-
-def _spawns_workers(recipe: Recipe) -> bool:
-    section = recipe.tensorrt_llm
-    # Spawned ranks stay on the machine of their parent, and have no fast logits (llama_multi_instance.md).
-    return section.mode == "orchestrator" and not section.fast_logits and section.num_nodes == 1
-
-
-def _world_size(recipe: Recipe) -> int:
-    draft, target = (engine.tensorrt_llm.world_size for engine in (recipe.draft, recipe.target))
-    if recipe.tensorrt_llm.mode == "leader":
-        return max(draft, target)  # every rank is a server that loads its part of both
-    return 1 if _spawns_workers(recipe) else 1 + draft + target
-
-
-def _gpu_device_ids(recipe: Recipe) -> list[int]:
-    """GPUs of one node that either engine uses, ascending."""
-    section = recipe.tensorrt_llm
-    used: set[int] = set()
-    for role, engine in (("draft", recipe.draft.tensorrt_llm), ("target", recipe.target.tensorrt_llm)):
-        num_nodes = section.num_nodes if role == "target" or section.mode == "leader" else 1
-        if engine.world_size % num_nodes:
-            raise RecipeError(
-                "the ranks do not fit the nodes",
-                values=f"{role}: tp_size {engine.tp_size} x pp_size {engine.pp_size} = {engine.world_size}",
-                limit=f"the same number on each of num_nodes={num_nodes}",
-                remedy="change tp_size, pp_size or tensorrt_llm.num_nodes",
-            )
-        per_node = engine.world_size // num_nodes
-        used.update(engine.gpu_device_ids or range(per_node))
-    return sorted(used)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from build.model_config import ModelConfig
 from build.tensorrt_llm.pair import Pair, Side
+from build.tensorrt_llm.ranks import gpu_device_ids
 
 PROCESS_BYTES = 3 << 29
 # Left free for what no formula knows: fragmentation, the driver, another process's CUDA context.
@@ -103,8 +104,8 @@ class MemoryPlan:
         return sum(engine.static_bytes for engine in (self.target, self.draft) if device in engine.devices)
 
 
-def padded_vocab_size(config: ModelConfig) -> int:
-    """Rows of the output head when it is split over the ranks."""
+def head_rows(config: ModelConfig) -> int:
+    """Rows of the output head, which tensor parallelism splits evenly."""
     return math.ceil(config.vocab_size / config.tp_size) * config.tp_size
 
 
@@ -128,7 +129,7 @@ def weight_bytes(config: ModelConfig) -> int:
     linears += 3 * hidden * config.intermediate_size / tp
     layers = _layers(config) * (linears * _WEIGHT_BYTES.get(config.quant_algo, 2.0) + 2 * 2 * hidden)
     embedding = 2 * config.vocab_size * hidden
-    head = 2 * padded_vocab_size(config) // tp * hidden
+    head = 2 * head_rows(config) // tp * hidden
     # With pipeline stages the table is on the first and the head on the last.
     ends = embedding + head if config.pp_size == 1 else max(embedding, head)
     return round(layers + ends)
@@ -147,7 +148,7 @@ def workspace_bytes(pair: Pair, side: Side) -> int:
     width = 4 * config.hidden_size
     width += (heads * config.head_size + 3 * config.intermediate_size) // config.tp_size
     rows = serving.max_batch_size * (pair.max_draft_len(side) + 1)
-    logits = 2 * rows * padded_vocab_size(config) * 4
+    logits = 2 * rows * head_rows(config) * 4
     return pair.max_num_tokens * 2 * width + logits + PROCESS_BYTES
 
 
@@ -190,7 +191,7 @@ class _Share:
 
     def __init__(self, pair: Pair, side: Side) -> None:
         self.role = side.role
-        self.devices = pair.devices(side)
+        self.devices = gpu_device_ids(pair.recipe, side.role)
         self.weights = weight_bytes(side.config)
         self.workspace = workspace_bytes(pair, side)
         self.static = self.weights + self.workspace

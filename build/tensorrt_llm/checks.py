@@ -7,7 +7,7 @@ from pathlib import Path
 
 from build.tensorrt_llm.built import check_built
 from build.tensorrt_llm.pair import Pair
-from build.tensorrt_llm.placement_rules import PLACEMENT_RULES
+from build.tensorrt_llm.placement_rules import PLACEMENT_RULES, PLACEMENT_WARNINGS
 from build.tensorrt_llm.precision_rules import PRECISION_RULES
 from build.tensorrt_llm.rules import Finding, findings
 from build.tensorrt_llm.size_rules import SIZE_RULES
@@ -16,6 +16,8 @@ from build.tensorrt_llm.vocabulary_rules import VOCABULARY_RULES
 from pipelines.errors import IncompatiblePairError
 
 RULES = (*VERSION_RULES, *VOCABULARY_RULES, *PRECISION_RULES, *SIZE_RULES, *PLACEMENT_RULES)
+WARNINGS = PLACEMENT_WARNINGS
+"""Rules that a pair may break: what they warn of was read and never tried."""
 
 
 def check_pair(pair: Pair, built: Mapping[str, Path] | None = None) -> list[Finding]:

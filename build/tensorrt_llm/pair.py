@@ -83,12 +83,6 @@ class Pair:
         """Draft tokens that an engine verifies at once: none if it is the draft."""
         return self.recipe.serving.max_draft_len if side.role == "target" else 0
 
-    def devices(self, side: Side) -> tuple[int, ...]:
-        """GPUs of one node that an engine runs on, in the order of its ranks."""
-        section = side.engine.tensorrt_llm
-        nodes = self.recipe.tensorrt_llm.num_nodes if side.role == "target" else 1
-        return section.gpu_device_ids or tuple(range(max(1, section.world_size // nodes)))
-
 
 def _asked(engine: EngineRecipe, source: ModelConfig) -> ModelConfig:
     section = engine.tensorrt_llm

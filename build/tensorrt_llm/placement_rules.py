@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from build.memory_plan import plan_memory
 from build.tensorrt_llm.pair import Pair
+from build.tensorrt_llm.ranks import misplaced
 from build.tensorrt_llm.rules import Broken, Rule
 
 _AWQ_GROUP = 128
@@ -45,35 +46,7 @@ def _split(pair: Pair) -> Iterator[Broken]:
 
 
 def _devices(pair: Pair) -> Iterator[Broken]:
-    for side in pair.sides:
-        section = side.engine.tensorrt_llm
-        nodes = pair.recipe.tensorrt_llm.num_nodes if side.role == "target" else 1
-        devices = pair.devices(side)
-        if section.world_size % nodes:
-            yield Broken(
-                side.role,
-                "the ranks cannot be spread evenly over the nodes",
-                f"tp_size x pp_size = {section.world_size}, num_nodes={nodes}",
-                "num_nodes divides tp_size x pp_size",
-                "tensorrt_llm.num_nodes: 1, or another split",
-            )
-        elif len(set(devices)) != len(devices) or len(devices) != section.world_size // nodes:
-            yield Broken(
-                side.role,
-                "gpu_device_ids does not name one GPU per rank",
-                f"gpu_device_ids={list(devices)}, tp_size x pp_size = {section.world_size}, "
-                f"num_nodes={nodes}",
-                f"{section.world_size // nodes} different GPUs of a node",
-                f"correct or remove {side.role}.tensorrt_llm.gpu_device_ids",
-            )
-        elif max(devices) >= pair.gpu.per_node:
-            yield Broken(
-                side.role,
-                "a node has fewer GPUs",
-                f"GPU {max(devices)}",
-                f"0 to {pair.gpu.per_node - 1} on a node of {pair.recipe.tensorrt_llm.gpu}",
-                "lower tp_size or pp_size, or raise tensorrt_llm.num_nodes",
-            )
+    return misplaced(pair.recipe)
 
 
 def _fast_logits(pair: Pair) -> Iterator[Broken]:
@@ -94,6 +67,18 @@ def _fast_logits(pair: Pair) -> Iterator[Broken]:
             "1; ranks are 0 orchestrator, then the draft's, then the target's",
             "remove tensorrt_llm.fast_logits",
         )
+
+
+def _leader_with_tensor_parallelism(pair: Pair) -> Iterator[Broken]:
+    for side in pair.sides:
+        if pair.recipe.tensorrt_llm.mode == "leader" and side.config.tp_size > 1:
+            yield Broken(
+                side.role,
+                "two engines with tensor parallelism in leader mode are not known to work",
+                f"mode: leader, tp_size={side.config.tp_size}",
+                "NVIDIA's documentation of a pair with tensor parallelism has the orchestrator alone",
+                "tensorrt_llm.mode: orchestrator, or try it on one request before it serves",
+            )
 
 
 def _memory(pair: Pair) -> Iterator[Broken]:
@@ -123,11 +108,19 @@ def _gib(size: int) -> str:
 
 PLACEMENT_RULES = (
     Rule("split", "tensorrt_llm/layers/attention.py: heads and KV heads per rank (reading)", _split),
-    Rule("devices", "triton_backend docs/model_config.md: gpu_device_ids, num_nodes", _devices),
+    Rule("devices", "cpp executorImpl.cpp: deviceIds * numNodes must be tp*pp*cp; worldConfig.cpp", _devices),
     Rule(
         "fast-logits",
         "triton_backend docs: honoured only in orchestrator mode without spawning",
         _fast_logits,
     ),
     Rule("memory", "Draftproof: build/memory_plan.py, whose workspace is an estimate", _memory),
+)
+
+PLACEMENT_WARNINGS = (
+    Rule(
+        "leader-tensor-parallelism",
+        "README of examples/draft_target_model, 0.18: --multi-model is necessary if TP mode is used",
+        _leader_with_tensor_parallelism,
+    ),
 )

@@ -11,8 +11,9 @@ from typing import Any
 from build.gpus import GPUS
 from build.memory_plan import MemoryPlan, plan_memory
 from build.recipe import Recipe
-from build.tensorrt_llm.checks import RULES, check_pair
+from build.tensorrt_llm.checks import RULES, WARNINGS, check_pair
 from build.tensorrt_llm.pair import Pair, Side, read_pair
+from build.tensorrt_llm.rules import findings
 from build.tensorrt_llm_engine import find_engines
 
 _GIB = 1 << 30
@@ -81,18 +82,20 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         run: Gets ``<recipe>/preflight.json``.
 
     Returns:
-        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``engines`` and
-        ``memory_plans``, the recipe's GPU first.
+        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``warnings``, which fail
+        nothing, ``engines`` and ``memory_plans``, the recipe's GPU first.
 
     Raises:
         CheckpointError: A ``config.json`` or ``tokenizer.json`` is missing or not what its name says.
     """
     pair = read_pair(recipe, engines)
     built = {**find_engines(pair, engines), **given}
-    found = check_pair(pair, built)
+    found, warned = check_pair(pair, built), findings(pair, WARNINGS)
     plans = _plans(pair)
     for finding in found:
         print(finding)
+    for finding in warned:
+        print(f"warning: {finding}")
     for plan in plans:
         print(plan_table(plan))
     state = ", ".join(f"{side.role} {_state(side, built)}" for side in pair.sides)
@@ -102,6 +105,7 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         "runtime": recipe.runtime,
         "rules": len(RULES),
         "findings": [finding.as_dict() for finding in found],
+        "warnings": [finding.as_dict() for finding in warned],
         "engines": {role: str(path) for role, path in built.items()},
         "memory_plans": [_plan_document(plan) for plan in plans],
     }

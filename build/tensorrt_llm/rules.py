@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from build.tensorrt_llm.pair import Pair
+from pipelines.errors import DraftproofError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Broken:
     values: str
     limit: str
     remedy: str
+
+    def error(self, kind: type[DraftproofError]) -> DraftproofError:
+        """For those who stop at the first."""
+        return kind(self.what, values=self.values, limit=self.limit, remedy=self.remedy)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from build.tensorrt_llm.engine_limits import asked_limits, longest_request
 from build.tensorrt_llm.pair import Pair
 from build.tensorrt_llm.rules import Broken, Rule
 
@@ -21,18 +22,9 @@ def _round_fits(pair: Pair) -> Iterator[Broken]:
         )
 
 
-def _sequence_fits(pair: Pair) -> Iterator[Broken]:
-    serving = pair.recipe.serving
-    needed = serving.max_seq_len
-    if pair.max_num_tokens < needed:
-        yield Broken(
-            "pair",
-            "a step cannot hold the whole sequence that a round sends",
-            f"max_num_tokens={pair.max_num_tokens}",
-            f"max_seq_len={needed}: each round is charged as a full prompt, reused blocks "
-            "included, and chunked context is off because it drops draft tokens",
-            f"tensorrt_llm.max_num_tokens: {needed}, or a smaller serving.max_seq_len",
-        )
+def _longest_request(pair: Pair) -> Iterator[Broken]:
+    for side in pair.sides:
+        yield from longest_request(asked_limits(pair, side), pair.recipe.serving.max_seq_len)
 
 
 def _not_more_than_all(pair: Pair) -> Iterator[Broken]:
@@ -101,9 +93,9 @@ def _prompt(pair: Pair) -> Iterator[Broken]:
 SIZE_RULES = (
     Rule("round-fits", "tensorrt_llm/builder.py build() @008b2b8d: 'New max_num_tokens'", _round_fits),
     Rule(
-        "sequence-fits",
+        "longest-request",
         "cpp microBatchScheduler.cpp and trtGptModelInflightBatching.cpp (reading); TensorRT-LLM issue #2295",
-        _sequence_fits,
+        _longest_request,
     ),
     Rule("tokens-at-most", "tensorrt_llm/_common.py check_max_num_tokens @0fccc5b9", _not_more_than_all),
     Rule("tokens-per-block", "tensorrt_llm/plugin/plugin.py and _common.py check_max_num_tokens", _block),

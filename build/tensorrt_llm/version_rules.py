@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from build.tensorrt_llm.pair import Pair
 from build.tensorrt_llm.rules import Broken, Rule
-from build.tensorrt_llm.versions import KNOWN_FLAGS, has_known_flags, image_version, without_builder
+from build.tensorrt_llm.versions import (
+    KNOWN_FLAGS,
+    has_fixed_tag,
+    has_known_flags,
+    image_version,
+    without_builder,
+)
+
+_CONTAINER = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
 
 
 def _version(pair: Pair) -> Iterator[Broken]:
@@ -31,6 +39,14 @@ def _version(pair: Pair) -> Iterator[Broken]:
 
 def _container(pair: Pair) -> Iterator[Broken]:
     section = pair.recipe.tensorrt_llm
+    if not has_fixed_tag(section.container):
+        yield Broken(
+            "pair",
+            "the container has no fixed tag",
+            section.container,
+            "a tag other than latest, or a digest: what is served must not change by itself",
+            f"tensorrt_llm.container: {_CONTAINER}",
+        )
     carried = image_version(section.container)
     if carried is not None and carried != section.version:
         yield Broken(
@@ -38,7 +54,7 @@ def _container(pair: Pair) -> Iterator[Broken]:
             "the container carries another TensorRT-LLM",
             f"{section.container}: {carried}",
             f"version {section.version}; engines of one version run under no other",
-            "tensorrt_llm.container: nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3",
+            f"tensorrt_llm.container: {_CONTAINER}",
         )
 
 

@@ -55,6 +55,12 @@ def image_version(image: str) -> str | None:
     return _IMAGES.get(found[1], "unknown") if found else None
 
 
+def has_fixed_tag(image: str) -> bool:
+    """Whether an image's name says which one it is: a digest, or a tag other than ``latest``."""
+    name, _, digest = image.partition("@")
+    return bool(digest) or name.rpartition("/")[2].partition(":")[2] not in ("", "latest")
+
+
 @dataclass(frozen=True)
 class Installation:
     """A TensorRT-LLM on this machine.

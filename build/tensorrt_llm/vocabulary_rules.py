@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from build.memory_plan import padded_vocab_size
+from build.tensorrt_llm.engine_limits import asked_limits, draft_vocabulary, fast_logits_columns
 from build.tensorrt_llm.pair import Pair
 from build.tensorrt_llm.rules import Broken, Rule
 
 
+def _draft_vocabulary(pair: Pair) -> Iterator[Broken]:
+    return draft_vocabulary(asked_limits(pair, pair.draft), asked_limits(pair, pair.target))
+
+
 def _vocab_size(pair: Pair) -> Iterator[Broken]:
     draft, target = pair.draft.config.vocab_size, pair.target.config.vocab_size
-    if draft != target:
-        smaller = "draft" if draft < target else "target"
+    if draft < target:
         yield Broken(
             "pair",
-            "draft and target have vocabularies of different size",
+            "the draft's vocabulary is smaller than the target's",
             f"draft {draft}, target {target}",
-            "the same vocab_size: draft logits are handed over row by row",
-            f"{smaller}.pad_vocab_size_to: {max(draft, target)}, if the tokenizers are the same",
+            "the same vocab_size, so that draft logits fit the target row by row whoever hands them over",
+            f"draft.pad_vocab_size_to: {target}, if the tokenizers are the same",
         )
 
 
@@ -43,17 +46,12 @@ def _padding_goes_somewhere(pair: Pair) -> Iterator[Broken]:
             )
 
 
-def _padded_logits(pair: Pair) -> Iterator[Broken]:
-    draft, target = padded_vocab_size(pair.draft.config), padded_vocab_size(pair.target.config)
-    if pair.draft.config.vocab_size == pair.target.config.vocab_size and draft != target:
-        yield Broken(
-            "pair",
-            "splitting the output head pads the two vocabularies differently",
-            f"draft {draft} at tp_size={pair.draft.config.tp_size}, "
-            f"target {target} at tp_size={pair.target.config.tp_size}",
-            "the same number of logits, else 'Incompatible buffer sizes'",
-            "choose tp_size that divides vocab_size, or pad_vocab_size_to a multiple of both",
-        )
+def _fast_logits_columns(pair: Pair) -> Iterator[Broken]:
+    return fast_logits_columns(
+        asked_limits(pair, pair.draft),
+        asked_limits(pair, pair.target),
+        fast_logits=pair.recipe.tensorrt_llm.fast_logits,
+    )
 
 
 def _tokenizer(pair: Pair) -> Iterator[Broken]:
@@ -89,9 +87,14 @@ def _logits_dtype(pair: Pair) -> Iterator[Broken]:
 
 
 VOCABULARY_RULES = (
+    Rule("draft-vocabulary", "TensorRT-LLM issue #3615", _draft_vocabulary),
     Rule("vocab-size", "TensorRT-LLM issues #3615 and #2789", _vocab_size),
     Rule("vocab-padding", "Draftproof: build/quantize.py pads what it writes", _padding_goes_somewhere),
-    Rule("padded-logits", "TensorRT-LLM issue #2789, newRequestDraftTokensExternal", _padded_logits),
+    Rule(
+        "fast-logits-columns",
+        "TensorRT-LLM issue #2789, newRequestDraftTokensExternal",
+        _fast_logits_columns,
+    ),
     Rule("tokenizer", "examples/draft_target_model/README.md: same tokenizer", _tokenizer),
     Rule(
         "logits-dtype",

@@ -26,6 +26,7 @@ class Launch:
         spawns_workers: Whether the server starts the ranks of its engines itself.
         world_size: Ranks that MPI starts.
         num_nodes: Machines that the ranks are spread over.
+        ranks_per_node: Ranks on each machine but the first, which has the rest.
         gpu_device_ids: GPUs of one machine, ascending.
     """
 
@@ -37,6 +38,7 @@ class Launch:
     spawns_workers: bool = False
     world_size: int = 1
     num_nodes: int = 1
+    ranks_per_node: int = 1
     gpu_device_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -84,7 +86,7 @@ def _is_sound(name: str, value: object, runtime: str) -> bool:
         return value is None if runtime == "embedded" else value in MODES
     if name == "spawns_workers":
         return type(value) is bool
-    if name in ("world_size", "num_nodes"):
+    if name in ("world_size", "num_nodes", "ranks_per_node"):
         return type(value) is int and value >= 1
     if name == "gpu_device_ids":
         assert isinstance(value, tuple)

@@ -40,11 +40,8 @@ def leader_worker_set_hosts(launch: Launch, environment: Mapping[str, str]) -> d
     leader, _, domain = address.partition(".")
     # The leader under its bare name, which is its host name: so mpirun knows itself and uses no SSH.
     names = [leader, *(f"{leader}-{i}.{domain}" for i in range(1, launch.num_nodes))]
-    per_node = len(launch.gpu_device_ids)
-    return {
-        name: per_node if i else launch.world_size - per_node * (launch.num_nodes - 1)
-        for i, name in enumerate(names)
-    }
+    first = launch.world_size - launch.ranks_per_node * (launch.num_nodes - 1)
+    return {name: launch.ranks_per_node if i else first for i, name in enumerate(names)}
 
 
 def wait_for(

@@ -18,6 +18,10 @@ import pytest
 import yaml
 
 from build import engines, preflight, quantize, repository, variants
+from build.recipe import load_recipe
+from build.tensorrt_llm.engine_limits import asked_limits
+from build.tensorrt_llm.pair import read_pair
+from build.tensorrt_llm_repository import BuiltEngine
 from pipelines.calibration import quantizations
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy import Ports, Server
@@ -99,6 +103,10 @@ def test_a_pair_goes_all_the_way(
 
     built = last_line(run(engines.main, *given, *here))
     assert sorted(built["built"]) == ["draft", "target"]
+
+    pair = read_pair(load_recipe(recipe, "tensorrt_llm"), folder)
+    for side in pair.sides:  # the rules of the pre-flight and of rendering see the same numbers
+        assert BuiltEngine.read(side.role, Path(built[side.role])).limits == asked_limits(pair, side)
 
     rendered = Path(last_line(run(repository.main, *given))["model_repository"])
     assert json.loads((rendered.parent / "launch.json").read_text(encoding="utf-8"))["runtime"] == RUNTIME[1]

@@ -67,14 +67,20 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "unknown",
     ),
+    ("container", {"tensorrt_llm": {"container": "registry.example/trtllm"}}, {}, "no fixed tag"),
     ("checkpoint", {"target": {"quantization": "checkpoint"}}, {}, "does not read a Hugging Face"),
     ("vocab-size", {}, {"draft": {"vocab_size": 128000}}, "draft 128000, target 128256"),
     ("vocab-padding", {"draft": {"pad_vocab_size_to": 1000}}, {}, "at least vocab_size=128256"),
+    ("draft-vocabulary", {}, {"target": {"vocab_size": 128000}}, "draft 128256, target 128000"),
     (
-        "padded-logits",
-        {"draft": {"pad_vocab_size_to": 128257}, "target": {"pad_vocab_size_to": 128257}},
+        "fast-logits-columns",
+        {
+            "draft": {"pad_vocab_size_to": 128258},
+            "target": {"pad_vocab_size_to": 128258, "tensorrt_llm": {"tp_size": 2, "pp_size": 2}},
+            "tensorrt_llm": {"fast_logits": True},
+        },
         {},
-        "draft 128257 at tp_size=1, target 128258 at tp_size=2",
+        "draft 128258 (128258 padded for its ranks), target 128260",
     ),
     ("tokenizer", {}, {"draft": {"vocab_size": 100}, "target": {"vocab_size": 100}}, "vocab_size=100"),
     ("kv-cache-type", {"target": {"tensorrt_llm": {"kv_cache_dtype": "int8"}}}, {}, "INT8 KV cache"),
@@ -115,7 +121,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "18000",
     ),
-    ("sequence-fits", {"tensorrt_llm": {"max_num_tokens": 4096}}, {}, "max_seq_len=8192"),
+    ("longest-request", {"tensorrt_llm": {"max_num_tokens": 8190}}, {}, "the draft engine cannot take"),
+    ("longest-request", {"tensorrt_llm": {"max_num_tokens": 8190}}, {}, "the target engine cannot take"),
     ("tokens-at-most", {"serving": {"max_batch_size": 1, "max_num_tokens": 9000}}, {}, "8192"),
     (
         "tokens-per-block",
@@ -330,6 +337,20 @@ def test_the_command_prints_the_plan_of_both_gpus_and_stores_it(
     assert document["rules"] == len(RULES)
     assert "not measured" in lines[0]
     assert lines[-1] == f"{len(RULES)} rules checked, 0 broken; draft to be quantized, target to be quantized"
+
+
+def test_what_nobody_tried_is_warned_of_and_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_pair(tmp_path, {"tensorrt_llm": {"mode": "leader"}}, {})
+    assert run(tmp_path) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    document = json.loads(last)
+    assert document["findings"] == []
+    (warning,) = document["warnings"]  # the draft has one rank
+    assert (warning["rule"], warning["role"]) == ("leader-tensor-parallelism", "target")
+    assert all(warning.values())
+    assert lines[0].startswith("warning: leader-tensor-parallelism (target): two engines")
 
 
 def test_the_command_fails_and_prints_every_finding(
