@@ -12,7 +12,6 @@ SiLU) and ``mlp.gate`` the up projection. ``attention.qkv`` is q, k and v stacke
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from build.checkpoint_config import CheckpointConfig, parse_config
 from build.stored_linear import FLOATS, form_of
 from build.tensor_file import Tensor, read_tensors, write_tensors
+from build.whole import write_whole
 from pipelines.errors import CheckpointError
 
 __all__ = ["LINEARS", "Checkpoint", "CheckpointConfig", "Tensor", "read_checkpoint", "write_checkpoint"]
@@ -169,6 +169,4 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Mappin
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "rank0.safetensors", tensors)
-    temporary = directory / f".config.json.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(directory / "config.json")
+    write_whole(directory / "config.json", json.dumps(dict(config), indent=2) + "\n")

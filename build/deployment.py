@@ -9,19 +9,18 @@ here: paths in the rendered repository hold.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from build.command_line import add_runtime, recipe_parser, run_command
 from build.launch import launch_document, pinned
-from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.repository import RUN, render_text
-from pipelines.errors import DraftproofError, RecipeError, RepositoryError
+from build.whole import whole_directory
+from pipelines.errors import RecipeError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "pipelines" / "deploy" / "templates"
 PYTHON = "/opt/draftproof/venv/bin/python"  # in the image: pipelines/deploy/Dockerfile
@@ -94,17 +93,10 @@ def render_deployment(
     """
     texts = _render(recipe, template_values(recipe, image), templates)
     destination = run / recipe.name / "deployment"
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".deployment-", dir=destination.parent))
-    try:
+    with whole_directory(destination) as staging:
         for name, text in texts.items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_text(text, encoding="utf-8")
-        staging.chmod(0o755)
-        shutil.rmtree(destination, ignore_errors=True)
-        staging.rename(destination)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return destination
 
 
@@ -157,24 +149,20 @@ def _gpu_memory_gb(gpu: str) -> int:
     return int(gpu.rpartition("-")[2].removesuffix("gb"))
 
 
+def _render_and_list(options: argparse.Namespace) -> dict[str, Any]:
+    recipe = load_recipe(options.recipe, options.runtime)
+    directory = render_deployment(recipe, image=options.image)
+    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return {"directory": str(directory), "files": files}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.deployment", description="Render files to deploy a recipe's server."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--runtime", choices=("", *RUNTIMES), default="", help="default: as the recipe says")
+    parser = recipe_parser("build.deployment", "Render files to deploy a recipe's server.")
+    add_runtime(parser)
     parser.add_argument("--image", help="image that the cluster pulls (default: the one that is built here)")
     options = parser.parse_args(arguments)
-    try:
-        recipe = load_recipe(options.recipe, options.runtime or None)
-        directory = render_deployment(recipe, image=options.image)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    print(json.dumps({"directory": str(directory), "files": files}))
-    return 0
+    return run_command(lambda: _render_and_list(options))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.engine_directory import EnginePlan, plan_engine
 from build.exclusive import exclusive
 from build.growth import grow
@@ -27,10 +28,10 @@ from build.openvino_engine import (
     write_engine,
 )
 from build.preflight import EngineSource, check_recipe
-from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm_engine import build_tensorrt_llm_engines, print_commands
 from build.weight_only import apply_quantization
-from pipelines.errors import DraftproofError, RecipeError
+from pipelines.errors import RecipeError
 
 _CHECKPOINT_FILES = ("config.json", "rank0.safetensors", "tokenizer.json")
 # Sources that decide the numbers in an engine. Hashing them costs a needless build now and then; a
@@ -146,7 +147,10 @@ def build_engines(
     return {**result, "built": built, "seconds": round(time.monotonic() - started, 2)}
 
 
-def _dry_run(recipe: Recipe, engines: Path) -> int:
+def _build_or_print(options: argparse.Namespace) -> dict[str, Any] | None:
+    recipe = load_recipe(options.recipe, options.runtime)
+    if not options.dry_run:
+        return build_engines(recipe, options.engines, print_line)
     if recipe.runtime != "tensorrt_llm":
         raise RecipeError(
             "there is no command to print",
@@ -154,33 +158,18 @@ def _dry_run(recipe: Recipe, engines: Path) -> int:
             limit="trtllm-build is a command of its own; the embedded runtime compiles in this process",
             remedy="leave --dry-run out, or give RUNTIME=tensorrt_llm",
         )
-    print_commands(recipe, engines)
-    return 0
+    print_commands(recipe, options.engines)
+    return None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.engines", description="Build the engines of a recipe."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument(
-        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
-    )
-    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
+    """Command line; the last line of standard output is JSON, but for ``--dry-run``."""
+    parser = recipe_parser("build.engines", "Build the engines of a recipe.")
+    add_engines(parser)
+    add_runtime(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands of trtllm-build, run none")
     options = parser.parse_args(arguments)
-    engines = options.engines.resolve()
-    try:
-        recipe = load_recipe(options.recipe, options.runtime or None)
-        if options.dry_run:
-            return _dry_run(recipe, engines)
-        result = build_engines(recipe, engines, lambda line: print(line, flush=True))
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(result))
-    return 0
+    return run_command(lambda: _build_or_print(options))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ starts the server thus needs no recipe, no engine and no YAML parser.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from build.manifest import sha256_file, sha256_json
 from build.recipe import REPOSITORY_ROOT, Recipe
 from build.tensorrt_llm.ranks import gpu_device_ids, misplaced, ranks_per_node, spawns_workers, world_size
 from build.tensorrt_llm.versions import has_fixed_tag
+from build.whole import write_whole
 from pipelines.errors import RecipeError
 
 EMBEDDED_CONTAINER = "python:3.11.13-slim-bookworm"
@@ -69,9 +69,7 @@ def write_launch_file(recipe: Recipe, run_directory: Path) -> Path:
         RecipeError: See ``launch_document``.
     """
     path = run_directory / "launch.json"
-    staged = path.with_name(f".launch.{os.getpid()}.json")
-    staged.write_text(json.dumps(launch_document(recipe), indent=2) + "\n", encoding="utf-8")
-    staged.replace(path)
+    write_whole(path, json.dumps(launch_document(recipe), indent=2) + "\n")
     return path
 
 

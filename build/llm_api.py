@@ -8,17 +8,18 @@ that ``trtllm-serve --config`` takes. Neither gives token ids, so proofs compare
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from build.command_line import recipe_parser, run_command
 from build.model_config import read_model_config
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.versions import find_installation, release
-from pipelines.errors import DraftproofError, RecipeError
+from build.whole import write_whole
+from pipelines.errors import RecipeError
 
 _HEADER = """\
 # Written by make llm-api for TensorRT-LLM {version}. {note}
@@ -131,34 +132,29 @@ def write_llm_api(recipe: Recipe, version: str, run: Path) -> list[Path]:
         folder / "trtllm-serve.yaml": serve_settings(recipe, version),
     }
     for path, document in documents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(header + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        write_whole(path, header + yaml.safe_dump(document, sort_keys=False))
     return list(documents)
+
+
+def _render_and_tell(options: argparse.Namespace) -> dict[str, str]:
+    recipe = load_recipe(options.recipe)
+    found = find_installation()
+    here = found.version if found is not None and found.version != "unknown" else None
+    version = options.trtllm_version or here or recipe.tensorrt_llm.version
+    model, serve = write_llm_api(recipe, version, options.run)
+    print(f"Triton: copy NVIDIA's llmapi model and put {model} into it")
+    print(f"trtllm-serve {_model(recipe, 'target')} --config {serve}")
+    print("(older versions say --extra_llm_api_options for --config)")
+    return {"recipe": recipe.name, "version": version, "model": str(model), "serve": str(serve)}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.llm_api", description="Render a pair for TensorRT-LLM's LLM API."
-    )
-    parser.add_argument("--recipe", required=True, help="name of a recipe, or path of a YAML file")
+    parser = recipe_parser("build.llm_api", "Render a pair for TensorRT-LLM's LLM API.")
     parser.add_argument("--trtllm-version", help="instead of the one found here, else the recipe's")
     parser.add_argument("--run", type=Path, default=REPOSITORY_ROOT / ".run", help="gets <recipe>/llm_api/")
     options = parser.parse_args(arguments)
-    try:
-        recipe = load_recipe(options.recipe)
-        found = find_installation()
-        here = found.version if found is not None and found.version != "unknown" else None
-        version = options.trtllm_version or here or recipe.tensorrt_llm.version
-        model, serve = write_llm_api(recipe, version, options.run)
-        print(f"Triton: copy NVIDIA's llmapi model and put {model} into it")
-        print(f"trtllm-serve {_model(recipe, 'target')} --config {serve}")
-        print("(older versions say --extra_llm_api_options for --config)")
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps({"recipe": recipe.name, "version": version, "model": str(model), "serve": str(serve)}))
-    return 0
+    return run_command(lambda: _render_and_tell(options))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import openvino as ov
 from build.llama_graph import build_graph
 from build.manifest import sha256_file, write_manifest
 from build.network import Layer, Network
+from build.whole import whole_directory
 from pipelines.errors import EngineBuildError
 
 FORMAT_VERSION = 2
@@ -133,8 +133,6 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
     Raises:
         EngineBuildError: OpenVINO refused the network, or the disk is full.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     meter = _Meter(network)
 
     def metered(index: int) -> Layer:
@@ -143,26 +141,23 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
         return layer
 
     try:
-        graph = build_graph(replace(network, layer=metered))
-        # compress_to_fp16 would round the scales and norms.
-        ov.save_model(graph, work / "engine.xml", compress_to_fp16=False)
-        shutil.copyfile(tokenizer, work / "tokenizer.json")
-        description = json.dumps(engine_description(network, settings, meter), indent=2)
-        (work / "engine.json").write_text(description + "\n", encoding="utf-8")
-        write_manifest(
-            work,
-            {
-                "fingerprint": settings.fingerprint,
-                "end_ids": list(settings.end_ids),
-                "openvino_version": openvino_version(),
-                "tokenizer_sha256": sha256_file(tokenizer),
-                **settings.origin,
-            },
-        )
-        work.chmod(0o755)
-        if directory.exists():
-            shutil.rmtree(directory)
-        work.replace(directory)
+        with whole_directory(directory) as work:
+            graph = build_graph(replace(network, layer=metered))
+            # compress_to_fp16 would round the scales and norms.
+            ov.save_model(graph, work / "engine.xml", compress_to_fp16=False)
+            shutil.copyfile(tokenizer, work / "tokenizer.json")
+            description = json.dumps(engine_description(network, settings, meter), indent=2)
+            (work / "engine.json").write_text(description + "\n", encoding="utf-8")
+            write_manifest(
+                work,
+                {
+                    "fingerprint": settings.fingerprint,
+                    "end_ids": list(settings.end_ids),
+                    "openvino_version": openvino_version(),
+                    "tokenizer_sha256": sha256_file(tokenizer),
+                    **settings.origin,
+                },
+            )
     except (OSError, RuntimeError) as error:
         raise EngineBuildError(
             f"the {settings.role} engine of recipe {settings.recipe} could not be built",
@@ -170,5 +165,3 @@ def write_engine(directory: Path, network: Network, tokenizer: Path, settings: E
             limit=f"openvino {openvino_version()}, room for {meter.step_bytes} bytes in {directory.parent}",
             remedy="check the disk and that openvino is the pinned version",
         ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -7,7 +7,6 @@ those of TensorRT-LLM are in ``build/tensorrt_llm/``.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoint import Checkpoint, read_checkpoint
+from build.command_line import add_engines, add_runtime, recipe_parser, run_command
 from build.end_tokens import find_end_ids
 from build.growth import check_growth
 from build.quantized_checkpoint import checkpoint_for
-from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from build.tokenizer_file import TokenizerInfo, read_tokenizer
-from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
+from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
 
 
 @dataclass(frozen=True)
@@ -144,35 +144,27 @@ def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) ->
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
 
 
+def _check(options: argparse.Namespace) -> dict[str, Any]:
+    recipe = load_recipe(options.recipe, options.runtime)
+    both = {"draft": options.draft_engine, "target": options.target_engine}
+    given = {role: path for role, path in both.items() if path is not None}
+    if recipe.runtime == "embedded":
+        return _check_embedded(recipe, options.engines, given)
+    return run_preflight(recipe, options.engines, given, options.run)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.preflight", description="Check a pair before anything is built or loaded."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
-    parser.add_argument(
-        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
-    )
+    parser = recipe_parser("build.preflight", "Check a pair before anything is built or loaded.")
+    add_runtime(parser)
+    add_engines(parser)
     parser.add_argument("--draft-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
     parser.add_argument("--target-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
     parser.add_argument(
         "--run", type=Path, default=REPOSITORY_ROOT / ".run", help="gets <recipe>/preflight.json"
     )
     options = parser.parse_args(arguments)
-    both = {"draft": options.draft_engine, "target": options.target_engine}
-    given = {role: path for role, path in both.items() if path is not None}
-    try:
-        recipe = load_recipe(options.recipe, options.runtime or None)
-        if recipe.runtime == "embedded":
-            document = _check_embedded(recipe, options.engines.resolve(), given)
-        else:
-            document = run_preflight(recipe, options.engines.resolve(), given, options.run)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(document))
-    return 1 if document["findings"] else 0
+    return run_command(lambda: _check(options), fails=lambda document: bool(document["findings"]))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ moved into place.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from build.checkpoint import read_checkpoint
+from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.end_tokens import find_end_ids
 from build.exclusive import exclusive
 from build.manifest import write_manifest
@@ -34,9 +33,10 @@ from build.quantization.checks import check_finite, compare
 from build.quantization.exported_config import finished_config
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
 from build.quantized_checkpoint import MODELOPT_VERSION, QuantizedCheckpoint, file_stamps, plan_checkpoint
-from build.recipe import REPOSITORY_ROOT, RUNTIMES, EngineRecipe, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tokenizer_file import read_tokenizer
-from pipelines.errors import CheckpointError, DraftproofError
+from build.whole import put_in_place, scratch_beside
+from pipelines.errors import CheckpointError
 
 ROLES = ("draft", "target")
 _WORKER = "build.quantization.modelopt_worker"
@@ -87,59 +87,9 @@ def quantize_recipe(
 
 def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
     started_s = time.monotonic()
-    stamps = file_stamps(plan.source)
-    versions = _versions()
-    work = Path(tempfile.mkdtemp(prefix=f".{plan.directory.name}.", dir=plan.directory.parent))
     try:
-        check_finite(plan.source)
-        end_ids = find_end_ids(
-            plan.source.directory, read_tokenizer(plan.source.directory / "tokenizer.json")
-        )
-        source = _as_hugging_face(plan.source, work / "source", end_ids)
-        output = work / "checkpoint"
-        output.mkdir()
-        order: dict[str, Any] = {
-            **{key: plan.settings[key] for key in _ORDERED},
-            "source": str(source.directory),
-            "decoder_type": DECODER_TYPES[source.config["model_type"]],
-            "output": str(output),
-            "pieces": None,
-        }
-        about_text = None
-        if plan.settings["calibration"] is not None:
-            text = read_calibration_text(recipe.tensorrt_llm.calibration, source.directory / "tokenizer.json")
-            order["pieces"] = str(work / "pieces.npy")
-            np.save(order["pieces"], np.array(text.pieces, np.int32))
-            about_text = {"name": text.name, "sha256": text.sha256, "num_tokens": text.num_tokens}
-            report(f"{plan.role}: calibrating on {text.num_tokens:,} tokens of {text.name}")
-        _run_worker(plan, order, work, report)
-        config = _finish(plan, output, source, end_ids, report)
-        write_manifest(
-            output,
-            {
-                "fingerprint": plan.fingerprint,
-                "role": plan.role,
-                "recipe": recipe.name,
-                "source": str(plan.source.directory),
-                "source_sha256": dict(plan.source_sha256),
-                "source_stamps": stamps,
-                "settings": dict(plan.settings),
-                "calibration_text": about_text,
-                "quantization": config["quantization"],
-                "packages": versions,
-            },
-        )
-        if file_stamps(plan.source) != stamps:
-            raise CheckpointError(
-                f"{plan.source.directory} changed while it was quantized",
-                values=plan.directory.name,
-                limit="a source stays as it is until its checkpoint is made",
-                remedy="run the command again",
-            )
-        output.chmod(0o755)
-        if plan.directory.exists():
-            shutil.rmtree(plan.directory)
-        output.replace(plan.directory)
+        with scratch_beside(plan.directory) as work:
+            _make_in(work, recipe, plan, report)
     except OSError as error:
         raise CheckpointError(
             f"the {plan.role}'s quantized checkpoint could not be written",
@@ -148,9 +98,57 @@ def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
             "is in TensorRT-LLM's form",
             remedy="make room on the disk and run the command again",
         ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     report(f"{plan.role}: {plan.directory.name} made, {time.monotonic() - started_s:.1f} s")
+
+
+def _make_in(work: Path, recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
+    """Make a checkpoint in a folder of its own and move it into place."""
+    stamps = file_stamps(plan.source)
+    versions = _versions()
+    check_finite(plan.source)
+    end_ids = find_end_ids(plan.source.directory, read_tokenizer(plan.source.directory / "tokenizer.json"))
+    source = _as_hugging_face(plan.source, work / "source", end_ids)
+    output = work / "checkpoint"
+    output.mkdir()
+    order: dict[str, Any] = {
+        **{key: plan.settings[key] for key in _ORDERED},
+        "source": str(source.directory),
+        "decoder_type": DECODER_TYPES[source.config["model_type"]],
+        "output": str(output),
+        "pieces": None,
+    }
+    about_text = None
+    if plan.settings["calibration"] is not None:
+        text = read_calibration_text(recipe.tensorrt_llm.calibration, source.directory / "tokenizer.json")
+        order["pieces"] = str(work / "pieces.npy")
+        np.save(order["pieces"], np.array(text.pieces, np.int32))
+        about_text = {"name": text.name, "sha256": text.sha256, "num_tokens": text.num_tokens}
+        report(f"{plan.role}: calibrating on {text.num_tokens:,} tokens of {text.name}")
+    _run_worker(plan, order, work, report)
+    config = _finish(plan, output, source, end_ids, report)
+    write_manifest(
+        output,
+        {
+            "fingerprint": plan.fingerprint,
+            "role": plan.role,
+            "recipe": recipe.name,
+            "source": str(plan.source.directory),
+            "source_sha256": dict(plan.source_sha256),
+            "source_stamps": stamps,
+            "settings": dict(plan.settings),
+            "calibration_text": about_text,
+            "quantization": config["quantization"],
+            "packages": versions,
+        },
+    )
+    if file_stamps(plan.source) != stamps:
+        raise CheckpointError(
+            f"{plan.source.directory} changed while it was quantized",
+            values=plan.directory.name,
+            limit="a source stays as it is until its checkpoint is made",
+            remedy="run the command again",
+        )
+    put_in_place(output, plan.directory)
 
 
 def _versions() -> dict[str, str]:
@@ -258,34 +256,18 @@ def _finish(
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON: role -> checkpoint, and ``seconds``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.quantize", description="Quantize the checkpoints of a recipe."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument(
-        "--runtime",
-        type=lambda word: word or None,
-        choices=(None, *RUNTIMES),
-        metavar="RUNTIME",
-        help=f"{' or '.join(RUNTIMES)}, in place of the recipe's",
-    )
-    parser.add_argument(
-        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
-    )
+    parser = recipe_parser("build.quantize", "Quantize the checkpoints of a recipe.")
+    add_runtime(parser)
+    add_engines(parser)
     options = parser.parse_args(arguments)
     started_s = time.monotonic()
-    try:
-        found = quantize_recipe(
-            load_recipe(options.recipe, options.runtime),
-            options.engines.resolve(),
-            lambda line: print(line, flush=True),
-        )
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    seconds = round(time.monotonic() - started_s, 2)
-    print(json.dumps({**{role: str(path) for role, path in found.items()}, "seconds": seconds}))
-    return 0
+
+    def work() -> dict[str, Any]:
+        found = quantize_recipe(load_recipe(options.recipe, options.runtime), options.engines, print_line)
+        seconds = round(time.monotonic() - started_s, 2)
+        return {**{role: str(path) for role, path in found.items()}, "seconds": seconds}
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.engines import build_engines
 from build.launch import write_launch_file
 from build.manifest import verify_manifest
 from build.memory_plan import MemoryPlan, plan_memory
-from build.recipe import REPOSITORY_ROOT, RUNTIMES, Recipe, load_recipe
+from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.tensorrt_llm.pair import read_pair
 from build.tensorrt_llm_repository import engine_values
-from pipelines.errors import DraftproofError, EngineBuildError, RepositoryError
+from build.whole import whole_directory
+from pipelines.errors import EngineBuildError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
 ENGINES = REPOSITORY_ROOT / "engines"
@@ -170,9 +170,7 @@ def render_repository(
             limit=f"<model>/config.pbtxt or <model>/config.{runtime}.pbtxt",
             remedy="run in a complete checkout",
         )
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
-    try:
+    with whole_directory(destination) as staging:
         unused = set(values)
         for name, configs in models.items():
             parts = []
@@ -190,9 +188,6 @@ def render_repository(
                 limit="each value must reach a model",
                 remedy="add it to a config.pbtxt or remove it from build/repository.py",
             )
-        _replace(staging, destination)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return list(models)
 
 
@@ -208,16 +203,6 @@ def _copy_versions(folder: Path, destination: Path, *, with_code: bool) -> None:
         copied.mkdir(parents=True)
         for source in sorted(version.glob("*.py")) if with_code else ():
             shutil.copyfile(source, copied / source.name)
-
-
-def _replace(staging: Path, destination: Path) -> None:
-    """Two renames: for a moment there is no repository, but never half of one."""
-    staging.chmod(0o755)
-    old = staging.with_name(f"{staging.name}-old")
-    if destination.exists():
-        destination.rename(old)
-    staging.rename(destination)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def render_recipe(
@@ -275,29 +260,25 @@ def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> Non
         )
 
 
+def _build_and_render(options: argparse.Namespace) -> dict[str, str]:
+    recipe = load_recipe(options.recipe, options.runtime)
+    engines = build_engines(recipe, ENGINES, print_line)
+    draft, target = Path(engines["draft"]), Path(engines["target"])
+    memory = None
+    if recipe.runtime == "embedded":
+        measure_pair(recipe, draft, target)
+    else:
+        memory = plan_memory(read_pair(recipe, ENGINES))
+    destination = render_recipe(recipe, draft, target, memory=memory)
+    return {"model_repository": str(destination), "recipe": recipe.name}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.repository", description="Render the model repository of a recipe."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--runtime", default="", choices=("", *RUNTIMES), help="empty: as the recipe says")
+    parser = recipe_parser("build.repository", "Render the model repository of a recipe.")
+    add_runtime(parser)
     options = parser.parse_args(arguments)
-    try:
-        recipe = load_recipe(options.recipe, options.runtime or None)
-        engines = build_engines(recipe, ENGINES, lambda line: print(line, flush=True))
-        draft, target = Path(engines["draft"]), Path(engines["target"])
-        memory = None
-        if recipe.runtime == "embedded":
-            measure_pair(recipe, draft, target)
-        else:
-            memory = plan_memory(read_pair(recipe, ENGINES))
-        destination = render_recipe(recipe, draft, target, memory=memory)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps({"model_repository": str(destination), "recipe": recipe.name}))
-    return 0
+    return run_command(lambda: _build_and_render(options))
 
 
 if __name__ == "__main__":

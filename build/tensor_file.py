@@ -8,7 +8,6 @@ the tensors. numpy knows neither bfloat16 nor E4M3, so their bits are kept as ui
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from build.whole import whole_file
 from pipelines.errors import CheckpointError
 
 Float32Array = npt.NDArray[np.float32]
@@ -187,9 +187,7 @@ def write_tensors(
         position += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the first tensor is aligned
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with whole_file(path) as made, made.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
             file.write(np.ascontiguousarray(tensor.data, dtype=STORAGE[tensor.dtype]).tobytes())
-    temporary.replace(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from build.tensorrt_llm.checks import check_pair, refuse
 from build.tensorrt_llm.command import Paths, build_command, engine_flags
 from build.tensorrt_llm.pair import Pair, Side, read_pair
 from build.tensorrt_llm.rules import Finding
+from build.whole import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError, EngineBuildError, EngineLoadError
 
 Report = Callable[[str], None]
@@ -126,32 +126,29 @@ def _build(pair: Pair, side: Side, plan: EnginePlan, checkpoint: Path, lock: Tex
     builder = find_builder(pair.recipe)
     folder = plan.directory.parent
     log = folder / f"{plan.directory.name}.log"
-    work = Path(tempfile.mkdtemp(prefix=f".{plan.directory.name}.", dir=folder))
     try:
-        engine = work / "engine"
-        engine.mkdir()
-        kept, new = _timing_cache(pair, folder.parent), work / "timing.cache"
-        paths = Paths(checkpoint, engine, kept if kept.is_file() else None, new)
-        command = build_command(pair, side, paths)
-        readable = [checkpoint] if paths.timing_cache is None else [checkpoint, kept]
-        report(f"{side.role}: {builder.note}; log in {log}")
-        _run(side, builder.wrap(command, readable, [work]), log, lock)
-        different = differences(pair, side, engine)
-        if different:
-            raise EngineBuildError(
-                f"trtllm-build made another {side.role} than it was asked for",
-                values="; ".join(different),
-                limit=f"as recipe {pair.recipe.name} says",
-                remedy=f"read the warnings in {log}; a version or GPU other than the recipe's does this",
-            )
-        shutil.copyfile(checkpoint / "tokenizer.json", engine / "tokenizer.json")
-        write_manifest(engine, _manifest(pair, side, plan, builder, command))
-        if new.is_file():
-            new.replace(kept)
-        engine.chmod(0o755)
-        if plan.directory.exists():
-            shutil.rmtree(plan.directory)
-        engine.replace(plan.directory)
+        with scratch_beside(plan.directory) as work:
+            engine = work / "engine"
+            engine.mkdir()
+            kept, new = _timing_cache(pair, folder.parent), work / "timing.cache"
+            paths = Paths(checkpoint, engine, kept if kept.is_file() else None, new)
+            command = build_command(pair, side, paths)
+            readable = [checkpoint] if paths.timing_cache is None else [checkpoint, kept]
+            report(f"{side.role}: {builder.note}; log in {log}")
+            _run(side, builder.wrap(command, readable, [work]), log, lock)
+            different = differences(pair, side, engine)
+            if different:
+                raise EngineBuildError(
+                    f"trtllm-build made another {side.role} than it was asked for",
+                    values="; ".join(different),
+                    limit=f"as recipe {pair.recipe.name} says",
+                    remedy=f"read the warnings in {log}; a version or GPU other than the recipe's does this",
+                )
+            shutil.copyfile(checkpoint / "tokenizer.json", engine / "tokenizer.json")
+            write_manifest(engine, _manifest(pair, side, plan, builder, command))
+            if new.is_file():
+                new.replace(kept)
+            put_in_place(engine, plan.directory)
     except OSError as error:
         raise EngineBuildError(
             f"the {side.role} engine of recipe {pair.recipe.name} could not be written",
@@ -159,8 +156,6 @@ def _build(pair: Pair, side: Side, plan: EnginePlan, checkpoint: Path, lock: Tex
             limit=f"room and write access in {folder}",
             remedy="check the disk; nothing half-built was left",
         ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _run(side: Side, command: list[str], log: Path, lock: TextIO) -> None:

@@ -7,18 +7,16 @@ scales, the output head in floating point, nothing grown.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from build.command_line import add_engines, recipe_parser, run_command
 from build.engines import build_engines
 from build.quantize import ROLES, quantize_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, TensorRtLlmEngine, load_recipe
-from pipelines.errors import DraftproofError
 
 QUANTIZATIONS = ("none", "fp8", "int8_sq", "int8")
 
@@ -77,26 +75,17 @@ def _each_engine(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; progress goes to standard error, the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.variants", description="Build a recipe's pair in several quantizations."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-    parser.add_argument(
-        "--engines", type=Path, default=REPOSITORY_ROOT / "engines", help="folder of the engines"
-    )
+    """Command line; the last line of standard output is JSON."""
+    parser = recipe_parser("build.variants", "Build a recipe's pair in several quantizations.")
+    add_engines(parser)
     options = parser.parse_args(arguments)
-    try:
-        found = build_variants(
+    return run_command(
+        lambda: build_variants(
             load_recipe(options.recipe),
-            options.engines.resolve(),
+            options.engines,
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(found))
-    return 0
+    )
 
 
 if __name__ == "__main__":

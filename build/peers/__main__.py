@@ -8,7 +8,6 @@ what the engines were compiled with; it is written last, so a folder with it is 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 import openvino as ov
 
 from build.checkpoint import read_checkpoint
+from build.command_line import print_line, recipe_parser, run_command
 from build.engines import build_engines
 from build.growth import grow
 from build.manifest import sha256_file, sha256_json
@@ -29,7 +29,6 @@ from build.peers.stateful_graph import build_stateful_graph
 from build.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.weight_only import apply_quantization
-from pipelines.errors import DraftproofError
 
 _ROLES = ("target", "draft")
 
@@ -127,21 +126,16 @@ def build_peer_models(
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; the last line of standard output is JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m build.peers", description="Write a recipe's pair in the forms of other engines."
-    )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser = recipe_parser("build.peers", "Write a recipe's pair in the forms of other engines.")
     parser.add_argument("--output", type=Path, default=None, help="folder (.run/peers/<name>)")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> dict[str, Any]:
         recipe = load_recipe(options.recipe)
         output = options.output or REPOSITORY_ROOT / ".run" / "peers" / recipe.name
-        document = build_peer_models(recipe, output.resolve(), report=lambda line: print(line, flush=True))
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(document))
-    return 0
+        return build_peer_models(recipe, output.resolve(), report=print_line)
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from build.tensorrt_llm.checks import RULES, WARNINGS, check_pair
 from build.tensorrt_llm.pair import Pair, Side, read_pair
 from build.tensorrt_llm.rules import findings
 from build.tensorrt_llm_engine import find_engines
+from build.whole import write_whole
 
 _GIB = 1 << 30
 
@@ -109,7 +110,5 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         "engines": {role: str(path) for role, path in built.items()},
         "memory_plans": [_plan_document(plan) for plan in plans],
     }
-    path = run / recipe.name / "preflight.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_whole(run / recipe.name / "preflight.json", json.dumps(document, indent=2) + "\n")
     return document

@@ -197,7 +197,7 @@ def test_a_bad_pair_builds_nothing(
     arguments = ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "engines")]
     assert main(arguments) == 1
     captured = capsys.readouterr()
-    assert "different end-of-text tokens" in captured.err
+    assert "end a text with different tokens" in captured.err
     assert captured.out == ""
     assert not (tmp_path / "engines").exists()
 
