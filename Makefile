@@ -80,7 +80,7 @@ llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for
 
 .PHONY: quantize
 quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, where it asks for that
-	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
+	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
 
 .PHONY: acceptance
 acceptance: .venv/build.stamp .venv/torch.stamp ## predict what quantizing RECIPE's draft and target does to acceptance
