@@ -61,6 +61,8 @@ def run_command(work: Callable[[], Any], fails: Callable[[Any], bool] = lambda r
     """
     try:
         result = work()
+        if result is not None:
+            print(json.dumps(result))
     except DraftproofError as error:
         return _refuse(error)
     except OSError as error:
@@ -75,8 +77,6 @@ def run_command(work: Callable[[], Any], fails: Callable[[Any], bool] = lambda r
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if result is not None:
-        print(json.dumps(result))
     return EXIT_ERROR if fails(result) else 0
 
 

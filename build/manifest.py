@@ -52,7 +52,9 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         manifest = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
         return None
-    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    is_whole = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
+    return manifest if is_whole else None
 
 
 def is_complete(directory: Path, fingerprint: str) -> bool:

@@ -22,10 +22,10 @@ from build.quantized_checkpoint import checkpoint_for
 from build.recipe import Recipe
 from build.tensorrt_llm.builder import Builder, find_builder, run_logged, tail
 from build.tensorrt_llm.built import check_built, differences
-from build.tensorrt_llm.checks import check_pair, refuse
+from build.tensorrt_llm.checks import WARNINGS, check_pair, refuse
 from build.tensorrt_llm.command import Paths, build_command, engine_flags
 from build.tensorrt_llm.pair import Pair, Side, read_pair
-from build.tensorrt_llm.rules import Finding
+from build.tensorrt_llm.rules import Finding, findings
 from build.whole import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError, EngineBuildError, EngineLoadError
 
@@ -71,6 +71,10 @@ def _asked(pair: Pair, side: Side) -> dict[str, Any]:
     }
 
 
+def _without_checkpoint(identity: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity.items() if key != "checkpoint"}
+
+
 def _plan(pair: Pair, side: Side, checkpoint: Path, engines: Path) -> EnginePlan:
     identity = {**_asked(pair, side), "checkpoint": _checkpoint_files(side, checkpoint)}
     return plan_engine(engines / pair.recipe.name, side.role, identity)
@@ -83,9 +87,8 @@ def find_engines(pair: Pair, engines: Path) -> dict[str, Path]:
         manifests = (engines / pair.recipe.name).glob(f"{side.role}-*/manifest.json")
         for path in sorted(manifests, key=lambda path: path.stat().st_mtime):
             manifest = read_manifest(path.parent) or {}
-            identity = dict(manifest.get("identity") or {})
-            identity.pop("checkpoint", None)
-            if identity == _asked(pair, side):
+            identity = manifest.get("identity")
+            if isinstance(identity, dict) and _without_checkpoint(identity) == _asked(pair, side):
                 found[side.role] = path.parent
     return found
 
@@ -215,6 +218,8 @@ def build_tensorrt_llm_engines(recipe: Recipe, engines: Path, report: Report = p
     """
     started = time.monotonic()
     pair = read_pair(recipe, engines)
+    for warning in findings(pair, WARNINGS):
+        report(f"warning: {warning}")
     _passed(pair, check_pair(pair), report)
     checkpoints = {side.role: checkpoint_for(recipe, side.role, engines) for side in pair.sides}
     directories: dict[str, Path] = {}

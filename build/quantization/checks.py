@@ -1,7 +1,8 @@
 """Reads back what ModelOpt wrote and compares it with the source, with numpy alone.
 
-Every projection is multiplied out over all ranks and put beside the source's. Tensors of a rank are
-named as those of a whole checkpoint; layers are counted within the rank's pipeline stage.
+Every projection is multiplied out over all ranks and put beside the source's; tables and norms must be the
+source's own. Tensors of a rank are named as those of a whole checkpoint; layers are counted within the rank's
+pipeline stage.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoint import LINEARS
+from build.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
 from build.linear import Linear
 from build.quantization.source import CheckpointSource
 from build.stored_linear import read_linear
@@ -43,6 +44,7 @@ _PARTS = {
     "mlp.gate": ("mlp.up_proj",),
     "mlp.proj": ("mlp.down_proj",),
 }
+_NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 _SPLIT_BY_INPUT = ("attention.dense", "mlp.proj")
 
 
@@ -93,8 +95,7 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
         source: In Hugging Face's form.
 
     Raises:
-        CheckpointError: A file or tensor is missing, or a projection is further from the source's than
-            rounding takes it.
+        CheckpointError: A file or tensor is missing, or further from the source's than rounding takes it.
     """
     ranks = [
         read_tensors(directory / f"rank{rank}.safetensors") for rank in range(config["mapping"]["world_size"])
@@ -103,22 +104,17 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
     algo = config["quantization"].get("quant_algo")
     worst, where = 0.0, ""
     try:
+        for name, stored, wanted in _floating_pairs(ranks, original, config):
+            _relative_error(directory, name, stored, wanted, None)
         for name, stored, wanted in _pairs(ranks, original, config, algo):
-            error = float(np.linalg.norm(stored - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
-            if not error <= LARGEST_ERRORS[algo]:  # NaN too
-                raise CheckpointError(
-                    f"{name} of {directory.name} is not the source's",
-                    values=f"relative error {error:.4f}",
-                    limit=f"{LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
-                    remedy="check the source's weights for outliers, or choose another quantization",
-                )
+            error = _relative_error(directory, name, stored, wanted, algo)
             if error >= worst:
                 worst, where = error, name
     except (KeyError, ValueError) as error:  # an absent tensor, or shapes that do not fit
         raise CheckpointError(
             f"{directory.name} was not exported whole",
             values=f"{type(error).__name__}: {error}",
-            limit="every projection of every layer, in every rank",
+            limit="every tensor of every layer, in every rank",
             remedy="read the worker's log",
         ) from None
     scales = [
@@ -128,6 +124,44 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
         if name.endswith("_cache_scaling_factor")
     ]
     return Measured(worst, where, max(scales) if scales else None)
+
+
+def _relative_error(
+    directory: Path, name: str, stored: Float32Array, wanted: Float32Array, algo: str | None
+) -> float:
+    error = float(np.linalg.norm(stored - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
+    if not error <= LARGEST_ERRORS[algo]:  # NaN too
+        raise CheckpointError(
+            f"{name} of {directory.name} is not the source's",
+            values=f"relative error {error:.4f}",
+            limit=f"{LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
+            remedy="check the source's weights for outliers, or choose another quantization",
+        )
+    return error
+
+
+def _floating_pairs(
+    ranks: Sequence[Mapping[str, Tensor]], original: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> Iterator[tuple[str, Float32Array, Float32Array]]:
+    """As ``_pairs``, of what no quantization touches: tables, less the rows that padded them, and norms."""
+    tp_size, pp_size = config["mapping"]["tp_size"], config["mapping"]["pp_size"]
+    table = original["model.embed_tokens.weight"]
+    tables = {
+        EMBEDDING: (ranks[:tp_size], table),
+        LM_HEAD: (ranks[-tp_size:], original.get("lm_head.weight", table)),
+    }
+    for name, (holders, tensor) in tables.items():
+        stored, wanted = np.concatenate([rank[name].to_float32() for rank in holders]), tensor.to_float32()
+        yield name, stored[: len(wanted)], wanted
+    norms = {(pp_size - 1, FINAL_NORM): "model.norm"}
+    layers_of_stage = config["num_hidden_layers"] // pp_size
+    for layer in range(config["num_hidden_layers"]):
+        stage, index = divmod(layer, layers_of_stage)
+        for name, source in _NORMS.items():
+            norms[stage, f"transformer.layers.{index}.{name}.weight"] = f"model.layers.{layer}.{source}"
+    for (stage, name), source in norms.items():
+        for rank in ranks[stage * tp_size : (stage + 1) * tp_size]:
+            yield name, rank[name].to_float32(), original[f"{source}.weight"].to_float32()
 
 
 def _pairs(

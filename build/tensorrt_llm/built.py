@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from build.manifest import read_manifest
 from build.model_config import ModelConfig, parse_tensorrt_llm, read_json
 from build.tensorrt_llm.command import LOGITS_DTYPE
 from build.tensorrt_llm.pair import Pair, Side
@@ -73,10 +74,13 @@ def differences(pair: Pair, side: Side, directory: Path) -> list[str]:
         config = read_json(directory / "config.json")
         network = parse_tensorrt_llm(config.get("pretrained_config") or {}, directory / "config.json")
     except CheckpointError as error:
-        return [str(error)]
+        return [f"{error.what}: {error.values}"]
     if not isinstance(config.get("build_config"), dict):
         return ["config.json has no build_config"]
     found = list(_differences(pair, side, config, network))
+    gpu = (read_manifest(directory) or {}).get("gpu")  # NVIDIA's file does not say it; ours comes after it
+    if gpu not in (None, pair.recipe.tensorrt_llm.gpu):
+        found.append(f"gpu {gpu}, asked for {pair.recipe.tensorrt_llm.gpu}")
     for rank in range(side.asked.world_size):
         engine = directory / f"rank{rank}.engine"
         if not engine.is_file() or engine.stat().st_size == 0:

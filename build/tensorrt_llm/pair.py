@@ -8,6 +8,7 @@ from pathlib import Path
 from build.end_tokens import find_end_ids
 from build.gpus import GPUS, Gpu
 from build.model_config import ModelConfig, read_model_config
+from build.quantization.exported_config import QUANT_ALGOS
 from build.quantized_checkpoint import checkpoint_for
 from build.recipe import EngineRecipe, Recipe
 from build.tokenizer_file import TokenizerInfo, read_tokenizer
@@ -15,15 +16,6 @@ from pipelines.errors import CheckpointError, RecipeError
 
 ROLES = ("draft", "target")
 
-# The recipe's word and TensorRT-LLM's quant_algo. Checkpoints of ModelOpt carry exactly these names.
-QUANT_ALGOS = {
-    "none": None,
-    "int8": "W8A16",
-    "fp8": "FP8",
-    "int8_sq": "W8A8_SQ_PER_CHANNEL",
-    "int4_awq": "W4A16_AWQ",
-    "w4a8_awq": "W4A8_AWQ",
-}
 KV_CACHE_QUANT_ALGOS = {"model": None, "fp8": "FP8", "int8": "INT8"}
 
 

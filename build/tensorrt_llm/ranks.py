@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from build.gpus import GPUS
 from build.recipe import Recipe, TensorRtLlmEngine
+from build.tensorrt_llm.pair import ROLES
 from build.tensorrt_llm.rules import Broken
-
-_ROLES = ("draft", "target")
 
 
 def _section(recipe: Recipe, role: str) -> TensorRtLlmEngine:
@@ -28,7 +27,7 @@ def _stays_on_the_first(recipe: Recipe, role: str) -> bool:
 
 def _spread_ranks(recipe: Recipe) -> int:
     """Ranks of the engine that is on all machines."""
-    return max(_section(recipe, role).world_size for role in _ROLES if not _stays_on_the_first(recipe, role))
+    return max(_section(recipe, role).world_size for role in ROLES if not _stays_on_the_first(recipe, role))
 
 
 def spawns_workers(recipe: Recipe) -> bool:
@@ -44,7 +43,7 @@ def world_size(recipe: Recipe) -> int:
     """Ranks that MPI starts."""
     if recipe.tensorrt_llm.mode == "leader":
         return _spread_ranks(recipe)  # every rank is a server that loads its part of both
-    return 1 if spawns_workers(recipe) else 1 + sum(_section(recipe, role).world_size for role in _ROLES)
+    return 1 if spawns_workers(recipe) else 1 + sum(_section(recipe, role).world_size for role in ROLES)
 
 
 def ranks_per_node(recipe: Recipe) -> int:
@@ -78,7 +77,7 @@ def participant_ids(recipe: Recipe, role: str) -> tuple[int, ...]:
     the model does not load. Leader: all ranks work for both engines; where one has fewer, it takes the first
     ones (``executorImpl.cpp``).
     """
-    sizes = [_section(recipe, role).world_size for role in _ROLES]
+    sizes = [_section(recipe, role).world_size for role in ROLES]
     if recipe.tensorrt_llm.mode == "leader":
         return () if sizes[0] == sizes[1] else tuple(range(_section(recipe, role).world_size))
     if spawns_workers(recipe):
@@ -90,7 +89,7 @@ def participant_ids(recipe: Recipe, role: str) -> tuple[int, ...]:
 def misplaced(recipe: Recipe) -> Iterator[Broken]:
     """Each way in which ranks have no machine or no GPU."""
     gpu = recipe.tensorrt_llm.gpu
-    for role in _ROLES:
+    for role in ROLES:
         size, nodes = _section(recipe, role).world_size, num_nodes(recipe, role)
         devices = gpu_device_ids(recipe, role)
         fit = size <= ranks_per_node(recipe) or size == nodes * ranks_per_node(recipe)

@@ -30,6 +30,7 @@ _IMAGES = {
     "26.07": "1.2.1",
 }
 
+_PATIENCE_S = 60.0
 _VERSION_OF = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
 
 
@@ -88,12 +89,14 @@ def find_installation() -> Installation | None:
 
 
 def _version_of(program: Path) -> str:
-    interpreter = _interpreter(program)
-    if interpreter is None:
+    try:
+        interpreter = _interpreter(program)
+        if interpreter is None:
+            return "unknown"
+        command = [interpreter, "-c", _VERSION_OF]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    done = subprocess.run(
-        [interpreter, "-c", _VERSION_OF], capture_output=True, text=True, timeout=60, check=False
-    )
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 

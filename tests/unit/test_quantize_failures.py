@@ -22,17 +22,28 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hugging_face(tmp_path_factory.mktemp("source") / "llama")
 
 
-def test_weights_that_came_out_wrong_are_not_moved_into_place(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("transformer.layers.1.mlp.proj.weight", r"layer 1 mlp\.proj"),
+        ("transformer.layers.1.post_layernorm.weight", r"layers\.1\.post_layernorm"),
+        ("transformer.ln_f.weight", "ln_f"),
+        ("transformer.vocab_embedding.weight", "vocab_embedding"),
+        ("lm_head.weight", "lm_head"),
+    ],
+)
+def test_weights_that_came_out_wrong_are_not_moved_into_place(
+    name: str, told: str, source: Path, tmp_path: Path
+) -> None:
     def spoiled(plan: Any, order: dict[str, Any], work: Path, report: Any) -> None:
         run_in_process(plan, order, work, report)
         path = Path(order["output"]) / "rank0.safetensors"
         tensors = dict(read_tensors(path))
-        name = "transformer.layers.1.mlp.proj.weight"
-        tensors[name] = Tensor(tensors[name].dtype, tensors[name].shape, tensors[name].data[::-1].copy())
+        tensors[name] = Tensor(tensors[name].dtype, tensors[name].shape, np.zeros_like(tensors[name].data))
         write_tensors(path.with_name("changed"), tensors)
         path.with_name("changed").replace(path)
 
-    with pytest.raises(CheckpointError, match=r"layer 1 mlp\.proj") as caught:
+    with pytest.raises(CheckpointError, match=told) as caught:
         made(tmp_path, source, "fp8", spoiled)
     assert "relative error" in caught.value.values and caught.value.remedy
     assert [path.name for path in (tmp_path / "engines/tiny/checkpoints").iterdir()] == [".lock"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from build.preflight import main
-from build.tensorrt_llm.built import check_built
+from build.tensorrt_llm.built import check_built, differences
 from build.tensorrt_llm.pair import Pair
 from tests.unit.test_tensorrt_llm_preflight import broken_pair
 
@@ -95,6 +95,17 @@ def test_a_damaged_engine_directory(damage: Any, message: str, tmp_path: Path) -
     damage(engine)
     (finding,) = check_built(pair, {"target": engine})
     assert message in finding.broken.values
+    assert "checkpoint" not in finding.broken.values  # what is read is an engine
+
+
+def test_an_engine_for_another_gpu_or_of_the_other_role(tmp_path: Path) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    engine = built_engine(tmp_path, pair)
+    for gpu, message in (("h100-80gb", None), ("h200-141gb", "gpu h200-141gb, asked for h100-80gb")):
+        (engine / "manifest.json").write_text(json.dumps({"files": {}, "gpu": gpu}), encoding="utf-8")
+        values = [finding.broken.values for finding in check_built(pair, {"target": engine})]
+        assert values == ([message] if message else [])
+    assert "max_draft_len 8, asked for 0" in differences(pair, pair.draft, engine)
 
 
 def test_versions_and_quantization_of_an_engine(tmp_path: Path) -> None:

@@ -53,6 +53,19 @@ def test_a_program_that_is_not_python_has_an_unknown_version(machine: StandInMac
     assert found.version == "unknown"
 
 
+def test_a_python_that_does_not_answer_has_an_unknown_version(
+    machine: StandInMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, builder = machine.bin / "python-that-hangs", machine.bin / "trtllm-build"
+    python.write_text("#!/bin/sh\nexec sleep 5\n")
+    builder.write_text(f"#!{python}\n")
+    for program in (python, builder):
+        program.chmod(0o755)
+    monkeypatch.setattr("build.tensorrt_llm.versions._PATIENCE_S", 0.1)
+    found = find_installation()
+    assert found is not None and found.version == "unknown"
+
+
 @pytest.mark.parametrize(
     ("image", "version"),
     [
