@@ -13,7 +13,7 @@ from typing import Any
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse
 
-STEP_S = 0.002
+STEP_S = 0.002  # of each step of each request, where the engine directory has no file ``step_s``
 _SPEC_MODE_EXTERNAL = 2  # draft_tokens_external in build_config
 _REQUIRED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
@@ -21,7 +21,7 @@ _REQUIRED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_b
 class Backend:
     """One model, ``draft`` or ``target``.
 
-    ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input".
+    ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input"; ``step_s`` seconds.
     ``requests.jsonl`` there gets a line per request: what tests look at.
     """
 
@@ -133,7 +133,7 @@ class Backend:
                 self._open = {name: event for name, event in self._open.items() if event is not cancelled}
 
     def _generate(self, sender: Any, request: Any, wanted: list[str], cancelled: Any) -> None:
-        fault = self._fault()
+        fault = self._word("fault")
         if fault == "fails":
             raise Refused(
                 "Encountered an error in forwardAsync function: CUDA error (/src/cpp/x.cpp:12)\n1 0x7f"
@@ -142,9 +142,9 @@ class Backend:
             time.sleep(0.02)
         if fault == "loses the input":
             request.excludes_input = True
-        life, num_sent = Life(), 0
+        life, num_sent, step_s = Life(), 0, float(self._word("step_s") or STEP_S)
         for _ in steps(request, self._limits, life, is_draft=self._is_draft):
-            time.sleep(STEP_S)
+            time.sleep(step_s)
             if cancelled.is_set() or sender.is_cancelled():
                 self._log.write(json.dumps({"cancelled_after": len(life.new_ids)}) + "\n")
                 break
@@ -153,8 +153,8 @@ class Backend:
                 num_sent = len(life.new_ids)
         self._send(sender, outputs(request, self._limits, life, num_sent), wanted, is_final=True)
 
-    def _fault(self) -> str:
-        path = self._directory / "fault"
+    def _word(self, name: str) -> str:
+        path = self._directory / name
         return path.read_text() if path.is_file() else ""
 
     def _send(self, sender: Any, tensors: Tensors, wanted: list[str], *, is_final: bool) -> None:

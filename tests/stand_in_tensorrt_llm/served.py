@@ -35,7 +35,18 @@ class Served:
     @contextmanager
     def fault(self, role: str, word: str) -> Iterator[None]:
         """Let an engine fail inside the block."""
-        path = self.directory.parent / "engines" / role / "fault"
+        with self._said(role, "fault", word):
+            yield
+
+    @contextmanager
+    def step_s(self, role: str, seconds: float) -> Iterator[None]:
+        """Let an engine's steps take so long inside the block."""
+        with self._said(role, "step_s", str(seconds)):
+            yield
+
+    @contextmanager
+    def _said(self, role: str, name: str, word: str) -> Iterator[None]:
+        path = self.directory.parent / "engines" / role / name
         path.write_text(word)
         try:
             yield
