@@ -36,6 +36,9 @@ class _Recorder:
         plan = all_of(min(_DRAFT_LENGTH, num_remaining - 1))
         return replace(plan, keep_drafting=lambda: lambda margin: True)
 
+    def num_alone(self, num_remaining: int) -> int:
+        return num_remaining
+
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         if proposal.drafted is None or proposal.drafted.margins is None:
             return

@@ -20,7 +20,6 @@ from pipelines.serving.engine_model import chunk_tensors
 from pipelines.serving.gauges import Gauges, watch_executor, watch_speculation
 from pipelines.serving.generation_model import GenerationModel, Outputs
 from pipelines.serving.in_process_engines import InProcessEngines
-from pipelines.serving.nominal_costs import CALL_S, nominal_costs, prior_acceptance
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.server_calls import ServerCalls
 from pipelines.serving.sessions import Sessions
@@ -28,13 +27,14 @@ from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
 from pipelines.serving.token_times import TokenTimes
 from pipelines.serving.triton_wire import TritonWire, scalar_tensor, text_tensor
 from pipelines.speculation.calibration import Calibration
-from pipelines.speculation.draft_length import DraftLengths, RequestDraftLength
-from pipelines.speculation.draft_plan import DraftLength, FixedDraftLength
+from pipelines.speculation.draft_length import DraftLengths
+from pipelines.speculation.draft_plan import DraftLength, DraftLengthController, FixedDraftLength
 from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin
+from pipelines.speculation.tried_draft_length import TriedDraftLengths
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.text.vocabulary import Vocabulary
 
@@ -81,7 +81,11 @@ class SpeculativeAnswerer:
     """
 
     def __init__(
-        self, engines: EnginePair, admission: Admission, setting: LiveDraftLength, lengths: DraftLengths
+        self,
+        engines: EnginePair,
+        admission: Admission,
+        setting: LiveDraftLength,
+        lengths: DraftLengthController,
     ) -> None:
         self.vocabulary = engines.vocabulary
         self.end_id = engines.end_id
@@ -153,7 +157,7 @@ class SpeculativeAnswerer:
             async with aclosing(loop) as rounds:  # type: ignore[type-var]
                 yield rounds
         finally:
-            if isinstance(length, RequestDraftLength):
+            if wanted is None:
                 self._lengths.end(length)
 
 
@@ -191,10 +195,10 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     access = parameters.text("engine_access")
     engines: InProcessEngines | BlsEngines | TensorRtLlmEngines
+    lengths: DraftLengthController
     if access == "tensorrt_llm":
-        costs = _nominal_costs(parameters, setting)
-        lengths = DraftLengths(prior_acceptance(), costs["draft"], costs["target"], setting.max_draft_len)
-        engines = TensorRtLlmEngines(parameters, ServerCalls(), costs["draft"], costs["target"])
+        lengths = TriedDraftLengths(setting.max_draft_len)
+        engines = TensorRtLlmEngines(parameters, ServerCalls())
     elif access in ("in_process", "bls"):
         calibration = Calibration.read(parameters.path("calibration_file"))
         costs = {
@@ -202,9 +206,9 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             for role, measured in (("draft", calibration.draft), ("target", calibration.target))
         }
         acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
-        lengths = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
+        lengths = by_margin = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
         if access == "in_process":
-            engines = InProcessEngines(parameters, calibration, costs, lambda: lengths.tokens_per_s)
+            engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
             for role, executor in engines.executors.items():
                 watch_executor(gauges, role, executor)
         else:
@@ -229,13 +233,3 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     engines.start()
     gauges.start()
     return GenerationModel(parameters, wire, engines.loop, answerer, times, gauges.stop)
-
-
-def _nominal_costs(parameters: ModelParameters, setting: DraftLengthSetting) -> dict[str, StepCosts]:
-    max_rows = parameters.integer("max_batch_size") * (setting.max_draft_len + 1)
-    costs = {
-        role: nominal_costs(parameters.path(f"{role}_engine_dir"), max_rows) for role in ("draft", "target")
-    }
-    # A round that drafts is two requests; without drafts one request goes on.
-    costs["draft"].first_s = 2 * CALL_S
-    return costs

@@ -12,12 +12,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-import numpy as np
-
 from pipelines.errors import EngineFailedError, RequestTimeoutError
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.contract import GenerationCall
-from pipelines.serving.nominal_costs import CallCosts
 from pipelines.serving.output_end import OutputEnd
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.server_calls import ServerCalls
@@ -36,7 +33,6 @@ from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.noise import NoiseStream, words_at
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.step_costs import StepCosts
 
 DRAFT = "draft"
 DRAFT_TIMEOUT_S = 5.0  # as the embedded runtime's: requests can go on without a draft that hangs
@@ -48,17 +44,9 @@ class TensorRtLlmEngines:
     Args:
         parameters: The settings of ``speculative``.
         calls: To the server.
-        draft_costs: Of the draft's steps; they learn from every proposal.
-        target_costs: Of the target's steps; they learn from every round.
     """
 
-    def __init__(
-        self,
-        parameters: ModelParameters,
-        calls: ServerCalls,
-        draft_costs: StepCosts,
-        target_costs: StepCosts,
-    ) -> None:
+    def __init__(self, parameters: ModelParameters, calls: ServerCalls) -> None:
         self._alone = TensorRtLlmTarget(parameters, calls)
         self.vocabulary = self._alone.vocabulary
         self.end_id = self._alone.end_id
@@ -67,7 +55,6 @@ class TensorRtLlmEngines:
         self.stream: EngineStream | None = self._between_rounds
         self.stream_alone: EngineStream | None = self._alone.generate
         self._calls = calls
-        self._draft_costs, self._target_costs = CallCosts(draft_costs), CallCosts(target_costs)
         self._draft_vocab = parameters.integer("draft_vocab_size")
         self._draft_columns = parameters.integer("draft_padded_vocab_size")
         self._has_fast_logits = parameters.text("fast_logits") == "true"
@@ -97,17 +84,14 @@ class TensorRtLlmEngines:
         )
         own_deadline_s = time.monotonic() + DRAFT_TIMEOUT_S
         deadline_s = min(own_deadline_s, request.deadline_s or own_deadline_s)
-        # Its first proposal comes after the first token of the output.
-        reads_prompt = len(request.input_ids) <= request.num_prompt_tokens + 1
         try:
-            with self._draft_costs.timed(1, request.max_tokens, reads_prompt=reads_prompt):
-                outputs = await self._calls.whole(
-                    DRAFT,
-                    tensors,
-                    [*TOKENS, LOGITS] if wants_logits else TOKENS,
-                    request_id=self._call_id(request),
-                    deadline_s=deadline_s,
-                )
+            outputs = await self._calls.whole(
+                DRAFT,
+                tensors,
+                [*TOKENS, LOGITS] if wants_logits else TOKENS,
+                request_id=self._call_id(request),
+                deadline_s=deadline_s,
+            )
         except RequestTimeoutError:
             if deadline_s != own_deadline_s:
                 raise
@@ -141,15 +125,9 @@ class TensorRtLlmEngines:
         tensors = verification_tensors(
             request, self._alone.padded_vocab_size, _seed(request, NoiseStream.SHARED)
         )
-        reads_prompt = len(request.input_ids) == request.num_prompt_tokens
-        with self._target_costs.timed(len(request.draft_input_ids) + 1, 1, reads_prompt=reads_prompt):
-            outputs = await self._calls.whole(
-                TARGET,
-                tensors,
-                TOKENS,
-                request_id=self._call_id(request),
-                deadline_s=request.deadline_s,
-            )
+        outputs = await self._calls.whole(
+            TARGET, tensors, TOKENS, request_id=self._call_id(request), deadline_s=request.deadline_s
+        )
         grown = new_tokens(outputs, request)
         # Each round ends in a token of the target's own, unless the text ended, which no token stands for.
         is_ended = len(grown) == count_accepted(request.draft_input_ids, grown)
@@ -157,19 +135,13 @@ class TensorRtLlmEngines:
         return Output(token_ids, "stop" if is_stopped or is_ended else "length", is_final=True)
 
     async def _between_rounds(self, request: GenerationRequest) -> AsyncGenerator[Output, None]:
-        """The target while nothing is drafted: one token by a request of its own, then all in one request.
+        """The target while nothing is drafted, for as long as it is asked: one request of its own.
 
-        Most often the loop drafts after one token. Then there is nothing to cancel, which would cost the
-        engine steps for nobody; and the request has ended, before which its blocks cannot be used again.
+        That is hardly ever left before its end: cancelled, it would cost the engine steps for nobody, and
+        its blocks cannot be used again before it has ended.
         """
-        first = await self.target(replace(request, max_tokens=1))
-        yield first
-        if first.finish_reason == "stop" or request.max_tokens == 1:
-            return
-        known = np.concatenate((request.input_ids, first.token_ids))
-        rest = replace(request, input_ids=known, max_tokens=request.max_tokens - 1)
-        sampling = replace(rest.sampling, seed=_seed(rest, NoiseStream.SHARED))
-        async with aclosing(self._alone.generate(replace(rest, sampling=sampling))) as outputs:
+        sampling = replace(request.sampling, seed=_seed(request, NoiseStream.SHARED))
+        async with aclosing(self._alone.generate(replace(request, sampling=sampling))) as outputs:
             async for output in outputs:
                 yield output
 

@@ -246,6 +246,10 @@ class RequestDraftLength:
             num_by_model, lambda: self._above(threshold), lambda drafted: self._complete(drafted, limit)
         )
 
+    def num_alone(self, num_remaining: int) -> int:
+        """All: the answer is left as soon as drafting pays."""
+        return num_remaining
+
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, tokens that were not verified but whose place is known now included."""
         if self._sees_margins:  # else nothing is looked up, and a match must promise nothing

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.request import Output
+from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 KeepDrafting = Callable[[float], bool]
@@ -57,8 +58,37 @@ class DraftLength(Protocol):
     def next_round(self, num_remaining: int) -> DraftPlan:
         """What to draft, when ``num_remaining`` output tokens are still wanted: fewer than that."""
 
+    def num_alone(self, num_remaining: int) -> int:
+        """Tokens that an answer of the target is asked for that begins because nothing was drafted.
+
+        The first round is one: it never drafts.
+        """
+
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round: what was drafted, verified or not, and what became output."""
+
+
+class DraftLengthController(Protocol):
+    """Decides for all requests of a server; one for each way that there is to know what drafting is worth.
+
+    Attributes:
+        max_draft_len: Ceiling.
+        acceptance: Of the pair.
+        threshold: Probability above which draft tokens are worth their cost now; above 1: none is.
+    """
+
+    max_draft_len: int
+    acceptance: AcceptanceByMargin
+
+    @property
+    def threshold(self) -> float:
+        """See the attributes."""
+
+    def begin(self, prompt_ids: TokenIds, acceptance: RequestAcceptance, *, sees_margins: bool) -> Any:
+        """A ``DraftLength`` for a request, which is taken into account until ``end``."""
+
+    def end(self, request: Any) -> None:
+        """Forget a request."""
 
 
 class FixedDraftLength:
@@ -70,10 +100,17 @@ class FixedDraftLength:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
+        self._has_begun = False
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """As many as always: a round of k draft tokens may give k + 1."""
         return all_of(min(self._num_draft_tokens, num_remaining - 1))
+
+    def num_alone(self, num_remaining: int) -> int:
+        """One token before the first draft; all, until it answers again, of a draft that fails."""
+        is_one = self._num_draft_tokens and not self._has_begun
+        self._has_begun = True
+        return 1 if is_one else num_remaining
 
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn nothing."""

@@ -83,7 +83,8 @@ async def speculate(
             fewer if the output ends among them.
         lengths: Decides what each round drafts.
         stream: The target for rounds that verify nothing: as long as these follow each other it goes on with
-            one answer, as the target alone would. None to ask ``target`` for each token.
+            one answer, as the target alone would, for as many tokens as ``lengths`` says. None to ask
+            ``target`` for each token.
         use_draft_logits: Accept by the ratio rule: the draft draws with noise of its own and hands its
             logits over.
 
@@ -137,8 +138,11 @@ async def speculate(
             proposal = plan.complete(drafted)
             draft_ids = proposal.token_ids
             if stream is not None and not len(draft_ids):
-                plain = plain or stream(step(num_remaining))
+                plain = plain or stream(step(lengths.num_alone(num_remaining)))
                 verified = await anext(plain)
+                if verified.is_final:
+                    await plain.aclose()
+                    plain = None
             else:
                 if plain is not None:
                     await plain.aclose()

@@ -66,12 +66,16 @@ class AcceptanceByMargin:
             was_accepted: What the target said.
         """
         rate = float(self.rates[margin_class])
-        self._num_accepted = _LEVEL_MEMORY * self._num_accepted + was_accepted
-        self._num_expected = _LEVEL_MEMORY * self._num_expected + rate
+        self.observe_level(rate, was_accepted=was_accepted)
         error = was_accepted - min(rate * factor, _CERTAIN)
         self.rates[margin_class] = min(max(rate + error / _CLASS_MEMORY, _LEAST_RATE), 1.0)
         self.shares *= 1 - 1 / _CLASS_MEMORY
         self.shares[margin_class] += 1 / _CLASS_MEMORY
+
+    def observe_level(self, rate: float, *, was_accepted: bool) -> None:
+        """Learn where new requests begin, from a draft token of which ``rate`` was expected."""
+        self._num_accepted = _LEVEL_MEMORY * self._num_accepted + was_accepted
+        self._num_expected = _LEVEL_MEMORY * self._num_expected + rate
 
 
 class RequestAcceptance:

@@ -20,14 +20,12 @@ from pipelines.errors import (
     ServerBusyError,
 )
 from pipelines.serving import server_calls, tensorrt_llm_engines
-from pipelines.serving.nominal_costs import CALL_S, CallCosts, nominal_costs, prior_acceptance
 from pipelines.serving.output_end import OutputEnd
 from pipelines.serving.server_calls import model_error
 from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
-from pipelines.speculation.draft_length import DraftLengths
 from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
-from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling_params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
@@ -48,13 +46,7 @@ def calls() -> InProcessCalls:
 
 @contextmanager
 def running(directory: Path, calls: InProcessCalls, **changes: str) -> Iterator[TensorRtLlmEngines]:
-    draft_costs, target_costs = (nominal_costs(directory, 144) for _ in range(2))
-    engines = TensorRtLlmEngines(
-        parameters(directory, **changes),
-        calls,  # type: ignore[arg-type]
-        draft_costs,
-        target_costs,
-    )
+    engines = TensorRtLlmEngines(parameters(directory, **changes), calls)  # type: ignore[arg-type]
     engines.start()
     try:
         yield engines
@@ -260,19 +252,51 @@ def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(
         asyncio.run(calls.whole("target", tensors, ()))
 
 
-def test_while_nothing_is_drafted_one_request_goes_on(
-    engines: TensorRtLlmEngines, calls: InProcessCalls
+class Answers(FixedDraftLength):
+    """Drafts nothing; the target's answers are as long as a list says."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(0)
+        self._lengths = list(lengths)
+
+    def num_alone(self, num_remaining: int) -> int:
+        return self._lengths.pop(0)
+
+
+@pytest.mark.parametrize("lengths", [[25], [1, 24], [9, 15, 1]])
+def test_while_nothing_is_drafted_one_request_goes_on_for_as_long_as_it_is_asked(
+    engines: TensorRtLlmEngines, calls: InProcessCalls, lengths: list[int]
 ) -> None:
     asked = request(25)
     expected = tokens(engines, asked, 0)
     calls.asked.clear()
 
     async def run() -> list[int]:
-        loop = speculate(asked, engines.draft, engines.target, FixedDraftLength(0), stream=engines.stream)
+        loop = speculate(asked, engines.draft, engines.target, Answers(lengths), stream=engines.stream)
         return [int(token) async for outcome in loop for token in outcome.token_ids]
 
     assert asyncio.run(run()) == expected
-    assert [tensors["request_output_len"].item() for _, tensors in calls.asked] == [1, 24]
+    assert [tensors["request_output_len"].item() for _, tensors in calls.asked] == lengths
+
+
+def test_the_end_of_the_text_between_two_answers_of_the_target_is_found(
+    engines: TensorRtLlmEngines, calls: InProcessCalls
+) -> None:
+    for first in range(40):
+        asked = request(90, input_ids=np.array([first, 7, 3], np.int32), end_id=0)
+        expected = tokens(engines, asked, 0)
+        if len(expected) < 90:
+            break
+    calls.asked.clear()
+
+    async def run() -> list[Round]:
+        lengths = Answers([len(expected), 90 - len(expected)])
+        loop = speculate(asked, engines.draft, engines.target, lengths, stream=engines.stream)
+        return [outcome async for outcome in loop]
+
+    found = asyncio.run(run())
+    assert [int(token) for outcome in found for token in outcome.token_ids] == expected
+    assert found[-1].finish_reason == "stop" and len(calls.asked) == 2
 
 
 def test_a_bad_word_in_other_tokens_is_an_error() -> None:
@@ -330,63 +354,3 @@ def test_nobody_answers_where_no_server_is() -> None:
     with pytest.raises(EngineFailedError, match="does not answer its own models") as failed:
         asyncio.run(ask())
     assert server_calls.ADDRESS_VARIABLE in str(failed.value)
-
-
-def write_engine(directory: Path, num_bytes: int) -> Path:
-    directory.mkdir()
-    with (directory / "rank0.engine").open("wb") as file:
-        file.truncate(num_bytes)
-    return directory
-
-
-def lengths_chosen(draft: Path, target: Path, accepted: Sequence[bool]) -> list[int]:
-    """Draft lengths of one request whose draft tokens are accepted as a list says, over and over."""
-    draft_costs, target_costs = nominal_costs(draft, 144), nominal_costs(target, 144)
-    draft_costs.first_s = 2 * CALL_S
-    lengths = DraftLengths(prior_acceptance(), draft_costs, target_costs, 8)
-    one = lengths.begin(PROMPT, sees_margins=False)
-    chosen = []
-    for _ in range(60):
-        plan = one.next_round(1000)
-        chosen.append(plan.max_tokens)
-        drafted = np.arange(plan.max_tokens, dtype=np.int32)
-        proposal = plan.complete(Output(drafted, "length", True) if plan.max_tokens else None)
-        num_accepted = next(
-            (i for i in range(plan.max_tokens) if not accepted[i % len(accepted)]), plan.max_tokens
-        )
-        one.observe(proposal, np.append(drafted[:num_accepted], 10_000).astype(np.int32))
-    return chosen
-
-
-def test_the_draft_length_follows_acceptance_and_the_sizes_of_the_engines(tmp_path: Path) -> None:
-    small, large = write_engine(tmp_path / "1b", 2**30), write_engine(tmp_path / "70b", 70 * 2**30)
-    good = lengths_chosen(small, large, [True])
-    assert min(good[20:]) >= 6
-    # Two of three accepted, a draft step a ninth of the target's: 3 or 4 make the most tokens per second.
-    middle = write_engine(tmp_path / "8b", 8 * 2**30)
-    assert 2.5 <= np.mean(lengths_chosen(middle, large, [True, True, False])[20:]) <= 4.5
-    hopeless = lengths_chosen(small, large, [False])
-    assert np.mean(hopeless[30:]) < 0.2, "off but for a probe now and then"
-    # A draft as large as the target never pays, whatever it is right about.
-    assert np.mean(lengths_chosen(large, large, [True, False])[30:]) < 0.5
-
-
-def test_costs_follow_the_times_of_calls(tmp_path: Path) -> None:
-    costs = nominal_costs(tmp_path, 16)
-    now_s = 0.0
-    calls = CallCosts(costs, clock=lambda: now_s)
-
-    def call(seconds: float, num_steps: int, **options: bool) -> None:
-        nonlocal now_s
-        with calls.timed(2, num_steps, **{"reads_prompt": False, **options}):
-            now_s += seconds
-
-    before = float(costs.seconds(2))
-    call(9.0, 1, reads_prompt=True)
-    with pytest.raises(RuntimeError), calls.timed(2, 1, reads_prompt=False):
-        now_s += 9.0
-        raise RuntimeError
-    assert float(costs.seconds(2)) == before
-    for _ in range(600):
-        call(CALL_S + 4 * 0.01, 4)
-    assert float(costs.seconds(2)) == pytest.approx(0.01, rel=0.05)

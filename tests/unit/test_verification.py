@@ -41,6 +41,9 @@ class Expects:
 
         return DraftPlan(plan.max_tokens, plan.keep_drafting, complete)
 
+    def num_alone(self, num_remaining: int) -> int:
+        return num_remaining
+
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn nothing."""
 
