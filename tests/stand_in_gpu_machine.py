@@ -1,9 +1,9 @@
 """Programs of a GPU machine, as scripts that take the documented arguments and refuse others.
 
-``nvidia-smi``, ``nvidia-ctk``, ``docker``, ``mpirun`` and NVIDIA's ``tritonserver``: each records how it was
-called in the folder that ``STAND_IN_STATE`` names, and does as little of its work as the tests can see.
-Options are those of the programs' manuals: Docker's ``docker run`` and ``docker build`` references, Open MPI
-4.1's ``mpirun(1)``, ``tritonserver --help``.
+``nvidia-smi``, ``nvidia-ctk``, ``docker``, ``podman``, ``mpirun`` and NVIDIA's ``tritonserver``: each records
+how it was called in the folder that ``STAND_IN_STATE`` names, and does what little of its work tests can see.
+Options are those of the programs' manuals: Docker's ``docker run`` and ``docker build`` references, Podman's
+podman-run(1), Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,41 @@ def _docker(arguments: list[str]) -> int:
             return 1
         print("28.2.2")
         return 0
+    if verb == "run":
+        return _run_container(rest, _of_docker)
+    return _with_images_and_containers(verb, rest)
+
+
+def _podman(arguments: list[str]) -> int:
+    verb, *rest = arguments
+    if verb == "version":
+        assert rest == []
+        print("Client:       Podman Engine\nVersion:      5.4.2")
+        return 0
+    if verb == "run":
+        return _run_container(rest, _of_podman)
+    return _with_images_and_containers(verb, rest)
+
+
+def _with_images_and_containers(verb: str, arguments: list[str]) -> int:
     if verb == "image":
-        assert rest[0] == "inspect"
-        return int(not _image(rest[1]).exists())
-    return {"build": _docker_build, "run": _docker_run, "rm": _docker_rm}[verb](rest)
+        assert arguments[0] == "inspect"
+        return int(not _image(arguments[1]).exists())
+    return {"build": _build_image, "rm": _remove_container}[verb](arguments)
+
+
+def _of_docker(options: argparse.Namespace) -> None:
+    assert options.gpus == "all" and not (options.device or options.userns)
+    assert {limit.partition("=")[0] for limit in options.ulimit} <= {"memlock", "stack"}, "invalid ulimit"
+
+
+def _of_podman(options: argparse.Namespace) -> None:
+    """Devices by the Container Device Interface; without root no limit is raised and no user is another."""
+    assert options.device == ["nvidia.com/gpu=all"] and options.gpus is None
+    if (_state() / "rootless").exists():
+        assert options.userns == "keep-id", "the run directory could not be written"
+        assert options.ulimit == ["host"], "setrlimit: Operation not permitted"
+    assert "label=disable" in options.security_opt, "SELinux: permission denied"
 
 
 def _image(name: str) -> Path:
@@ -135,7 +167,7 @@ def _image(name: str) -> Path:
     return _state() / "images" / name.replace(":", "@")
 
 
-def _docker_build(arguments: list[str]) -> int:
+def _build_image(arguments: list[str]) -> int:
     parser = _parser(file={"required": True}, target={"required": True}, tag={"required": True})
     parser.add_argument("--build-arg", action="append", required=True)
     parser.add_argument("context")
@@ -151,13 +183,12 @@ def _docker_build(arguments: list[str]) -> int:
     return 0
 
 
-def _docker_run(arguments: list[str]) -> int:
+def _run_container(arguments: list[str], check: Callable[[argparse.Namespace], None]) -> int:
     one = {"required": True}
     parser = _parser(
         *("--rm", "--init", "--read-only"),
         **{
             "name": one,
-            "gpus": one,
             "network": one,
             "shm_size": one,
             "tmpfs": one,
@@ -165,13 +196,17 @@ def _docker_run(arguments: list[str]) -> int:
             "workdir": one,
         },
         **{name: {"action": "append", "default": []} for name in ("env", "mount", "ulimit", "cap_drop")},
-        security_opt=one,
+        **{name: {"action": "append", "default": []} for name in ("device", "security_opt")},
+        gpus={},
+        userns={},
     )
     parser.add_argument("image")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     assert _image(options.image).exists(), f"Unable to find image '{options.image}' locally"
-    assert (options.gpus, options.network) == ("all", "host")
+    assert options.network == "host"
+    assert "no-new-privileges" in options.security_opt
+    check(options)
     for mount in options.mount:
         fields = dict(part.partition("=")[::2] for part in mount.split(","))
         assert set(fields) <= {"type", "source", "target", "readonly"}, mount
@@ -194,7 +229,7 @@ def _docker_run(arguments: list[str]) -> int:
     return child.wait()
 
 
-def _docker_rm(arguments: list[str]) -> int:
+def _remove_container(arguments: list[str]) -> int:
     force, name = arguments
     assert force == "--force"
     file = _state() / f"container-{name}"

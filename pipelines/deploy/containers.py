@@ -76,11 +76,12 @@ def find_program() -> str:
             remedy=f"start its service, or get the right to use it; or {INSTEAD}",
         )
     if shutil.which("nvidia-ctk") is None:
+        prepare = {"docker": "nvidia-ctk runtime configure", "podman": "nvidia-ctk cdi generate"}[name]
         raise ServerStartError(
             f"{name} cannot hand GPUs to containers",
             values="nvidia-ctk is not on PATH",
             limit="NVIDIA Container Toolkit",
-            remedy=f"install it and run 'nvidia-ctk runtime configure' as its manual says; or {INSTEAD}",
+            remedy=f"install it and run '{prepare}' as its manual says; or {INSTEAD}",
         )
     return program
 
@@ -133,15 +134,11 @@ def run_command(
         directory: Run directory; all that is writable besides /tmp.
         command: What runs inside.
     """
-    # All GPUs: with a selection they would be numbered anew, and gpu_device_ids would mean others.
-    gpus = ["--gpus", "all"]
-    if Path(program).name == "podman":
-        gpus = ["--device", "nvidia.com/gpu=all", "--userns", "keep-id"]
     return [
         *(program, "run", "--rm", "--init", "--name", name),
-        *gpus,
+        *{"docker": _docker_options, "podman": _podman_options}[Path(program).name](),
         # As NVIDIA's README for the backend starts it: loopback of the host, room for NCCL and for tensors.
-        *("--network", "host", "--shm-size", "2g", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--network", "host", "--shm-size", "2g"),
         *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         # A user that the image does not know: without a name and a home some packages fail.
         *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "USER=draftproof"),
@@ -151,6 +148,22 @@ def run_command(
         launch.image,
         *command,
     ]
+
+
+# All GPUs: with a selection they would be numbered anew, and gpu_device_ids would mean others.
+def _docker_options() -> list[str]:
+    return ["--gpus", "all", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+
+
+def _podman_options() -> list[str]:
+    """As NVIDIA's manual of the Container Device Interface has it, SELinux included.
+
+    Without root no limit can be raised, and the user would be another inside.
+    """
+    gpus = ["--device", "nvidia.com/gpu=all", "--security-opt", "label=disable"]
+    if os.getuid() == 0:
+        return [*gpus, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    return [*gpus, "--ulimit", "host", "--userns", "keep-id"]
 
 
 def ask(command: Sequence[str]) -> tuple[int, str]:

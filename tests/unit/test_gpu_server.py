@@ -49,7 +49,11 @@ def native(machine: GpuMachine) -> GpuMachine:
 @pytest.fixture
 def with_docker(machine: GpuMachine) -> GpuMachine:
     """Triton is in the image only."""
-    machine.install("docker", "nvidia-ctk")
+    return with_image(machine, "docker")
+
+
+def with_image(machine: GpuMachine, program: str) -> GpuMachine:
+    machine.install(program, "nvidia-ctk")
     inside = GpuMachine(machine.state.parent / "unpacked")
     inside.install_triton()
     inside.install("mpirun", "nvidia-smi")
@@ -157,6 +161,29 @@ def test_without_triton_the_server_runs_in_a_container(with_docker: GpuMachine, 
     with Server.start(run, Ports.free(), report=lines.append) as second:
         second.wait_ready(60)
     assert len(lines) == 1, "an image that is there is not built again"
+
+
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "rootless"])
+def test_podman_starts_it_too(
+    machine: GpuMachine, run: Path, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    """Where Docker is not there. Who is not root can raise no limit, and is another user inside."""
+    with_image(machine, "podman")
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    if uid:
+        (machine.state / "rootless").touch()
+    with Server.start(run, Ports.free(), report=lambda line: None) as server:
+        server.wait_ready(60)
+        assert server.container is not None and Path(server.container.program).name == "podman"
+    verbs = [call["arguments"][0] for call in machine.calls("podman")]
+    assert verbs[:5] == ["version", "image", "build", "rm", "run"]
+    assert not list(machine.state.glob("container-*"))
+
+
+def test_podman_without_the_toolkit_is_told_what_podman_needs(machine: GpuMachine, run: Path) -> None:
+    machine.install("podman")
+    with pytest.raises(ServerStartError, match="nvidia-ctk cdi generate"):
+        Server.start(run, Ports.free(), report=lambda line: None)
 
 
 def test_a_container_does_not_outlive_a_docker_that_was_killed(with_docker: GpuMachine, run: Path) -> None:
