@@ -32,13 +32,20 @@ class World:
     target_s: float
     rate: float = 0.8
     draft_fails: bool = False
+    crowd: float = 0.0  # a step of the draft takes so much more for each proposal beside it
     proposals: list[int] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
+    most_drafting: int = 0
+    _num_drafting: int = 0
     _rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     async def draft(self, request: GenerationRequest) -> Output:
         self.proposals.append(request.max_tokens)
-        await asyncio.sleep(CALL_S + request.max_tokens * self.draft_s)
+        step_s = self.draft_s * (1 + self.crowd * self._num_drafting)
+        self._num_drafting += 1
+        self.most_drafting = max(self.most_drafting, self._num_drafting)
+        await asyncio.sleep(CALL_S + request.max_tokens * step_s)
+        self._num_drafting -= 1
         if self.draft_fails:
             raise EngineFailedError("the draft fails", values="-", limit="-", remedy="-")
         return Output(np.zeros(request.max_tokens, np.int32), "length", is_final=True)
@@ -166,6 +173,22 @@ def test_a_draft_that_fails_is_not_asked_for_every_token() -> None:
     assert 0 < len(world.proposals) <= 10
     world.draft_fails = False
     assert seconds(world, lengths, 40) < 0.8 * alone_s(world, 40)
+
+
+def test_one_request_tries_at_a_time() -> None:
+    world = World(0.02, 0.02)
+    seconds(world, TriedDraftLengths(8), 1, num_at_once=63)
+    assert world.proposals and world.most_drafting == 1
+
+
+def test_what_pays_alone_and_not_in_a_crowd_is_known_apart() -> None:
+    """Without that each change of the load would be decided by the times of the other one."""
+    world, lengths = World(0.002, 0.02, crowd=8.0), TriedDraftLengths(8)
+    seconds(world, lengths, 20)
+    seconds(world, lengths, 10, num_at_once=8)
+    world.proposals.clear()
+    assert seconds(world, lengths, 5) < 0.7 * alone_s(world, 5), "it drafts at once"
+    assert alone_s(world, 10) / seconds(world, lengths, 10, num_at_once=8) > 0.9
 
 
 def test_a_new_request_begins_where_the_latest_were() -> None:
