@@ -8,6 +8,7 @@ from pipelines.deploy.ports import HOST, Ports
 
 EXIT_TIMEOUT_S = 5  # Triton waits so long for requests in flight when it is told to end
 _STUB_TIMEOUT_S = 120  # for a model's process to come up
+_EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Endpoint:
 
     def variables(self) -> dict[str, str]:
         """What models of the server need to call other models of it: the address of its gRPC port."""
-        return {"DRAFTPROOF_GRPC_ADDRESS": f"{HOST}:{self.ports.grpc}"}
+        host = HOST if self.address in _EVERY_ADDRESS else self.address
+        host = f"[{host}]" if ":" in host else host
+        return {"DRAFTPROOF_GRPC_ADDRESS": f"{host}:{self.ports.grpc}"}
 
     def options(self) -> list[str]:
         """Options of ``python -m pipelines.deploy run`` and ``rank`` that mean this place."""
