@@ -71,7 +71,7 @@ def measure_acceptance(
             prompt,
             _MAX_TOKENS,
             sampling=SamplingParams(temperature=temperature, seed=number),
-            end_id=target.config.end_id,
+            end_ids=target.config.end_ids,
         )
         async for _ in speculate(request, draft.complete, target.complete, recorder):
             pass

@@ -106,7 +106,7 @@ def answer_prompts(
             prompts[number],
             max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=number),
-            end_id=target.config.end_id,
+            end_ids=target.config.end_ids,
         )
         parts = []
         async for part in speculate(

@@ -56,11 +56,6 @@ class EngineConfig:
     weight_bytes_per_step: int
     compile_properties: dict[str, str]
 
-    @property
-    def end_id(self) -> int:
-        """The first token that ends a text."""
-        return self.end_ids[0]
-
     @classmethod
     def read(cls, directory: Path) -> EngineConfig:
         """Read ``engine.json``.

@@ -174,7 +174,7 @@ class Sequence:
         """Add a token to ``kept`` unless it only ends the output; the finish reason, "" for none."""
         counts_for_stop_words = self.sampler.num_output >= self.request.sampling.min_tokens
         self.sampler.push(token_id)
-        if token_id == self.request.end_id:
+        if token_id in self.request.end_ids:
             if self.request.independent_noise:
                 kept.append(token_id)
             return "stop"

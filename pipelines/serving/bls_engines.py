@@ -46,12 +46,13 @@ class BlsEngines:
             )
         self._max_seq_len = parameters.integer("max_seq_len")
         engine_dir = parameters.path("target_engine_dir")
-        self._vocab_size = EngineConfig.read(engine_dir).vocab_size
+        config = EngineConfig.read(engine_dir)
+        self._vocab_size = config.vocab_size
         self.vocabulary = Vocabulary.from_file(engine_dir / "tokenizer.json")
-        self.end_id: int | None = None  # not sent unless the request has one: the engines know their own
+        self.end_ids = config.end_ids
         self.carries_margins = False
-        self.draft = BlsEngine("draft", wire, self.vocabulary)
-        self.target = BlsEngine("target", wire, self.vocabulary)
+        self.draft = BlsEngine("draft", wire, self.vocabulary, self.end_ids)
+        self.target = BlsEngine("target", wire, self.vocabulary, self.end_ids)
         self.stream: EngineStream | None = None
         self.stream_alone: EngineStream | None = None
         self.loop = StepLoop(())
@@ -72,11 +73,21 @@ class BlsEngines:
 
 
 class BlsEngine:
-    """One model as a callable of the loop."""
+    """One model as a callable of the loop.
 
-    def __init__(self, model_name: str, wire: TritonWire, vocabulary: Vocabulary) -> None:
+    Args:
+        model_name: Of it.
+        wire: Sends and receives.
+        vocabulary: Bytes of its tokens.
+        end_ids: Its own end tokens.
+    """
+
+    def __init__(
+        self, model_name: str, wire: TritonWire, vocabulary: Vocabulary, end_ids: tuple[int, ...]
+    ) -> None:
         self._model_name = model_name
         self._wire = wire
+        self._end_ids = end_ids
         self._spell = _ByteSpelling(vocabulary)
 
     async def __call__(self, request: GenerationRequest) -> Output:
@@ -112,8 +123,8 @@ class BlsEngine:
             "independent_noise": scalar_tensor(request.independent_noise, np.bool_),
             **sampling_tensors(request.sampling),
         }
-        if request.end_id is not None:
-            tensors["end_id"] = scalar_tensor(request.end_id, np.int32)
+        if request.end_ids != self._end_ids:  # then the request had one of its own, or none
+            tensors["end_id"] = scalar_tensor(request.end_ids[0] if request.end_ids else -1, np.int32)
         if len(request.draft_input_ids):
             tensors["draft_input_ids"] = request.draft_input_ids.reshape(1, -1)
         if request.draft_logits is not None:

@@ -50,7 +50,7 @@ class GenerationCall:
 
 
 def parse_call(
-    inputs: Inputs, request_id: str, vocabulary: Vocabulary, end_id: int | None, timeout_us: int = 0
+    inputs: Inputs, request_id: str, vocabulary: Vocabulary, end_ids: tuple[int, ...], timeout_us: int = 0
 ) -> GenerationCall:
     """Build the request that the tensors describe.
 
@@ -58,7 +58,8 @@ def parse_call(
         inputs: Tensors by name; optional ones may be absent.
         request_id: Names the request from here on.
         vocabulary: Bytes of the tokens, for stop words and bad words.
-        end_id: End token if the request names none; a negative ``end_id`` in the request means none.
+        end_ids: End tokens of a request that names none. Its own ``end_id`` replaces them all; a negative one
+            means none.
         timeout_us: Time the client allows, in microseconds; 0 for no limit.
 
     Raises:
@@ -73,7 +74,9 @@ def parse_call(
             limit="they must be equal: one request per call, no padding",
             remedy="send the number of tokens in input_ids",
         )
-    wanted_end_id = read_scalar(inputs, "end_id", int, -1 if end_id is None else end_id)
+    own_end_id = read_scalar(inputs, "end_id", int, None)
+    if own_end_id is not None:
+        end_ids = (own_end_id,) if own_end_id >= 0 else ()
     request = GenerationRequest(
         request_id=request_id,
         input_ids=input_ids,
@@ -82,7 +85,7 @@ def parse_call(
         draft_input_ids=read_token_ids(inputs, "draft_input_ids"),
         draft_logits=_read_draft_logits(inputs),
         sampling=read_sampling(inputs),
-        end_id=wanted_end_id if wanted_end_id >= 0 else None,
+        end_ids=end_ids,
         stop_words=_read_words(inputs, vocabulary, WordKind.STOP),
         bad_words=_read_words(inputs, vocabulary, WordKind.BAD),
         num_log_probs=_read_num_log_probs(inputs),

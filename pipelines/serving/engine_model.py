@@ -29,7 +29,7 @@ class EngineAnswerer:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.vocabulary = executor.vocabulary
-        self.end_id: int | None = executor.config.end_id
+        self.end_ids = executor.config.end_ids
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what the executor would refuse."""

@@ -38,7 +38,7 @@ class Answerer(Protocol):
     """The part that differs between the models."""
 
     vocabulary: Vocabulary
-    end_id: int | None
+    end_ids: tuple[int, ...]
 
     def check(self, call: GenerationCall) -> None:
         """Refuse what cannot be answered, before it takes a place; raises InvalidRequestError."""
@@ -111,7 +111,7 @@ class GenerationModel:
             inputs,
             request_id,
             self._answerer.vocabulary,
-            self._answerer.end_id,
+            self._answerer.end_ids,
             request.timeout() or timeout_us,
         )
         self._answerer.check(call)
@@ -124,7 +124,7 @@ class GenerationModel:
         """Answer another model of this server, in one piece (``local_calls.Answer``)."""
         request_id = f"{request_id}#{next(self._numbers)}"
         answerer = self._answerer
-        call = parse_call(inputs, request_id, answerer.vocabulary, answerer.end_id, timeout_us)
+        call = parse_call(inputs, request_id, answerer.vocabulary, answerer.end_ids, timeout_us)
         answerer.check(call)
         async with aclosing(answerer.answer(call)) as responses:  # type: ignore[type-var]
             async for outputs, is_final in responses:

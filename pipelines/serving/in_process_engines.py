@@ -45,7 +45,7 @@ class InProcessEngines:
             self.executors[role].budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
         target = self.executors["target"]
         self.vocabulary = target.vocabulary
-        self.end_id: int | None = target.config.end_id
+        self.end_ids = target.config.end_ids
         self.carries_margins = True
         self.draft = self.executors["draft"].complete
         self.target = target.complete

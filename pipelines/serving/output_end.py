@@ -1,4 +1,4 @@
-"""Stop words and bad words in what a foreign engine writes: by their bytes, as the contract has them."""
+"""End tokens, stop words and bad words in what a foreign engine writes: words by their bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipelines.text.vocabulary import Vocabulary
 class OutputEnd:
     """Watches the output of one request.
 
+    NVIDIA's engines know one end token; others are found here, and are no part of the output either.
     NVIDIA's engines match words as sequences of tokens, which the same text may not be made of. So they are
     not told the stop words: the output is cut here, and what the engine wrote after one is lost. Bad words
     they are told; one that gets through in other tokens ends the request with an error.
@@ -25,6 +26,7 @@ class OutputEnd:
         output_ids = request.input_ids[request.num_prompt_tokens :]
         min_tokens = request.sampling.min_tokens
         self._request_id = request.request_id
+        self._end_ids = request.end_ids
         self._num_before = max(0, min_tokens - len(output_ids))
         self._stop_words = StopWordMatcher(request.stop_words, vocabulary, output_ids[min_tokens:].tolist())
         self._bad_words = StopWordMatcher(request.bad_words, vocabulary, output_ids.tolist())
@@ -33,12 +35,14 @@ class OutputEnd:
         """Add tokens.
 
         Returns:
-            Those up to the one that completes a stop word, and whether there is one.
+            Those before an end token, or up to the one that completes a stop word, and whether there is one.
 
         Raises:
             EngineFailedError: A bad word is complete.
         """
         for index, token_id in enumerate(token_ids.tolist()):
+            if token_id in self._end_ids:
+                return token_ids[:index], True
             if self._bad_words.push(token_id):
                 raise EngineFailedError(
                     "the engine wrote a bad word in other tokens than it was told",

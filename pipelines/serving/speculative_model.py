@@ -49,7 +49,7 @@ class EnginePair(Protocol):
     """
 
     vocabulary: Vocabulary
-    end_id: int | None
+    end_ids: tuple[int, ...]
     loop: StepLoop
     carries_margins: bool
     stream: EngineStream | None
@@ -88,7 +88,7 @@ class SpeculativeAnswerer:
         lengths: DraftLengthController,
     ) -> None:
         self.vocabulary = engines.vocabulary
-        self.end_id = engines.end_id
+        self.end_ids = engines.end_ids
         self.totals = SpeculationStatistics(lengths.max_draft_len)
         self.alarm = AcceptanceAlarm()
         self.draft = WatchedDraft(engines.draft)

@@ -30,7 +30,7 @@ class TargetAloneAnswerer:
 
     def __init__(self, target: TensorRtLlmTarget, admission: Admission) -> None:
         self.vocabulary = target.vocabulary
-        self.end_id = target.end_id
+        self.end_ids = target.end_ids
         self._target = target
         self._admission = admission
 

@@ -49,7 +49,7 @@ class TensorRtLlmEngines:
     def __init__(self, parameters: ModelParameters, calls: ServerCalls) -> None:
         self._alone = TensorRtLlmTarget(parameters, calls)
         self.vocabulary = self._alone.vocabulary
-        self.end_id = self._alone.end_id
+        self.end_ids = self._alone.end_ids
         self.carries_margins = False
         self.loop = StepLoop(())
         self.stream: EngineStream | None = self._between_rounds

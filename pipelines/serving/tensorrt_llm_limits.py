@@ -73,6 +73,12 @@ def refuse_unsupported(request: GenerationRequest) -> None:
             f"at most {MAX_TOP_K}: the engine clips what is above without a word",
             "send less, or 0 to sample among all tokens",
         )
+    if sampling.min_tokens and len(request.end_ids) > 1:
+        raise _refusal(
+            f"min_tokens={sampling.min_tokens} where {len(request.end_ids)} tokens end a text",
+            "the tensorrtllm backend keeps back one end token until then, and would end at another",
+            "send the end_id that counts, or leave min_tokens out",
+        )
     if request.num_log_probs:
         raise _refusal(
             f"num_log_probs={request.num_log_probs}",

@@ -29,7 +29,7 @@ class TensorRtLlmTarget:
 
     Attributes:
         vocabulary: Bytes of its tokens.
-        end_id: Token that ends a text.
+        end_ids: Tokens that end a text.
         padded_vocab_size: Columns of its logits.
 
     Args:
@@ -40,7 +40,7 @@ class TensorRtLlmTarget:
     def __init__(self, parameters: ModelParameters, calls: ServerCalls) -> None:
         path = parameters.path("target_engine_dir") / "tokenizer.json"
         self.vocabulary = Vocabulary.from_file(path)
-        self.end_id: int | None = parameters.integers("end_ids")[0]
+        self.end_ids = parameters.integers("end_ids")
         self.padded_vocab_size = parameters.integer("padded_vocab_size")
         self._vocab_size = parameters.integer("vocab_size")
         self._max_seq_len = parameters.integer("max_seq_len")
@@ -83,7 +83,7 @@ class TensorRtLlmTarget:
                 num_output += len(token_ids)
                 is_full = num_output == request.max_tokens
                 reason = "stop" if is_stopped else "length" if is_full else ""
-                if len(token_ids):
+                if len(token_ids) or reason:
                     log_probs = _log_probs(outputs, len(new_ids), token_ids)
                     yield Output(token_ids, reason, is_final=bool(reason), log_probs=log_probs)
                 if reason:

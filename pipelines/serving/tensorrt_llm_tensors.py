@@ -43,6 +43,8 @@ def plain_tensors(
     """
     sampling = request.sampling
     tensors = {**_input(request, streaming=streaming), **_end(request), **_choice(sampling, sampling.seed)}
+    if further := request.end_ids[1:]:
+        tensors["stop_words_list"] = pack_words([[end_id] for end_id in further])[np.newaxis]
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         if getattr(sampling, name) != getattr(SamplingParams, name):
             tensors[name] = scalar_tensor(getattr(sampling, name), np.float32)
@@ -82,8 +84,8 @@ def verification_tensors(request: GenerationRequest, padded_vocab_size: int, see
 def draft_tensors(request: GenerationRequest, padded_vocab_size: int, seed: int, *, scaled: bool) -> Outputs:
     """One proposal of the draft.
 
-    It has no ``end_id``: the end of the text is proposed like any other token and the target ends there if
-    it accepts it. So a proposal is never empty, and what it was drawn from is a plain softmax. That is of
+    It has no ``end_id``: an end token is proposed like any other and the text ends there if the target
+    accepts it. So a proposal is never empty, and what it was drawn from is a plain softmax. That is of
     the whole vocabulary: cut to top_k or top_p it would have borders that this side cannot know exactly.
 
     Args:
@@ -164,7 +166,8 @@ def _input(request: GenerationRequest, *, streaming: bool) -> Outputs:
 
 
 def _end(request: GenerationRequest) -> Outputs:
-    return {} if request.end_id is None else {"end_id": scalar_tensor(request.end_id, np.int32)}
+    """The one end token that a request can have; what others end is cut by ``OutputEnd``."""
+    return {"end_id": scalar_tensor(request.end_ids[0], np.int32)} if request.end_ids else {}
 
 
 def _choice(sampling: SamplingParams, seed: int) -> Outputs:

@@ -32,7 +32,7 @@ class GenerationRequest:
         draft_survival: float64 [k], not rising: the probability that each draft token becomes output. Given:
             the engine verifies only those that are worth their row.
         sampling: How tokens are chosen.
-        end_id: Token that ends the output (it is not part of it); None for no such token.
+        end_ids: Tokens that end the output, each alike; the one that does is not part of it.
         stop_words: The output ends with the token that completes one of them, as bytes of its text.
         bad_words: Bytes that the text of the output must not contain: a token that would complete one
             cannot be chosen.
@@ -42,7 +42,7 @@ class GenerationRequest:
         keep_drafting: Given: the answer has the margins of its tokens, and ends, as by "length", after the
             token for whose margin this says no.
         independent_noise: Draw with noise that nothing else uses instead of that which draft and target
-            share, and give ``end_id`` like any other token, as the last one: a proposal for the ratio
+            share, and give an end token like any other, as the last one: a proposal for the ratio
             rule.
         deadline_s: Time on ``time.monotonic``'s clock after which the request fails; None for never.
     """
@@ -55,7 +55,7 @@ class GenerationRequest:
     draft_logits: Logits | None = None
     draft_survival: npt.NDArray[np.float64] | None = None
     sampling: SamplingParams = GREEDY
-    end_id: int | None = None
+    end_ids: tuple[int, ...] = ()
     stop_words: tuple[bytes, ...] = ()
     bad_words: tuple[bytes, ...] = ()
     num_log_probs: int | None = None
@@ -111,10 +111,10 @@ class GenerationRequest:
                 limit="1 to the number of input tokens",
                 remedy="send the number of leading input tokens that are prompt",
             )
-        if self.end_id is not None and not 0 <= self.end_id < vocab_size:
+        if not all(0 <= end_id < vocab_size for end_id in self.end_ids):
             raise InvalidRequestError(
                 "end_id is no token",
-                values=f"end_id={self.end_id}",
+                values=f"end_id={', '.join(map(str, self.end_ids))}",
                 limit=f"0 to {vocab_size - 1}",
                 remedy="send a token id of the model's vocabulary, or -1 for an output without end token",
             )
@@ -148,9 +148,9 @@ class Output:
     """New tokens of one answer or of one step of it.
 
     Attributes:
-        token_ids: int32 [n], new tokens; never the prompt, and ``end_id`` only in a proposal
+        token_ids: int32 [n], new tokens; never the prompt, and an end token only in a proposal
             (``independent_noise``).
-        finish_reason: "" while the output goes on, "stop" after ``end_id`` or a stop word, "length"
+        finish_reason: "" while the output goes on, "stop" after an end token or a stop word, "length"
             when ``max_tokens`` are reached.
         is_final: Whether the request ends with this output.
         log_probs: Of ``token_ids``, if asked for.

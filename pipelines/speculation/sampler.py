@@ -47,7 +47,7 @@ class Sampler:
         self.num_output = self.position - request.num_prompt_tokens
         self._request_id = request.request_id
         self._sampling = request.sampling
-        self._end_id = request.end_id
+        self._end_ids = list(request.end_ids)
         self._stream = NoiseStream.DRAFT if request.independent_noise else NoiseStream.SHARED
         self._bans = bans
         biases = request.sampling.logit_bias
@@ -160,7 +160,7 @@ class Sampler:
 
     @property
     def _forbids_end(self) -> bool:
-        return self._end_id is not None and self.num_output < self._sampling.min_tokens
+        return bool(self._end_ids) and self.num_output < self._sampling.min_tokens
 
     @property
     def _leaves_logits_alone(self) -> bool:
@@ -178,7 +178,7 @@ class Sampler:
         if self._bans is not None:
             scores[self._bans.banned_ids()] = -np.inf
         if self._forbids_end:
-            scores[self._end_id] = -np.inf
+            scores[self._end_ids] = -np.inf
         return scores
 
     def _check_best(self, score: float) -> None:

@@ -29,7 +29,7 @@ class SamplingParams:
         presence_penalty: Taken once from the logit of every token of the output, in [-2, 2].
         frequency_penalty: Taken from the logit of a token once per time it stands in the output, in
             [-2, 2].
-        min_tokens: The output does not end before it has so many tokens: neither by ``end_id``, which
+        min_tokens: The output does not end before it has so many tokens: neither by an end token, which
             cannot be chosen until then, nor by a stop word, which must begin after them.
         logit_bias: Token ids and what is added to their logits, in [-100, 100]; no id twice.
         seed: Key of the noise, 0 to 2**64 - 1. The same seed gives the same output.

@@ -58,7 +58,7 @@ class Case:
             np.array(self.prompt, np.int32),
             self.max_tokens,
             sampling=SamplingParams(**{"temperature": 1.0, "seed": 7, **self.sampling}),
-            **{"end_id": END_ID, **self.request},
+            **{"end_ids": (END_ID,), **self.request},
         )
 
 
@@ -67,7 +67,7 @@ CASES = {
     "temperature 0.6": Case({"temperature": 0.6}),
     "temperature 1.7, reversed draft": Case({"temperature": 1.7}, draft="reversed"),
     "draft equal to target": Case(draft="equal"),
-    "no end token": Case(request={"end_id": None}, max_tokens=3),
+    "no end token": Case(request={"end_ids": ()}, max_tokens=3),
     "greedy": Case({"temperature": 0.0}, max_tokens=8, num_draft_tokens=3),
     "greedy, all that acts on it": Case(
         {
@@ -94,6 +94,8 @@ CASES = {
     "presence penalty": Case({"presence_penalty": 1.1}),
     "frequency penalty": Case({"frequency_penalty": 0.7}),
     "frequency reward": Case({"frequency_penalty": -1.3}),
+    "two end tokens": Case(request={"end_ids": (2, END_ID)}, vocabulary=FOUR),
+    "two end tokens, min_tokens": Case({"min_tokens": 2}, {"end_ids": (END_ID, 3)}, FOUR, draft="reversed"),
     "min_tokens, end token likely": Case({"min_tokens": 2, "logit_bias": ((END_ID, 1.5),)}),
     "end token proposed by a draft that likes it": Case({"logit_bias": ((END_ID, 1.0),)}, draft="reversed"),
     "bad words": Case(request={"bad_words": (b"ab", b"bb")}, vocabulary=FOUR),
@@ -118,10 +120,10 @@ CASES = {
     "K=0": Case(num_draft_tokens=0),
     "K=1": Case(num_draft_tokens=1, max_tokens=3),
     "K=1, twice": Case(
-        {"top_k": 2}, {"end_id": None}, num_draft_tokens=1, max_tokens=5, prompt=(1, 2, 1, 2, 2)
+        {"top_k": 2}, {"end_ids": ()}, num_draft_tokens=1, max_tokens=5, prompt=(1, 2, 1, 2, 2)
     ),
     "K=3, with bonus token": Case(num_draft_tokens=3, max_tokens=5),
-    "more rounds": Case({"top_k": 2}, {"end_id": None}, max_tokens=6),
+    "more rounds": Case({"top_k": 2}, {"end_ids": ()}, max_tokens=6),
     "K=3, reversed draft, four tokens": Case(num_draft_tokens=3, draft="reversed", vocabulary=FOUR),
     "K=3, clipped by max_tokens": Case(num_draft_tokens=3, max_tokens=2),
     "one-token prompt": Case({"repetition_penalty": 1.5}, prompt=(2,)),

@@ -50,7 +50,7 @@ def adjusted_logits(
         text = text_of([*output, token_id], spelling)
         if spelling[token_id] and any(word in text for word in request.bad_words):
             score = -math.inf
-        if token_id == request.end_id and len(output) < sampling.min_tokens:
+        if token_id in request.end_ids and len(output) < sampling.min_tokens:
             score = -math.inf
         adjusted.append(score)
     return adjusted
@@ -111,7 +111,7 @@ def next_token_law(
 def finish_reason(
     output: Sequence[int], request: GenerationRequest, spelling: Sequence[bytes], max_tokens: int
 ) -> str:
-    """Why an output ends with its last token, which is not ``end_id``; "" if it does not end."""
+    """Why an output ends with its last token, which is no end token; "" if it does not end."""
     watched = text_of(output[request.sampling.min_tokens :], spelling)
     if any(word in watched for word in request.stop_words):
         return "stop"
@@ -131,7 +131,7 @@ def law_of_target_alone(
             if not p:
                 continue
             longer = (*output, token_id)
-            if token_id == request.end_id:
+            if token_id in request.end_ids:
                 add((output, "stop"), probability * p)
             elif reason := finish_reason(longer, request, spelling, request.max_tokens):
                 add((longer, reason), probability * p)
@@ -165,7 +165,7 @@ def law_of_proposals(
             if not p:
                 continue
             longer = (*proposal, token_id)
-            if token_id == request.end_id:
+            if token_id in request.end_ids:
                 longer = longer if proposes_end else proposal
             elif not finish_reason((*output, *longer), request, spelling, len(output) + num_wanted):
                 follow(longer, probability * p)

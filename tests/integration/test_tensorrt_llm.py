@@ -99,7 +99,7 @@ def test_sampling_with_draft_logits_is_replayed_by_its_seed(client: Client) -> N
 ALONE = {
     "sampling without use_draft_logits": {"temperature": 0.8, "seed": 3},
     "penalties": {"repetition_penalty": 1.3},
-    "min_tokens": {"min_tokens": 20},
+    "min_tokens": {"min_tokens": 20, "end_id": 0},
     "bad_words": {"bad_words": ("qqqq",)},
     "log probabilities": {"num_log_probs": 0},
 }
@@ -138,6 +138,7 @@ def test_log_probabilities_are_those_of_the_whole_vocabulary(nvidia: Served) -> 
         ({"num_log_probs": 0, "temperature": 0.7}, "after those have acted"),
         ({"max_tokens": MAX_SEQ_LEN}, "max_seq_len"),
         ({"max_tokens": 0}, "no output"),
+        ({"min_tokens": 3}, "where 2 tokens end a text"),
     ],
 )
 def test_what_the_target_cannot_do_is_refused(
@@ -291,37 +292,3 @@ def test_reports_say_what_engines_they_were_made_with(nvidia: Served) -> None:
         found = engine_conditions(engine_directories(client))
     assert found["target"]["fingerprint"] == "target"
     assert found["draft"]["tensorrt_llm"] == "1.2.1"
-
-
-def test_a_draft_as_slow_as_the_target_is_soon_left_and_answers_are_one_request(nvidia: Served) -> None:
-    """By counts, not by times: how much slower that is, docs/decisions/0019 tells."""
-    request = CompletionRequest(PROMPTS[0], max_tokens=60, end_id=-1)
-    with (
-        nvidia.step_s("draft", 0.02),
-        nvidia.step_s("target", 0.02),
-        grpc_client(nvidia.server) as client,
-    ):
-        expected = target_alone(client, request)
-        for _ in range(3):
-            client.generate(request)
-        with nvidia.asked("draft") as drafted, nvidia.asked("target") as asked:
-            answers = [client.generate(request) for _ in range(6)]
-        assert {answer.output_ids for answer in answers} == {expected.output_ids}
-        # 360 tokens after two trials that failed: one more is due, of three rounds.
-        assert len(drafted) <= 6
-        assert len(asked) <= len(answers) + 2 * len(drafted)
-        assert not [entry for entry in asked if "cancelled_after" in entry]
-
-
-def test_a_draft_that_is_quick_is_used(nvidia: Served) -> None:
-    request = CompletionRequest(PROMPTS[0], max_tokens=60, end_id=-1)
-    with (
-        nvidia.step_s("draft", 0),
-        nvidia.step_s("target", 0.05),
-        grpc_client(nvidia.server) as client,
-    ):
-        assert wait_until(lambda: client.generate(request).total_accepted_draft_tokens > 30, timeout_s=60)
-        with nvidia.asked("target") as asked:
-            answer = client.generate(request)
-        assert answer.output_ids == target_alone(client, request).output_ids
-        assert len(asked) <= 40

@@ -74,11 +74,15 @@ def test_e_min_tokens_holds(nvidia: Served) -> None:
         short = next(
             (prompt, answer)
             for prompt in (f"class C{number}:\n" for number in range(50))
-            for answer in [client.generate(CompletionRequest(prompt, max_tokens=100, num_draft_tokens=4))]
+            for answer in [
+                client.generate(CompletionRequest(prompt, max_tokens=100, num_draft_tokens=4, end_id=0))
+            ]
             if answer.finish_reason == "stop"
         )
         num_tokens = len(short[1].output_ids)
-        request = CompletionRequest(short[0], max_tokens=100, num_draft_tokens=4, min_tokens=num_tokens + 3)
+        request = CompletionRequest(
+            short[0], max_tokens=100, num_draft_tokens=4, end_id=0, min_tokens=num_tokens + 3
+        )
         answer = client.generate(request)
         assert len(answer.output_ids) >= num_tokens + 3
         assert answer.draft_length == "off: min_tokens"

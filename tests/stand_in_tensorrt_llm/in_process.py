@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.server_calls import model_error
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
-from tests.stand_in_tensorrt_llm.network import END_ID, VOCAB_SIZE
+from tests.stand_in_tensorrt_llm.network import END_IDS, VOCAB_SIZE
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse
 from tests.tiny_engines import write_tokenizer
 
@@ -66,7 +66,7 @@ def parameters(directory: Path, **changes: str) -> ModelParameters:
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
     values = {
         "target_engine_dir": str(directory),
-        "end_ids": str(END_ID),
+        "end_ids": ",".join(map(str, END_IDS)),
         "vocab_size": str(VOCAB_SIZE),
         "padded_vocab_size": str(VOCAB_SIZE),
         "draft_vocab_size": str(VOCAB_SIZE),

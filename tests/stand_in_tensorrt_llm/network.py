@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 VOCAB_SIZE = 2048  # of the demo pair's tokenizer, and of the one that tests make up
-END_ID = 0
+END_IDS = (0, 1)
 _DRAFT_NOISE = 0.35
 _ENDS_AFTER = 40  # tokens, in some contexts
 
@@ -23,8 +23,10 @@ def logits_after(token_ids: list[int], *, is_draft: bool) -> npt.NDArray[np.floa
     """float32 [VOCAB_SIZE], raw."""
     context = tuple(token_ids[-3:])
     logits = _drawn((7, *context)).copy()
-    can_end = len(token_ids) > _ENDS_AFTER and sum(context) % 16 == 0
-    logits[END_ID] = 20.0 if can_end else -20.0
+    logits[list(END_IDS)] = -20.0
+    turn, is_between = divmod(sum(context), 16)
+    if len(token_ids) > _ENDS_AFTER and not is_between:
+        logits[END_IDS[turn % len(END_IDS)]] = 20.0
     if is_draft:
         logits += _DRAFT_NOISE * _drawn((8, *context))
     return logits

@@ -10,7 +10,7 @@ from build.manifest import write_manifest
 from build.memory_plan import EngineMemory, MemoryPlan
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
-from tests.stand_in_tensorrt_llm.network import VOCAB_SIZE
+from tests.stand_in_tensorrt_llm.network import END_IDS, VOCAB_SIZE
 from tests.tiny_engines import write_tokenizer
 
 SHELL = """import triton_python_backend_utils as pb_utils
@@ -86,7 +86,7 @@ def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) ->
     (directory / "config.json").write_text(json.dumps(document))
     (directory / "rank0.engine").write_bytes(b"engine")
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
-    write_manifest(directory, {"fingerprint": role, "end_ids": changes.get("end_ids", [0])})
+    write_manifest(directory, {"fingerprint": role, "end_ids": changes.get("end_ids", [*END_IDS])})
     return directory
 
 

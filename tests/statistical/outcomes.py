@@ -22,7 +22,7 @@ def joint_law(pair: Pair) -> np.ndarray:
     law = np.zeros((pair.vocab_size + 1) ** pair.num_counted)
 
     def follow(output: tuple[int, ...], probability: float) -> None:
-        if len(output) == len(pair.certain) + pair.num_counted or pair.request.end_id in output:
+        if len(output) == len(pair.certain) + pair.num_counted or {*pair.request.end_ids} & {*output}:
             law[cell_of(pair, output)] += probability
             return
         for token_id, p in enumerate(processed_law(target.row(output), pair.request, output)):
@@ -34,9 +34,9 @@ def joint_law(pair: Pair) -> np.ndarray:
 
 
 def cell_of(pair: Pair, output: tuple[int, ...]) -> int:
-    """Index of an output in ``joint_law``; ``end_id`` may stand at its end or not."""
+    """Index of an output in ``joint_law``; an end token may stand at its end or not."""
     counted = output[len(pair.certain) :][: pair.num_counted]
-    digits = [token_id for token_id in counted if token_id != pair.request.end_id]
+    digits = [token_id for token_id in counted if token_id not in pair.request.end_ids]
     cell = 0
     for digit in digits + [pair.vocab_size] * (pair.num_counted - len(digits)):
         cell = cell * (pair.vocab_size + 1) + digit
@@ -51,7 +51,7 @@ class Acceptance:
     """Drafts seen and accepted, against what the two laws of each context predict.
 
     One stratum for each place in a round, apart for rounds after a full acceptance: the place where a
-    draft model's cache may have fallen behind. Not for requests with an ``end_id``: whether one was drafted
+    draft model's cache may have fallen behind. Not for requests with an end token: whether one was drafted
     cannot be seen in the answer.
 
     Attributes:

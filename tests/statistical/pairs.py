@@ -42,7 +42,7 @@ PAIRS = (
         3.4,
         {"temperature": 1.2, "min_tokens": 2, "logit_bias": ((1, 0.7), (3, 0.5))},
         bad_words=(b"bb", b"acb"),
-        end_id=3,
+        end_ids=(3,),
     ),
     _pair(
         "all of them",
@@ -61,7 +61,7 @@ PAIRS = (
             "logit_bias": ((2, -0.4),),
         },
         bad_words=(b"cc",),
-        end_id=3,
+        end_ids=(3,),
     ),
 )
 

@@ -31,7 +31,7 @@ def processed_law(logits: np.ndarray, request: GenerationRequest, output: Sequen
         scores[token_id] -= sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0)
         if any(_spell([*output, token_id]).endswith(word) for word in request.bad_words):
             scores[token_id] = -math.inf
-        if token_id == request.end_id and len(output) < sampling.min_tokens:
+        if token_id in request.end_ids and len(output) < sampling.min_tokens:
             scores[token_id] = -math.inf
     weights = [math.exp((score - max(scores)) / sampling.temperature) for score in scores]
     weights = [weight if weight >= sampling.min_p else 0.0 for weight in weights]

@@ -129,6 +129,6 @@ def test_every_faulty_variant_is_a_control() -> None:
 
 def _judgements(pair: Pair, counts: Counts) -> list[Judgement]:
     judgements = [judge_law("joint law", counts.cells, joint_law(pair))]
-    if pair.request.end_id is None:
+    if not pair.request.end_ids:
         judgements.append(Judgement("acceptance", counts.acceptance.outcome()))
     return judgements

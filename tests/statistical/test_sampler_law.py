@@ -55,6 +55,6 @@ def _check(
     name = f"{pair.name}, {'ratio' if use_draft_logits else 'coupled'} rule, {rejected:.0%} rejected"
     judgement = judge_law(f"joint law of {pair.num_counted} tokens, {name}", counts.cells, joint_law(pair))
     accept(judgement)
-    if pair.request.end_id is None:
+    if not pair.request.end_ids:
         accept(Judgement(f"acceptance, {name}", counts.acceptance.outcome()))
     return judgement

@@ -21,7 +21,9 @@ from pipelines.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
-PLAIN = GenerationRequest("r", np.array([1, 2, 3], np.int32), 4, prompt_length=3)
+OWN_ENDS = (0, 5)
+PLAIN = GenerationRequest("r", np.array([1, 2, 3], np.int32), 4, prompt_length=3, end_ids=OWN_ENDS)
+ENDLESS = GenerationRequest("r", np.array([1, 2, 3], np.int32), 4, prompt_length=3)
 FULL = GenerationRequest(
     "r",
     np.array([1, 2, 3], np.int32),
@@ -30,7 +32,7 @@ FULL = GenerationRequest(
     draft_input_ids=np.array([7, 8], np.int32),
     draft_logits=np.arange(6, dtype=np.float32).reshape(2, 3),
     sampling=SamplingParams(0.5, 3, 0.25, 0.125, 1.5, -0.5, 2.0, 1, ((9, -100.0), (4, 0.5)), 2**64 - 1),
-    end_id=11,
+    end_ids=(11,),
     stop_words=(b"stop", "☕".encode()),
     bad_words=(b"bad",),
     num_log_probs=2,
@@ -51,7 +53,7 @@ class FakeWire:
     ) -> list[dict[str, Any]]:
         self.asked_outputs = set(output_names)
         assert all(array.shape[0] == 1 for array in inputs.values()), "Triton wants the batch dimension"
-        self.call_made = parse_call(inputs, others["request_id"], VOCABULARY, end_id=None)
+        self.call_made = parse_call(inputs, others["request_id"], VOCABULARY, OWN_ENDS)
         chunk = ChunkStream(VOCABULARY, self.call_made.request, streaming=False).push(self._output)
         assert chunk is not None
         tensors = response_tensors(chunk, self.call_made)
@@ -67,7 +69,7 @@ def assert_same(first: Any, second: Any) -> None:
             assert np.array_equal(ours, theirs) and type(ours) is type(theirs), field.name
 
 
-@pytest.mark.parametrize("request_made", [PLAIN, FULL], ids=["plain", "full"])
+@pytest.mark.parametrize("request_made", [PLAIN, ENDLESS, FULL], ids=["plain", "endless", "full"])
 def test_requests_and_answers_survive_the_call(request_made: GenerationRequest) -> None:
     ids = np.array([65, 66], np.int32)
     log_probs, logits = None, None
@@ -76,12 +78,12 @@ def test_requests_and_answers_survive_the_call(request_made: GenerationRequest) 
         log_probs = LogProbs.of(logits, ids, 2)
     output = Output(ids, "stop", True, log_probs, logits)
     wire = FakeWire(output)
-    answered = asyncio.run(BlsEngine("target", wire, VOCABULARY)(request_made))  # type: ignore[arg-type]
+    answered = asyncio.run(BlsEngine("target", wire, VOCABULARY, OWN_ENDS)(request_made))  # type: ignore[arg-type]
     assert_same(wire.call_made.request, request_made)
     assert_same(answered, output)
 
 
 def test_only_the_outputs_that_are_needed_are_asked_for() -> None:
     wire = FakeWire(Output(np.array([65], np.int32), "", True))
-    asyncio.run(BlsEngine("draft", wire, VOCABULARY)(PLAIN))  # type: ignore[arg-type]
+    asyncio.run(BlsEngine("draft", wire, VOCABULARY, OWN_ENDS)(PLAIN))  # type: ignore[arg-type]
     assert wire.asked_outputs == {"output_ids", "finish_reason"}

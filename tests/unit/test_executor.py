@@ -28,7 +28,7 @@ from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling_params import SamplingParams
-from tests.recording_engine import RecordingEngine, make_executor
+from tests.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
 
 NUM_BLOCKS = 64
 
@@ -71,7 +71,7 @@ def tokens_of(rounds: list[Round]) -> list[int]:
 @pytest.mark.parametrize("prompt_len", [1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 34, 63, 65])
 def test_a_prompt_of_any_length_is_answered_in_full(prompt_len: int) -> None:
     prompt = [1 + i % 15 for i in range(prompt_len)]
-    assert len(alone(request(prompt, end_id=None))) == 12
+    assert len(alone(request(prompt, end_ids=()))) == 12
 
 
 def test_speculation_emits_the_tokens_of_the_target_alone() -> None:
@@ -189,9 +189,10 @@ def test_the_output_ends_before_the_end_token_and_after_a_stop_word() -> None:
     free = alone(request([5, 6, 7], 30))
     end_id = free[9]
     cut = free[: free.index(end_id)]
+    unused = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in free)
     word = bytes(ord("a") + token - 1 for token in free[4:6])
     for length in (0, 3):
-        for fields, expected in [({"end_id": end_id}, cut), ({"stop_words": (word,)}, free[:6])]:
+        for fields, expected in [({"end_ids": (unused, end_id)}, cut), ({"stop_words": (word,)}, free[:6])]:
             req = request([5, 6, 7], 30, **fields)
             draft = make_executor(RecordingEngine(NUM_BLOCKS, role="draft"))
             target = make_executor(RecordingEngine(NUM_BLOCKS))

@@ -54,7 +54,7 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         stop_words=draw(WORDS),
         bad_words=draw(WORDS),
         num_log_probs=draw(st.sampled_from([None, 0, 3])),
-        end_id=draw(st.sampled_from([None, 0, 7])),
+        end_ids=draw(st.sampled_from([(), (0,), (7,), (7, 0)])),
     )
 
 
@@ -138,7 +138,7 @@ def test_the_ratio_rule_answers_any_combination_within_its_limits(
     answer = joined(run([draft, target], rounds))
     text = target.vocabulary.join(answer.token_ids.tolist())
     assert not any(word in text for word in req.bad_words)
-    assert req.end_id not in answer.token_ids.tolist()
+    assert not {*req.end_ids} & {*answer.token_ids.tolist()}
     assert len(answer.token_ids) <= req.max_tokens
     if answer.finish_reason == "stop":
         assert len(answer.token_ids) >= req.sampling.min_tokens
@@ -158,11 +158,11 @@ def test_a_bad_word_is_not_spelled_by_any_tokens() -> None:
 
 
 def test_an_output_does_not_end_before_min_tokens() -> None:
-    free = alone(request([5, 6, 7], 30, end_id=None)).token_ids.tolist()
+    free = alone(request([5, 6, 7], 30, end_ids=())).token_ids.tolist()
     end_id = free[4]
-    assert len(alone(request([5, 6, 7], 30, end_id=end_id)).token_ids) <= 4
+    assert len(alone(request([5, 6, 7], 30, end_ids=(end_id,))).token_ids) <= 4
     at_least = SamplingParams(min_tokens=10)
-    answer = alone(request([5, 6, 7], 30, end_id=end_id, sampling=at_least)).token_ids.tolist()
+    answer = alone(request([5, 6, 7], 30, end_ids=(end_id,), sampling=at_least)).token_ids.tolist()
     assert len(answer) >= 10 and end_id not in answer
     # A stop word that lies in the first ten tokens, or begins there, does not count.
     target = make_executor(RecordingEngine(NUM_BLOCKS))
@@ -171,9 +171,9 @@ def test_an_output_does_not_end_before_min_tokens() -> None:
         assert target.vocabulary.join(free).find(word) == start, (
             "choose another place: the word stands earlier"
         )
-        stopped = alone(request([5, 6, 7], 30, end_id=None, stop_words=(word,))).token_ids.tolist()
+        stopped = alone(request([5, 6, 7], 30, end_ids=(), stop_words=(word,))).token_ids.tolist()
         assert stopped == free[: start + 2]
-        later = alone(request([5, 6, 7], 30, end_id=None, stop_words=(word,), sampling=at_least))
+        later = alone(request([5, 6, 7], 30, end_ids=(), stop_words=(word,), sampling=at_least))
         assert len(later.token_ids) > start + 2
 
 
@@ -183,7 +183,7 @@ def test_an_output_does_not_end_before_min_tokens() -> None:
         {"num_log_probs": 21},
         {"num_log_probs": -1},
         {"bad_words": (b"",)},
-        {"end_id": VOCAB_SIZE},
+        {"end_ids": (0, VOCAB_SIZE)},
         {"draft_logits": np.zeros((1, VOCAB_SIZE), np.float32)},
         {"draft_input_ids": np.ones(2, np.int32), "draft_logits": np.zeros((1, VOCAB_SIZE), np.float32)},
         {"draft_input_ids": np.ones(1, np.int32), "draft_logits": np.zeros((1, 3), np.float32)},
@@ -227,7 +227,7 @@ def test_logits_that_are_no_numbers_fail_their_request_and_no_other() -> None:
 
 
 def test_logits_of_a_proposal_are_those_its_tokens_were_chosen_from() -> None:
-    req = request([1, 2, 3], 5, end_id=None, return_generation_logits=True)
+    req = request([1, 2, 3], 5, end_ids=(), return_generation_logits=True)
     answer = alone(req)
     assert answer.generation_logits is not None and answer.generation_logits.shape == (5, VOCAB_SIZE)
     assert answer.generation_logits.argmax(axis=1).tolist() == answer.token_ids.tolist()

@@ -63,7 +63,7 @@ def make_request(
         1,
         prompt_length=len(prompt),
         sampling=SamplingParams(**sampling),
-        end_id=END_ID,
+        end_ids=(END_ID,),
         bad_words=bad_words,
     )
 
@@ -82,7 +82,7 @@ def make_sampler(request: GenerationRequest, num_pushed: int = 0) -> Sampler:
         1,
         prompt_length=request.num_prompt_tokens,
         sampling=request.sampling,
-        end_id=request.end_id,
+        end_ids=request.end_ids,
         bad_words=request.bad_words,
     )
     sampler = Sampler(known, VOCAB_SIZE, bans)

@@ -60,7 +60,7 @@ def alone(target: Executor, temperature: float) -> list[TokenIds]:
     async def answer(number: int) -> TokenIds:
         sampling = SamplingParams(temperature=temperature, seed=number)
         request = GenerationRequest(
-            str(number), PROMPTS[number], MAX_TOKENS, sampling=sampling, end_id=target.config.end_id
+            str(number), PROMPTS[number], MAX_TOKENS, sampling=sampling, end_ids=target.config.end_ids
         )
         return (await target.complete(request)).token_ids
 

@@ -131,7 +131,7 @@ def test_logits_that_leave_no_choice_are_refused() -> None:
                         np.array([0, bad, 0, 0], np.float32)
                     )
     request = GenerationRequest(
-        "r", np.zeros(1, np.int32), 1, end_id=0, sampling=SamplingParams(min_tokens=2)
+        "r", np.zeros(1, np.int32), 1, end_ids=(0,), sampling=SamplingParams(min_tokens=2)
     )
     with pytest.raises(InvalidRequestError, match="forbids every token"):
         Sampler(request, 1).choose(np.zeros(1, np.float32))

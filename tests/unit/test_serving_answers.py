@@ -37,7 +37,7 @@ class ScriptedAnswerer:
     """Answers with what a test gives it, and records how it was left."""
 
     vocabulary = Vocabulary((b"a", b"b"))
-    end_id = 0
+    end_ids = (0,)
 
     def __init__(self, script: Callable[[], AsyncIterator[tuple[dict[str, Any], bool]]]) -> None:
         self._script = script

@@ -33,14 +33,14 @@ DEF, RETURN, HALF_CAFE, CAFE_END, CUP, SPECIAL = range(256, 262)
 
 
 def parse(tensors: dict[str, Any], **others: Any) -> Any:
-    return parse_call(tensors, "r1", VOCABULARY, others.pop("end_id", 7), **others)
+    return parse_call(tensors, "r1", VOCABULARY, others.pop("end_ids", (7, 8)), **others)
 
 
 def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
     call = parse(engine_tensors([1, 2, 3], 5, seed=0))
     request = call.request
     assert request.input_ids.tolist() == [1, 2, 3]
-    assert (request.max_tokens, request.num_prompt_tokens, request.end_id) == (5, 3, 7)
+    assert (request.max_tokens, request.num_prompt_tokens, request.end_ids) == (5, 3, (7, 8))
     assert request.sampling == SamplingParams()
     assert (request.stop_words, request.bad_words, request.deadline_s) == ((), (), None)
     assert (request.draft_input_ids.size, request.draft_logits, request.independent_noise) == (0, None, False)
@@ -80,7 +80,11 @@ def test_every_tensor_reaches_the_request() -> None:
     )
     call = parse(tensors, timeout_us=1_000_000)
     request = call.request
-    assert (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_id) == (2, [8, 9], 11)
+    assert (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_ids) == (
+        2,
+        [8, 9],
+        (11,),
+    )
     assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
     assert request.sampling == SamplingParams(
         temperature=0.5,
@@ -153,7 +157,7 @@ def test_every_sampling_parameter_is_passed_on_from_the_text_level() -> None:
 
 
 def test_a_negative_end_id_means_no_end_token() -> None:
-    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_id is None
+    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
 
 
 def test_lengths_that_disagree_and_values_that_are_several_are_refused() -> None:
