@@ -12,10 +12,10 @@ from pipelines.text.vocabulary import Vocabulary
 class OutputEnd:
     """Watches the output of one request.
 
-    NVIDIA's engines know one end token; others are found here, and are no part of the output either.
-    NVIDIA's engines match words as sequences of tokens, which the same text may not be made of. So they are
-    not told the stop words: the output is cut here, and what the engine wrote after one is lost. Bad words
-    they are told; one that gets through in other tokens ends the request with an error.
+    NVIDIA's engines know one end token of a request; the others are found here, and are no part of the output
+    either. They match words as sequences of tokens, which the same text may not be made of. So they are not
+    told the stop words: the output is cut here, and what the engine wrote after one is lost. Bad words they
+    are told; one that gets through in other tokens ends the request with an error.
 
     Args:
         request: Its ``input_ids`` after the prompt are output that was watched before.

@@ -162,7 +162,7 @@ def test_j_counts_are_those_of_the_whole_answer(nvidia: Served) -> None:
 
 
 def test_k_requests_do_not_wait_for_an_instance(nvidia: Served) -> None:
-    """One instance of ``speculative``; all of the batch is at the draft when it hangs."""
+    """One instance of ``speculative``, and the rounds of all requests take turns."""
     text = (nvidia.directory / "model_repository" / "speculative" / "config.pbtxt").read_text()
     assert "count: 1" in text
 
