@@ -79,10 +79,7 @@ class DraftLengthController(Protocol):
 
     max_draft_len: int
     acceptance: AcceptanceByMargin
-
-    @property
-    def threshold(self) -> float:
-        """See the attributes."""
+    threshold: float
 
     def begin(self, prompt_ids: TokenIds, acceptance: RequestAcceptance, *, sees_margins: bool) -> Any:
         """A ``DraftLength`` for a request, which is taken into account until ``end``."""

@@ -77,6 +77,8 @@ class TriedDraftLengths:
 
     Attributes:
         acceptance: Of the pair; one rate, whatever the margin.
+        threshold: Acceptance rate, in twentieths, above which drafting pays as far as the latest decision
+            knew; 2 if there is none. A number that other threads may read.
 
     Args:
         max_draft_len: Ceiling.
@@ -85,19 +87,11 @@ class TriedDraftLengths:
 
     def __init__(self, max_draft_len: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_draft_len = max_draft_len
+        self.threshold = _NEVER
         self.clock = clock
         self.acceptance = AcceptanceByMargin((_PRIOR_RATE,) * NUM_CLASSES, (1 / NUM_CLASSES,) * NUM_CLASSES)
         self._requests: set[TriedDraftLength] = set()
         self._loads: dict[int, _Load] = {}
-
-    @property
-    def threshold(self) -> float:
-        """Acceptance rate, in twentieths, above which drafting pays now; 2 if there is none."""
-        for rate in (twentieth / 20 for twentieth in range(20)):
-            choice = self.load.times.best(rate, self.max_draft_len)
-            if choice is not None and choice.gain > 1:
-                return rate
-        return _NEVER
 
     @property
     def load(self) -> _Load:
@@ -120,7 +114,7 @@ class TriedDraftLengths:
                 load.trier = None
 
     def note_failure(self, request: TriedDraftLength) -> None:
-        """The draft gave nothing."""
+        """The draft failed, or proposed nothing."""
         load = self.load
         if load.trier is request:
             load.trier = None
@@ -135,6 +129,7 @@ class TriedDraftLengths:
             load.num_tries_left -= 1
             if not load.num_tries_left:
                 load.trier = None
+                self.threshold = self._least_rate(load.times)
 
     def next_length(self, request: TriedDraftLength) -> int:
         """Draft tokens of a request's next round; 0 for the target alone."""
@@ -155,6 +150,13 @@ class TriedDraftLengths:
         load.begin_trial(request)
         return self._trial_length(load.times)
 
+    def _least_rate(self, times: RoundTimes) -> float:
+        for rate in (twentieth / 20 for twentieth in range(20)):
+            choice = times.best(rate, self.max_draft_len)
+            if choice is not None and choice.gain > 1:
+                return rate
+        return _NEVER
+
     def _trial_length(self, times: RoundTimes) -> int:
         hoped = times.best(_PRIOR_RATE, self.max_draft_len)
         if hoped is None:
@@ -166,6 +168,7 @@ class TriedDraftLengths:
         load = self.load
         if not load.times.is_alone_known:
             return 1 + _TIMED_TOKENS
+        self.threshold = self._least_rate(load.times)
         if load.num_until_check <= 0:
             load.check = load.num_until_check = min(2 * load.check, _LAST_CHECK)
             return 1 + _TIMED_TOKENS
@@ -226,10 +229,9 @@ class TriedDraftLength:
         """Learn from a round, or from a token of the target alone."""
         now_s, last_s = self._lengths.clock(), self._observed_s
         self._observed_s = now_s
-        if proposal.drafted is None:
+        if proposal.drafted is None or self._proposal_s is None:
             self._observe_alone(len(token_ids), now_s - last_s)
             return
-        assert self._proposal_s is not None
         draft_ids = proposal.drafted.token_ids
         times = self._lengths.load.times
         times.observe_round(len(draft_ids), self._proposal_s, now_s - self._proposed_s)

@@ -32,6 +32,7 @@ class World:
     target_s: float
     rate: float = 0.8
     draft_fails: bool = False
+    draft_is_mute: bool = False
     crowd: float = 0.0  # a step of the draft takes so much more for each proposal beside it
     proposals: list[int] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
@@ -48,7 +49,8 @@ class World:
         self._num_drafting -= 1
         if self.draft_fails:
             raise EngineFailedError("the draft fails", values="-", limit="-", remedy="-")
-        return Output(np.zeros(request.max_tokens, np.int32), "length", is_final=True)
+        num_tokens = 0 if self.draft_is_mute else request.max_tokens
+        return Output(np.zeros(num_tokens, np.int32), "length", is_final=True)
 
     async def target(self, request: GenerationRequest) -> Output:
         await asyncio.sleep(CALL_S + self.target_s)
@@ -167,11 +169,13 @@ def test_a_time_of_the_target_that_was_slow_by_chance_does_not_stand() -> None:
     assert len(world.proposals) <= 15
 
 
-def test_a_draft_that_fails_is_not_asked_for_every_token() -> None:
-    world, lengths = World(0.001, 0.02, draft_fails=True), TriedDraftLengths(8)
+@pytest.mark.parametrize("defect", ["draft_fails", "draft_is_mute"])
+def test_a_draft_that_gives_nothing_is_not_asked_for_every_token(defect: str) -> None:
+    world, lengths = World(0.001, 0.02), TriedDraftLengths(8)
+    setattr(world, defect, True)
     seconds(world, lengths, 20)
     assert 0 < len(world.proposals) <= 10
-    world.draft_fails = False
+    setattr(world, defect, False)
     assert seconds(world, lengths, 40) < 0.8 * alone_s(world, 40)
 
 
