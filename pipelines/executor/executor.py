@@ -259,6 +259,11 @@ class Executor:
         costs = self.budget.costs
         (costs.observe_first if is_first else costs.observe)(*self._last_step, seconds)
 
+    def fail_all(self) -> None:
+        """End every request with an error, and keep nothing of what they computed."""
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            self._fail(sequence, self._step_failed(sequence))
+
     def check(self, request: GenerationRequest) -> None:
         """Refuse what this executor cannot answer, before it takes a place in the queue.
 

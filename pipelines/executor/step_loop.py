@@ -10,6 +10,7 @@ target step verifies them all.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -17,6 +18,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from pipelines.executor.executor import Executor
+
+_LOG = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -63,6 +66,10 @@ class StepLoop:
             self._loop.run_until_complete(pump)
         except asyncio.CancelledError:
             self._loop.run_until_complete(self._let_tasks_end())
+        except Exception:
+            _LOG.exception("the step loop died")
+            self._cancel_all()  # nobody steps any more for those who wait
+            self._loop.run_until_complete(self._let_tasks_end())
         finally:
             self._loop.close()
 
@@ -74,16 +81,23 @@ class StepLoop:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            started_s = time.perf_counter()
-            if executor.step():
-                # Every coroutine that the step answered runs now, and asks for its next step.
-                await asyncio.sleep(0)
-            seconds = time.perf_counter() - started_s
-            self.busy_time_s += seconds
             # The last in order makes one step where the others make several: it is never the first.
             is_first = executor is not previous and executor is not self._executors[-1]
-            executor.learn_cost(seconds, is_first=is_first)
+            try:
+                await self._step(executor, is_first=is_first)
+            except Exception:  # a defect of ours: its requests fail, those that come go on
+                _LOG.exception("a step of %d requests ended in a defect", executor.num_running)
+                executor.fail_all()
             previous = executor
+
+    async def _step(self, executor: Executor, *, is_first: bool) -> None:
+        started_s = time.perf_counter()
+        if executor.step():
+            # Every coroutine that the step answered runs now, and asks for its next step.
+            await asyncio.sleep(0)
+        seconds = time.perf_counter() - started_s
+        self.busy_time_s += seconds
+        executor.learn_cost(seconds, is_first=is_first)
 
     async def _let_tasks_end(self) -> None:
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}

@@ -15,8 +15,9 @@ _UPDATE_SHARE = 0.02
 _ADDED_SHARE = 0.5
 # An outlier (the machine was taken away for a moment) must not count as ten steps.
 _LARGEST_ERROR = 0.5
-# Share of the calibrated rise from row to row that stays whatever is observed. A slow moment counts for the
-# size that it met more than for the others; without this it could make more rows look cheaper than fewer.
+# Share of the calibrated rise from row to row, as a ratio, that stays whatever is observed. A slow moment
+# counts for the size that it met more than for the others; without this it could make more rows look
+# cheaper than fewer.
 _LEAST_RISE = 0.5
 
 
@@ -44,7 +45,8 @@ class StepCosts:
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
         self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
-        self._least = _LEAST_RISE * self._by_rows
+        self._added_s = 0.0  # to every step, whatever is in it
+        self._calibrated = self._by_rows.copy()
         self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
 
     @property
@@ -66,7 +68,7 @@ class StepCosts:
         inside = np.minimum(counts, self.max_rows)
         beyond = (counts - inside) * self._slope
         times: npt.NDArray[np.float64] = (
-            self._by_rows[inside] + beyond + np.asarray(positions) * self.seconds_per_position
+            self._added_s + self._by_rows[inside] + beyond + np.asarray(positions) * self.seconds_per_position
         )
         return times
 
@@ -83,17 +85,19 @@ class StepCosts:
         perhaps only at this size, which makes rows dearer, and what every step has to bear beside its rows,
         such as the answers that are sent meanwhile.
         """
-        error = math.log(seconds / float(self.seconds(rows, positions)))
-        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        expected_s = float(self.seconds(rows, positions))
+        error = min(max(math.log(seconds / expected_s), -_LARGEST_ERROR), _LARGEST_ERROR)
+        change_s = _UPDATE_SHARE * error * expected_s
+        added_s = max(self._added_s + _ADDED_SHARE * change_s, 0.0)
+        slowdown = (change_s - (added_s - self._added_s)) / (expected_s - self._added_s)
+        self._added_s = added_s
         counts = np.maximum(self._counts, 1)
         nearness = np.minimum(counts / rows, rows / counts)
-        update = _UPDATE_SHARE * error
-        added_s = _ADDED_SHARE * update * float(self._by_rows[min(rows, self.max_rows)])
-        self._by_rows *= np.exp((1 - _ADDED_SHARE) * update * (0.5 + 0.5 * nearness))
-        self._by_rows += added_s
+        self._by_rows *= np.exp(slowdown * (0.5 + 0.5 * nearness))
         if rows <= self.max_rows:
-            seen = self._by_rows[rows] + self._least - self._least[rows]
-            self._by_rows[:rows] = np.minimum(self._by_rows[:rows], seen[:rows])
-            self._by_rows[rows:] = np.maximum(self._by_rows[rows:], seen[rows:])
-        self.seconds_per_position *= math.exp(update)
-        self._slope *= math.exp((1 - _ADDED_SHARE) * update)
+            relative = self._calibrated / self._calibrated[rows]
+            flattest = self._by_rows[rows] * (1 + _LEAST_RISE * (relative - 1))
+            self._by_rows[:rows] = np.minimum(self._by_rows[:rows], flattest[:rows])
+            self._by_rows[rows:] = np.maximum(self._by_rows[rows:], flattest[rows:])
+        self.seconds_per_position *= math.exp(slowdown)
+        self._slope *= math.exp(slowdown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -309,6 +310,43 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
     loop.stop()
     assert ended == [True] and waiting.cancelled()
     assert target.num_free_blocks == target.num_blocks
+
+
+def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    asked = request([1, 2, 3])
+    steps = iter([False, False, True])
+
+    def learn_cost(seconds: float, *, is_first: bool) -> None:
+        if next(steps, False):
+            raise ValueError("math domain error")
+
+    monkeypatch.setattr(target, "learn_cost", learn_cost)
+
+    async def scenario() -> tuple[list[Any], Any]:
+        failed = await asyncio.gather(*(target.complete(asked) for _ in range(3)), return_exceptions=True)
+        return failed, await target.complete(asked)
+
+    failed, later = run([target], scenario)
+    assert [type(error) for error in failed] == [EngineFailedError] * 3
+    assert later.token_ids.tolist() == alone(asked)
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_nobody_waits_for_a_loop_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    monkeypatch.setattr(target, "fail_all", _die)
+    monkeypatch.setattr(target, "step", _die)
+    loop = StepLoop([target])
+    loop.start()
+    with pytest.raises(CancelledError):
+        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=10)
+
+
+def _die() -> None:
+    raise RuntimeError("a defect")
 
 
 @pytest.mark.parametrize("limits", [{"max_num_tokens": 3}, {"max_seq_len": 512}])

@@ -49,6 +49,17 @@ def test_what_every_step_bears_beside_its_rows_makes_rows_less_dear_than_a_slowe
     assert 1.0 < dearer < 1.3  # of a step that takes 1.5 times as long
 
 
+@pytest.mark.parametrize("slowness", [0.05, 1.0, 20.0])
+def test_whatever_is_observed_costs_stay_positive_and_rise_with_the_rows(slowness: float) -> None:
+    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6)
+    rng = np.random.default_rng(0)
+    for rows, noise in zip(rng.integers(1, 40, 3000).tolist(), rng.lognormal(0, 1.5, 3000), strict=True):
+        costs.observe(rows, rows * 100, slowness * 0.01 * noise)
+        seconds = costs.seconds(np.arange(2, 17))
+        assert seconds[0] > 0
+        assert (np.diff(seconds) > 0).all()
+
+
 def test_one_outlier_changes_little() -> None:
     costs = StepCosts(ROWS, SECONDS)
     costs.observe(9, 0, 5.0)
