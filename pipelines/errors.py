@@ -25,6 +25,7 @@ give the client the same class that the server raised.
     │   └── PortInUseError        another process listens on a port we need
     ├── PeerError                 another engine could not be installed, started or asked
     ├── VerificationError         a proof could not be carried out
+    ├── CanaryError               a rollout could not be begun, continued or judged
     └── InternalError             a defect of ours; details are in the server's log
 """
 
@@ -160,6 +161,12 @@ class VerificationError(DraftproofError):
     """A proof could not be carried out, so it proves nothing."""
 
     code = "verification"
+
+
+class CanaryError(DraftproofError):
+    """A rollout could not be begun, continued or judged; what serves is left as it was."""
+
+    code = "canary"
 
 
 class InternalError(DraftproofError):

@@ -5,12 +5,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipelines.client import Generation
 from pipelines.errors import VerificationError
 
 TTFT_FACTOR = 5.0  # by default a first token may take so many times what it takes an idle server
 ITL_FACTOR = 2.0  # and each further one so many times
+
+
+class Timed(Protocol):
+    """An answer, as far as it is judged here; ``Generation`` is one."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token; None if nobody saw it come."""
+
+    @property
+    def itl_s(self) -> float | None:
+        """Seconds per token after it; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,7 @@ class Slo:
     ttft_s: float
     itl_s: float
 
-    def is_kept_by(self, generation: Generation) -> bool:
+    def is_kept_by(self, generation: Timed) -> bool:
         """Whether an answer was fast enough; one of a single token has no ITL to break."""
         ttft_s, itl_s = generation.ttft_s, generation.itl_s
         return ttft_s is not None and ttft_s <= self.ttft_s and (itl_s is None or itl_s <= self.itl_s)

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "peers": {"errors", "client", "deploy", *MEASURING},
+    "canary": {"errors", "validation", "bench"},
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
@@ -60,7 +61,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     ),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
-    "scipy": ("pipelines/validation/", "pipelines/bench/", "tests/"),
+    "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
     "jinja2": ("pipelines/validation/", "pipelines/bench/", "tests/"),
     "tritonclient": ("pipelines/client/", "pipelines/serving/server_calls.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),

@@ -1,0 +1,85 @@
+"""What a candidate may lose is read strictly; run: pytest tests/unit/test_canary_limits.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.canary.analysis.limits import DEFAULT, Limit, read_limits
+from pipelines.errors import CanaryError
+
+
+def written(folder: Path, document: Any) -> Path:
+    path = folder / "limits.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_the_default_limits_are_those_of_the_issue() -> None:
+    limits = read_limits()
+    for limit in (limits.acceptance_rate, limits.acceptance_length, limits.survival, limits.manifest):
+        assert limit == Limit(pass_below=0.05, rollback_above=0.15)
+    assert limits.speed_up["low"].pass_below == 0.0  # a speed-up above 1
+    assert limits.runtime == "exact"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"alfa": 0.1}, "unknown key; alfa; .*; did you mean alpha?"),
+        ({"zzz": 1}, "unknown key; zzz; .*; remove it"),
+        ({"alpha": 0}, "alpha=0; a number between 0 and 1"),
+        ({"alpha": True}, "alpha=True"),
+        ({"confidence": 1}, "confidence=1"),
+        ({"min_requests": 0}, "min_requests=0; a whole number"),
+        ({"min_requests": 2.5}, "min_requests=2.5"),
+        ({"runtime": "fast"}, "runtime='fast'; exact, batch_dependent"),
+        ({"errors": 0.01}, "a section is not a mapping; errors: 0.01"),
+        ({"errors": {"pass_below": 0.1}}, "a key is missing; errors.rollback_above"),
+        ({"errors": {"pass_below": 0.1, "rollback_abov": 1}}, "did you mean errors.rollback_above?"),
+        (
+            {"ttft": {"pass_below": "0.1", "rollback_above": 1}},
+            "ttft.pass_below='0.1'; a number from -1 to 9",
+        ),
+        ({"ttft": {"pass_below": 10, "rollback_above": 1}}, "ttft.pass_below=10"),
+        ({"ttft": {"pass_below": float("nan"), "rollback_above": 1}}, "ttft.pass_below=nan"),
+        ({"speed_up": {}}, "speed_up={}; load bands"),
+        ({"speed_up": {1: {}}}, "speed_up={1: {}}"),
+        ({"speed_up": {"low": {"pass_below": 0}}}, "speed_up.low.rollback_above"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, document: dict[str, Any], change: dict[str, Any], says: str
+) -> None:
+    path = written(tmp_path, {**document, **change})
+    with pytest.raises(CanaryError, match=says.replace("?", r"\?").replace("{", r"\{")) as raised:
+        read_limits(path)
+    assert str(path) in raised.value.what
+    assert raised.value.values
+    assert raised.value.limit
+    assert raised.value.remedy
+
+
+def test_a_missing_key_and_a_file_that_is_none_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:
+    del document["itl"]
+    with pytest.raises(CanaryError, match="a key is missing; itl"):
+        read_limits(written(tmp_path, document))
+    with pytest.raises(CanaryError, match="cannot be read"):
+        read_limits(tmp_path / "absent.yaml")
+    (tmp_path / "limits.yaml").write_text("{", encoding="utf-8")
+    with pytest.raises(CanaryError, match="cannot be read"):
+        read_limits(tmp_path / "limits.yaml")
+    (tmp_path / "limits.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(CanaryError, match="cannot be read"):
+        read_limits(tmp_path / "limits.yaml")
+    with pytest.raises(CanaryError, match="the file: None"):
+        read_limits(written(tmp_path, None))

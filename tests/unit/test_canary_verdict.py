@@ -1,0 +1,168 @@
+"""Losses become verdicts; run: pytest tests/unit/test_canary_verdict.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.canary.analysis.limits import Limit
+from pipelines.canary.analysis.metrics import ManifestBaseline, metrics_of
+from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.analysis.verdict import Analysis, Judged, analyse
+from pipelines.errors import CanaryError
+from tests.unit.canary_requests import SLO, failed, limits, request
+
+LENIENT = limits(
+    errors=Limit(0.05, 0.01),
+    timeouts=Limit(0.05, 0.01),
+    e2e_tail=Limit(0.5, 0.1),
+    quantile=0.9,
+    survival_positions=4,
+    tokens=Limit(0.05, 0.01),
+    speed_up={"low": Limit(0.0, 0.03)},
+)
+
+
+def rollout(num: int, **candidate: Any) -> list[ObservedRequest]:
+    """Three arms that answer alike but for what is said; the target alone takes three times as long."""
+    stable = [request(number, "stable") for number in range(num)]
+    control = [
+        request(number, "control", e2e_latency_s=0.5, accepted_per_position=(), num_rounds=0)
+        for number in range(num)
+    ]
+    return [*stable, *control, *(request(number, **candidate) for number in range(num))]
+
+
+def judged(analysis: Analysis, name: str) -> Judged:
+    return next(each for each in analysis.judged if each.metric.name == name)
+
+
+def words(analysis: Analysis) -> dict[str, str]:
+    return {each.metric.name: each.verdict for each in analysis.judged}
+
+
+def test_a_good_candidate_passes_once_every_loss_is_shown_to_be_small() -> None:
+    analysis = analyse(rollout(600), LENIENT, SLO)
+    assert set(words(analysis)) == {
+        *("tokens", "errors", "timeouts", "goodput", "acceptance_rate", "acceptance_length"),
+        *("survival/1", "survival/2", "survival/3", "survival/4"),
+        *("ttft", "itl", "e2e_tail", "speed_up/low"),
+    }
+    assert set(words(analysis).values()) == {"pass"}
+    assert (analysis.verdict, analysis.action, analysis.still_needed) == ("pass", "promote", 0)
+    gain = judged(analysis, "speed_up/low").bounds
+    assert gain.estimate == pytest.approx(0.17 / 0.5 - 1)
+    assert gain.high < 0
+
+
+def test_few_requests_are_inconclusive_and_the_number_that_lacks_is_enough() -> None:
+    analysis = analyse(rollout(60), LENIENT, SLO)
+    assert (analysis.verdict, analysis.action) == ("inconclusive", "go_on")
+    lacking = analysis.still_needed
+    assert lacking is not None
+    assert lacking > 0
+    assert analyse(rollout(60 + lacking), LENIENT, SLO).verdict == "pass"
+    assert analyse(rollout(60 + lacking - 2), LENIENT, SLO).verdict == "inconclusive"
+
+
+def test_below_the_least_number_nothing_is_judged_but_divergence() -> None:
+    bad = analyse(rollout(49, failure="error"), LENIENT, SLO)
+    assert bad.verdict == "inconclusive"
+    assert judged(bad, "errors").still_needed == 1
+    assert analyse(rollout(51, failure="error"), LENIENT, SLO).verdict == "fail"
+    diverged = analyse([*rollout(5), request(6, tokens="diverged")], LENIENT, SLO)
+    assert words(diverged)["tokens"] == "fail"
+    assert diverged.action == "roll_back"
+
+
+def test_nothing_observed_is_inconclusive() -> None:
+    analysis = analyse([], LENIENT, SLO)
+    assert analysis.verdict == "inconclusive"
+    assert analysis.still_needed == LENIENT.min_requests
+    assert judged(analysis, "errors").bounds.estimate is None
+    assert Analysis(()).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        ({"accepted_per_position": (3, 2, 2, 1)}, "acceptance_rate"),
+        ({"num_rounds": 6}, "acceptance_length"),
+        ({"accepted_per_position": (4, 4, 3, 1)}, "survival/4"),
+        ({"ttft_s": 0.03}, "ttft"),
+        ({"e2e_latency_s": 0.24}, "itl"),
+        ({"e2e_latency_s": 0.24}, "e2e_tail"),
+        ({"ttft_s": 0.11}, "goodput"),
+        ({"e2e_latency_s": 0.6}, "speed_up/low"),
+        ({"failure": "timeout"}, "timeouts"),
+    ],
+)
+def test_each_loss_is_found(candidate: dict[str, Any], name: str) -> None:
+    found = words(analyse(rollout(400, **candidate), LENIENT, SLO))
+    assert found[name] == "fail"
+    unlike = {"errors", "tokens"} | ({"timeouts"} if name != "timeouts" else set())
+    assert {found[other] for other in unlike} == {"pass"}
+
+
+def test_a_loss_between_both_limits_holds_and_no_sample_would_decide() -> None:
+    analysis = analyse(rollout(2000, accepted_per_position=(4, 3, 2, 2)), LENIENT, SLO)  # 8 % less
+    rate = judged(analysis, "acceptance_rate")
+    assert (rate.verdict, rate.is_held, rate.still_needed) == ("inconclusive", True, None)
+    assert analysis.action == "hold" or analysis.verdict == "fail"  # of survival/3 a third is gone
+    allowed = replace(LENIENT, survival=Limit(0.5, 0.5))
+    held = analyse(rollout(2000, accepted_per_position=(4, 3, 2, 2)), allowed, SLO)
+    assert (held.verdict, held.action, held.still_needed) == ("inconclusive", "hold", None)
+
+
+def test_an_exact_runtime_excuses_no_tie_and_a_batch_dependent_one_bounds_what_is_none() -> None:
+    tied = [*rollout(600), request(600, tokens="tie")]
+    assert words(analyse(tied, LENIENT, SLO))["tokens"] == "fail"
+    dependent = replace(LENIENT, runtime="batch_dependent")
+    assert words(analyse(tied, dependent, SLO))["tokens"] == "pass"
+
+    def with_kind(kind: str, num: int) -> str:
+        requests = [*rollout(400), *(request(number, tokens=kind) for number in range(400, 400 + num))]
+        return words(analyse(requests, dependent, SLO))["tokens"]
+
+    assert with_kind("tie", 100) == "pass"
+    assert with_kind("unknown", 100) == "inconclusive"  # it may be a tie, so it neither passes nor fails
+    assert with_kind("diverged", 100) == "fail"
+
+
+def test_two_answers_to_one_prompt_are_one_trial() -> None:
+    requests = [request(number, prompt_id=f"p{number % 10}") for number in range(500)]
+    analysis = analyse(requests, LENIENT, SLO)
+    assert judged(analysis, "tokens").metric.measure.num == 10
+
+
+def test_a_baseline_from_the_manifest_is_compared_on_its_own_prompts_alone() -> None:
+    manifest = ManifestBaseline(0.75, 4.0, frozenset({"known"}))
+    strangers = rollout(300, accepted_per_position=(1, 0, 0, 0), prompt_id="another")
+    names = {metric.name for metric in metrics_of(strangers, LENIENT, SLO, manifest)}
+    assert {"manifest/rate", "manifest/length"} <= names
+    known = [request(number, prompt_id="known") for number in range(300, 600)]
+    for requests, verdict in ((known, "pass"), ([replace(each, num_rounds=6) for each in known], "fail")):
+        found = words(analyse([*strangers, *requests], LENIENT, SLO, manifest))
+        assert found["manifest/length"] == verdict
+        assert found["manifest/rate"] == "pass"
+
+
+def test_failures_count_where_speed_is_compared_and_answers_without_tokens_do_not() -> None:
+    requests = rollout(100)
+    metrics = {metric.name: metric for metric in metrics_of(requests, LENIENT, SLO)}
+    assert metrics["itl"].measure.num == 100
+    requests[-1] = failed(99)
+    requests[-2] = request(98, num_output_tokens=1, ttft_s=0.17)
+    requests[-3] = request(97, num_output_tokens=0, ttft_s=None)
+    measures = {metric.name: metric.measure for metric in metrics_of(requests, LENIENT, SLO)}
+    nums = {
+        name: measures[name].num for name in ("errors", "goodput", "ttft", "itl", "e2e_tail", "speed_up/low")
+    }
+    assert nums == {"errors": 100, "goodput": 99, "ttft": 99, "itl": 98, "e2e_tail": 100, "speed_up/low": 99}
+
+
+def test_a_load_band_without_a_limit_is_refused() -> None:
+    with pytest.raises(CanaryError, match="a load band has no limit; odd; speed_up names low"):
+        analyse([request(0, band="odd")], LENIENT, SLO)
