@@ -25,6 +25,12 @@ def test_candidates_without_an_earlier_partner_wait_for_the_next_ones() -> None:
     assert found == [("candidate-0", "stable-2"), ("candidate-1", "stable-3"), ("candidate-5", "stable-4")]
 
 
+def test_a_stable_request_has_one_partner() -> None:
+    arms = ("stable", "candidate", "candidate", "stable")
+    found = numbers([request(number, arm) for number, arm in enumerate(arms)])
+    assert found == [("candidate-1", "stable-0"), ("candidate-2", "stable-3")]
+
+
 def test_load_bands_do_not_mix() -> None:
     requests = [request(0, "stable"), request(1, band="high"), request(2, "stable", band="high"), request(3)]
     assert numbers(requests) == [("candidate-1", "stable-2"), ("candidate-3", "stable-0")]
@@ -35,10 +41,20 @@ def test_a_replay_stands_beside_what_it_repeats_and_other_arms_do_not_count() ->
         *(request(number, "stable", request_id=f"r{number}") for number in range(3)),
         request(4, request_id="r1", is_replay=True),
         request(5, request_id="lost", is_replay=True),
+        request(5, "control", request_id="r0", is_replay=True),
+        request(5, "stable", request_id="r7", is_replay=True),
+        request(5, request_id="r7", is_replay=True),
         request(6, "control"),
         request(7, request_id="own"),
     ]
     assert numbers(requests) == [("r1", "r1"), ("own", "r2")]
+
+
+def test_no_request_is_in_two_pairs() -> None:
+    stable = [request(number, "stable", request_id=f"r{number}") for number in range(3)]
+    replay = request(9, request_id="r2", is_replay=True)
+    live = [request(number, request_id=f"own{number}") for number in (3, 4, 5)]
+    assert numbers([*stable, *live, replay]) == [("own3", "r1"), ("r2", "r2")]
 
 
 def test_of_a_session_the_first_request_counts() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.canary.analysis.limits import Limit
+from pipelines.canary.analysis.measures import MeanRatio
 from pipelines.canary.analysis.metrics import ManifestBaseline, metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Analysis, Judged, analyse
@@ -65,6 +66,27 @@ def test_few_requests_are_inconclusive_and_the_number_that_lacks_is_enough() -> 
     assert lacking > 0
     assert analyse(rollout(60 + lacking), LENIENT, SLO).verdict == "pass"
     assert analyse(rollout(60 + lacking - 2), LENIENT, SLO).verdict == "inconclusive"
+
+
+def test_the_number_that_lacks_for_a_failure_is_enough_beside_all_other_losses() -> None:
+    def slower_in_three_of_five(num: int) -> Judged:
+        requests = [
+            replace(each, ttft_s=0.03) if each.arm == "candidate" and each.arrived_at_s % 5 < 3 else each
+            for each in rollout(num)
+        ]
+        return judged(analyse(requests, LENIENT, SLO), "ttft")
+
+    early = slower_in_three_of_five(200)
+    assert (early.verdict, early.still_needed is None) == ("inconclusive", False)
+    needed = 200 + (early.still_needed or 0)
+    assert slower_in_three_of_five(needed + 5).verdict == "fail"
+    assert slower_in_three_of_five(needed - 40).verdict == "inconclusive"
+
+
+def test_strong_evidence_of_few_requests_does_not_pass() -> None:
+    lax = replace(LENIENT, errors=Limit(0.5, 0.5))
+    assert words(analyse(rollout(49), lax, SLO))["errors"] == "inconclusive"
+    assert words(analyse(rollout(50), lax, SLO))["errors"] == "pass"
 
 
 def test_below_the_least_number_nothing_is_judged_but_divergence() -> None:
@@ -135,6 +157,8 @@ def test_two_answers_to_one_prompt_are_one_trial() -> None:
     requests = [request(number, prompt_id=f"p{number % 10}") for number in range(500)]
     analysis = analyse(requests, LENIENT, SLO)
     assert judged(analysis, "tokens").metric.measure.num == 10
+    first_wrong = [replace(requests[0], tokens="diverged"), *requests[1:]]
+    assert words(analyse(first_wrong, LENIENT, SLO))["tokens"] == "fail"
 
 
 def test_a_baseline_from_the_manifest_is_compared_on_its_own_prompts_alone() -> None:
@@ -149,6 +173,17 @@ def test_a_baseline_from_the_manifest_is_compared_on_its_own_prompts_alone() -> 
         assert found["manifest/rate"] == "pass"
 
 
+def test_speeds_are_compared_by_load_band_and_the_slowest_counts_as_twice_what_the_slo_allows() -> None:
+    both = limits(speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.03, 0.03)})
+    busy = [replace(each, band="high", e2e_latency_s=60.0) for each in rollout(40)]
+    measures = {each.name: each.measure for each in metrics_of([*rollout(60), *busy], both, SLO)}
+    low, high = measures["speed_up/low"], measures["speed_up/high"]
+    assert (low.num, high.num) == (60, 40)
+    assert low.estimate == pytest.approx(0.17 / 0.5 - 1)
+    assert isinstance(high, MeanRatio)
+    assert set(high.candidate) == set(high.baseline) == {1.0}
+
+
 def test_failures_count_where_speed_is_compared_and_answers_without_tokens_do_not() -> None:
     requests = rollout(100)
     metrics = {metric.name: metric for metric in metrics_of(requests, LENIENT, SLO)}
@@ -161,6 +196,24 @@ def test_failures_count_where_speed_is_compared_and_answers_without_tokens_do_no
         name: measures[name].num for name in ("errors", "goodput", "ttft", "itl", "e2e_tail", "speed_up/low")
     }
     assert nums == {"errors": 100, "goodput": 99, "ttft": 99, "itl": 98, "e2e_tail": 100, "speed_up/low": 99}
+
+
+def test_replays_tell_of_tokens_acceptance_and_errors_but_not_of_time() -> None:
+    stable = [request(number, "stable", request_id=f"r{number}") for number in range(100)]
+    replays = [
+        request(number, request_id=f"r{number}", is_replay=True, e2e_latency_s=9.0) for number in range(100)
+    ]
+    nums = {metric.name: metric.measure.num for metric in metrics_of([*stable, *replays], LENIENT, SLO)}
+    assert {name for name, num in nums.items() if num == 100} == {
+        *("tokens", "errors", "acceptance_rate", "acceptance_length"),
+        *(f"survival/{position}" for position in range(1, 5)),
+    }
+    timed = {"timeouts", "goodput", "ttft", "itl", "e2e_tail"}
+    assert {name for name, num in nums.items() if num == 0} == {*timed, "speed_up/low"}
+    live = [request(number) for number in range(100, 160)]
+    both = {metric.name: metric.measure for metric in metrics_of([*stable, *replays, *live], LENIENT, SLO)}
+    assert {both[name].num for name in timed} == {1}  # one stable request was the latest for all of them
+    assert both["errors"].num == 100
 
 
 def test_a_load_band_without_a_limit_is_refused() -> None:

@@ -73,19 +73,21 @@ def metrics_of(
     """
     _check_bands(requests, limits)
     pairs = pair_up(requests, "candidate", "stable")
-    metrics = [
+    # A replay runs beside the request that it repeats, or after it: neither is timed as it would be alone.
+    timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
+    latencies = _values(timed, _or_never(lambda each: each.e2e_latency_s))
+    return [
         Metric("tokens", _tokens(requests, limits), limits.tokens, is_exact=limits.runtime == "exact"),
         Metric("errors", _rise(pairs, lambda each: each.failure == "error"), limits.errors),
-        Metric("timeouts", _rise(pairs, lambda each: each.failure == "timeout"), limits.timeouts),
-        Metric("goodput", MeanDifference(*_values(pairs, _good_by(slo)), sign=-1), limits.goodput),
+        Metric("timeouts", _rise(timed, lambda each: each.failure == "timeout"), limits.timeouts),
+        Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput),
         *_acceptance(pairs, limits),
         *_against_manifest(requests, limits, manifest),
-        Metric("ttft", MedianRatio(*_values(pairs, _or_never(lambda each: each.ttft_s))), limits.ttft),
-        Metric("itl", MedianRatio(*_values(pairs, _or_never(lambda each: each.itl_s))), limits.itl),
+        Metric("ttft", MedianRatio(*_values(timed, _or_never(lambda each: each.ttft_s))), limits.ttft),
+        Metric("itl", MedianRatio(*_values(timed, _or_never(lambda each: each.itl_s))), limits.itl),
+        Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail),
+        *_speed_ups(requests, limits, slo),
     ]
-    latencies = _values(pairs, _or_never(lambda each: each.e2e_latency_s))
-    metrics.append(Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail))
-    return [*metrics, *_speed_ups(requests, limits, slo)]
 
 
 def _check_bands(requests: Sequence[ObservedRequest], limits: Limits) -> None:

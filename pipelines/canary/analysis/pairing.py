@@ -2,8 +2,8 @@
 
 A replay stands beside the request that it repeats. Else a request stands beside the latest of the baseline
 that arrived before it in the same load band and has no other partner, or beside the next one. So whatever
-changes with time changes for both. Of a session only the first request counts: the router sends the others
-after it, so they say less than as many sessions.
+changes with time changes for both, and no request is in two pairs. Of a session only the first request
+counts: the router sends the others after it, so they say less than as many sessions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) 
     """
     in_order = sorted(requests, key=lambda request: request.arrived_at_s)
     originals = {each.request_id: each for each in in_order if each.arm == baseline and not each.is_replay}
+    replayed = {each.request_id for each in in_order if each.arm == candidate and each.is_replay}
     pairs: list[Pair] = []
     waiting: dict[str, deque[ObservedRequest]] = {}
     latest: dict[str, ObservedRequest] = {}
@@ -53,6 +54,8 @@ def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) 
                 others.append(request)
             else:
                 pairs.append(Pair(request, partner))
+        elif request.request_id in replayed:
+            continue
         elif others:
             pairs.append(Pair(others.popleft(), request))
         else:

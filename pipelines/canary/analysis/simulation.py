@@ -1,9 +1,9 @@
 """What the analysis would have done, had it looked all the time: rollouts made of recorded requests.
 
 Candidate, stable pair and control are drawn with replacement from recorded answers of one stable pair and
-of the target alone, so that nothing but the fault differs between the first two. Every answer of the candidate
-is compared with the target's own. The verdict is asked for at every look until there is one. Draws are
-independent; real traffic has sessions and bursts, which pairing takes care of and this does not show.
+of the target alone, so that nothing but the fault differs between the first two. Every answer of the
+candidate is compared with the target's own. The verdict is asked for at every look until there is one. Draws
+are independent; real traffic has sessions and bursts, which pairing takes care of and this does not show.
 """
 
 from __future__ import annotations
