@@ -213,7 +213,7 @@ def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
     assert (given["vocab_size"], given["padded_vocab_size"]) == ("2048", "2049")
     assert (given["draft_vocab_size"], given["draft_padded_vocab_size"]) == ("2040", "2040")
     assert given["engine_access"] == "tensorrt_llm"
-    assert given["end_ids"] == parameters(configs["target_alone"])["end_ids"] == "0"
+    assert given["end_ids"] == parameters(configs["target_alone"])["end_ids"] == "0,1"
 
 
 @pytest.mark.parametrize(
