@@ -46,8 +46,8 @@ class StepCosts:
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
         self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
         self._added_s = 0.0  # to every step, whatever is in it
-        self._calibrated = self._by_rows.copy()
         self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
+        self._calibrated = self._by_rows.copy()
 
     @property
     def max_rows(self) -> int:
@@ -88,7 +88,9 @@ class StepCosts:
         expected_s = float(self.seconds(rows, positions))
         error = min(max(math.log(seconds / expected_s), -_LARGEST_ERROR), _LARGEST_ERROR)
         change_s = _UPDATE_SHARE * error * expected_s
-        added_s = max(self._added_s + _ADDED_SHARE * change_s, 0.0)
+        # At most as long as the smallest step: else rows, whose times follow what is left, could come to cost
+        # nothing.
+        added_s = min(max(self._added_s + _ADDED_SHARE * change_s, 0.0), float(self._by_rows[1]))
         slowdown = (change_s - (added_s - self._added_s)) / (expected_s - self._added_s)
         self._added_s = added_s
         counts = np.maximum(self._counts, 1)
