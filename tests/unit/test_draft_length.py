@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect
 from collections.abc import Callable
 
@@ -164,6 +165,21 @@ def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
         request.observe(Proposal(drafted.token_ids, np.ones(1), drafted), np.ones(1, np.int32))
     plans = [request.next_round(100) for _ in range(30)]
     assert sum(plan.max_tokens for plan in plans) <= 15
+
+
+def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
+    """The first time reads all its text with the draft; the others cost a token."""
+    lengths = World(8, lambda number: 0.0).lengths
+    for _ in range(8):
+        lengths.begin(NO_TOKENS)
+    probed = []
+    for lengths.num_rounds_off in range(1, 129):
+        numbers = tuple(number for number in range(8) if lengths.is_probed(number, sees_margins=True))
+        if numbers:
+            probed.append(numbers)
+    assert set().union(*probed) == set(range(8))
+    num_changes = sum(before != after for before, after in itertools.pairwise(probed))
+    assert num_changes <= len(probed) / 3
 
 
 def test_requests_that_ended_weigh_nothing() -> None:
