@@ -82,11 +82,9 @@ def template_values(
     if recipe.runtime == "tensorrt_llm":
         assert memory is not None
         own = engine_values(recipe, draft_engine, target_engine, memory)
-        return {**shared, **own, "engine_access": "tensorrt_llm", "control_model": "target_alone"}
     return {
         **shared,
         "engine_access": serving.engine_access,
-        "control_model": "target",
         "draft_num_kv_blocks": str(recipe.draft.kv_cache.num_blocks),
         "target_num_kv_blocks": str(recipe.target.kv_cache.num_blocks),
         "max_num_tokens": str(serving.max_num_tokens),

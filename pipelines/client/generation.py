@@ -36,15 +36,16 @@ class Chunk:
     Attributes:
         text: New text.
         output_ids: New tokens; never the prompt.
-        accepted_mask: For each of ``output_ids`` whether it was an accepted draft token; empty from
-            ``generate_target``, which has no draft.
+        accepted_mask: For each of ``output_ids`` whether it was an accepted draft token.
         finish_reason: "" until the last chunk, then "stop" or "length".
         received_at_s: When the response reached this process, on ``time.monotonic``'s clock.
         sequence_length: Output tokens so far, this chunk included.
-        counts: None from ``generate_target``.
+        counts: None where nothing was drafted since the chunk before, unless it is the last; and from
+            ``generate_target``.
         seed: Key of the noise that the tokens were sampled with; asking with it again gives the same
-            answer. None from a server that does not tell.
-        draft_length: What decided it: "adaptive" or a fixed number; "" from ``generate_target``.
+            answer. Comes with the last chunk; None from a server that does not tell.
+        draft_length: What decided it: "adaptive" or a fixed number; "" before the last chunk, and from
+            ``generate_target``.
         log_probs: Natural logarithm of the probability of each of ``output_ids``; empty if not asked for.
         top_log_probs: For each of them the likeliest tokens at its place and their log probabilities,
             the likeliest first; empty if not asked for.
@@ -70,7 +71,8 @@ class Generation:
     Attributes:
         text: The whole text.
         output_ids: All output tokens; ``end_id`` is not among them.
-        accepted_mask: As in ``Chunk``.
+        accepted_mask: For each of ``output_ids`` whether it was an accepted draft token; empty from
+            ``generate_target``, which has no draft.
         finish_reason: "stop" after ``end_id`` or a stop word, "length" at ``max_tokens``.
         num_rounds: Target passes; 0 from ``generate_target``, which does not count them.
         total_draft_tokens: Draft tokens proposed.
@@ -156,7 +158,8 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
         chunk = Chunk(
             text=_text(outputs["text_output"]),
             output_ids=output_ids,
-            accepted_mask=tuple(bool(accepted) for accepted in outputs.get("accepted_mask", ())),
+            accepted_mask=tuple(bool(accepted) for accepted in outputs.get("accepted_mask", ()))
+            or (False,) * len(output_ids),
             finish_reason=_text(outputs["finish_reason"]),
             received_at_s=received_at_s,
             sequence_length=int(outputs["sequence_length"][0]),
@@ -168,7 +171,7 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise _contradiction(f"{error!r} in a response with outputs {sorted(outputs)}") from error
-    if counts is not None and len(chunk.accepted_mask) != len(chunk.output_ids):
+    if len(chunk.accepted_mask) != len(chunk.output_ids):
         raise _contradiction(f"{len(chunk.accepted_mask)} marks for {len(chunk.output_ids)} tokens")
     if chunk.log_probs and len(chunk.log_probs) != len(chunk.output_ids):
         raise _contradiction(f"{len(chunk.log_probs)} log probs for {len(chunk.output_ids)} tokens")
@@ -197,7 +200,7 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
     return Generation(
         text="".join(chunk.text for chunk in chunks),
         output_ids=output_ids,
-        accepted_mask=tuple(mark for chunk in chunks for mark in chunk.accepted_mask),
+        accepted_mask=tuple(mark for chunk in chunks for mark in chunk.accepted_mask if chunks[-1].counts),
         finish_reason=chunks[-1].finish_reason,
         num_rounds=counts.num_rounds,
         total_draft_tokens=counts.total_draft_tokens,
@@ -214,12 +217,18 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
 
 
 def _draft_lengths(chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    lengths = []
+    lengths: list[int] = []
+    if chunks[-1].counts is None:  # no draft
+        return ()
     num_rounds = num_drafted = 0
-    for counts in (chunk.counts for chunk in chunks if chunk.counts is not None):
-        if counts.num_rounds == num_rounds + 1:  # else the chunk held rounds back, or has none
-            lengths.append(counts.total_draft_tokens - num_drafted)
-        num_rounds, num_drafted = counts.num_rounds, counts.total_draft_tokens
+    for chunk in chunks:
+        if chunk.counts is None:  # nothing was drafted: a token for each round
+            lengths.extend(0 for _ in chunk.output_ids)
+            num_rounds += len(chunk.output_ids)
+            continue
+        if chunk.counts.num_rounds == num_rounds + 1:  # else the chunk held rounds back, or has none
+            lengths.append(chunk.counts.total_draft_tokens - num_drafted)
+        num_rounds, num_drafted = chunk.counts.num_rounds, chunk.counts.total_draft_tokens
     return tuple(lengths)
 
 
@@ -245,6 +254,6 @@ def _contradiction(values: str) -> InternalError:
     return InternalError(
         "the server's answer contradicts itself",
         values=values,
-        limit="every response carries all outputs of the model, and none is lost",
+        limit="every response carries its tokens and the last one the counts, and none is lost",
         remedy="check that client and server are of the same release; the server's log may say more",
     )

@@ -1,15 +1,14 @@
 """The life of a request inside ``draft``, ``target`` and ``speculative``: all but the decoding.
 
-Triton's thread hands the requests over and gets back at once. Each is answered by a coroutine on the
-step loop; responses go out through the outbox. Client gone, ``stop`` received or server ending: the
-coroutine is cancelled, which gives its KV blocks back.
+Requests come from Triton, or over the socket from another model of the server. Whoever brings one gets
+back at once; a coroutine on the step loop answers it. Client gone, ``stop`` received or server ending:
+the coroutine is cancelled, which gives its KV blocks back.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -18,16 +17,17 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from pipelines.executor.step_loop import StepLoop
+from pipelines.serving.call_server import CallServer
 from pipelines.serving.contract import GenerationCall, is_stop, parse_call, refuse_unknown_parameters
-from pipelines.serving.local_calls import serve_calls
+from pipelines.serving.inputs import Inputs
+from pipelines.serving.local_calls import Call
 from pipelines.serving.outbox import Outbox
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.responder import Responder, internal_error
+from pipelines.serving.responder import Outlet, Responder
 from pipelines.serving.token_times import TokenTimes
-from pipelines.serving.triton_wire import TritonWire, text_tensor
+from pipelines.serving.triton_outlet import TritonOutlet
+from pipelines.serving.triton_wire import TritonWire
 from pipelines.text.vocabulary import Vocabulary
-
-_LOG = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses to go out when the server ends
 
@@ -77,17 +77,24 @@ class GenerationModel:
         self._outbox = Outbox()
         self._numbers = itertools.count(1)
         self._running: dict[str, Future[None]] = {}
-        if "socket" in parameters.values:  # listens as long as the loop runs
-            loop.spawn(serve_calls(parameters.path("socket"), self._answer_call, _describe)).result()
+        self._calls = None
+        if "socket" in parameters.values:
+            self._calls = CallServer(parameters.path("socket"), self._take_call)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests from Triton; returns at once, the answers follow."""
         for request in requests:
-            # A client's id need not be unique, so a number is added.
-            request_id = f"{request.request_id() or 'request'}#{next(self._numbers)}"
-            responder = Responder(self._wire, request, self._outbox, request_id)
+            request_id = self._name(request.request_id())
+            outlet = TritonOutlet(self._wire, request, self._outbox, request_id)
+            responder = Responder(outlet, request_id)
             try:
-                self._begin(request, request_id, responder)
+                inputs = self._wire.inputs(request)
+                if is_stop(inputs):
+                    self._stop(request.request_id())
+                    responder.finish()
+                    continue
+                timeout_us = refuse_unknown_parameters(request.parameters(), self._parameters.input_names)
+                self._begin(inputs, request_id, request.timeout() or timeout_us, responder)
             except Exception as error:
                 responder.fail(error)
 
@@ -96,48 +103,39 @@ class GenerationModel:
         for running in tuple(self._running.values()):
             running.cancel()
         self._loop.stop()
+        if self._calls is not None:
+            self._calls.close()
         self._outbox.close(CLOSE_TIMEOUT_S)
         gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
         self._on_close()
 
-    def _begin(self, request: Any, request_id: str, responder: Responder) -> None:
-        inputs = self._wire.inputs(request)
-        if is_stop(inputs):
-            self._stop(request.request_id())
-            responder.finish()
-            return
-        timeout_us = refuse_unknown_parameters(request.parameters(), self._parameters.input_names)
-        call = parse_call(
-            inputs,
-            request_id,
-            self._answerer.vocabulary,
-            self._answerer.end_ids,
-            request.timeout() or timeout_us,
-        )
-        self._answerer.check(call)
+    def _take_call(self, call: Call, outlet: Outlet) -> None:
+        """Take a request of another model of this server (``call_server.Begin``)."""
+        request_id = self._name(call.request_id)
+        responder = Responder(outlet, request_id)
+        try:
+            self._begin(call.tensors, request_id, call.timeout_us, responder)
+        except Exception as error:
+            responder.fail(error)
+
+    def _name(self, request_id: str) -> str:
+        # A client's id need not be unique, so a number is added.
+        return f"{request_id or 'request'}#{next(self._numbers)}"
+
+    def _begin(self, inputs: Inputs, request_id: str, timeout_us: int, responder: Responder) -> None:
+        answerer = self._answerer
+        call = parse_call(inputs, request_id, answerer.vocabulary, answerer.end_ids, timeout_us)
+        answerer.check(call)
         running = self._loop.spawn(self._answer(call, responder))
         self._running[request_id] = running
         running.add_done_callback(lambda _: self._running.pop(request_id, None))
         responder.follow(running)
 
-    async def _answer_call(self, inputs: Outputs, request_id: str, timeout_us: int) -> Outputs:
-        """Answer another model of this server, in one piece (``local_calls.Answer``)."""
-        request_id = f"{request_id}#{next(self._numbers)}"
-        answerer = self._answerer
-        call = parse_call(inputs, request_id, answerer.vocabulary, answerer.end_ids, timeout_us)
-        answerer.check(call)
-        async with aclosing(answerer.answer(call)) as responses:  # type: ignore[type-var]
-            async for outputs, is_final in responses:
-                if is_final:
-                    return dict(outputs)
-        raise RuntimeError("the answer ended without a last response")
-
     async def _answer(self, call: GenerationCall, responder: Responder) -> None:
-        handle = text_tensor(f"{self._parameters.model_name}/{call.request.request_id}")
         note_time = self._times.begin() if call.streaming else lambda num_tokens, is_final: None
         async with aclosing(self._answerer.answer(call)) as responses:  # type: ignore[type-var]
             async for outputs, is_final in responses:
-                responder.send({**outputs, "request_handle": handle}, is_final=is_final)
+                responder.send(outputs, is_final=is_final)
                 note_time(int(outputs["sequence_length"].item()), is_final)
 
     def _stop(self, request_id: str) -> None:
@@ -145,8 +143,3 @@ class GenerationModel:
         for running_id, future in tuple(self._running.items()):
             if request_id in (running_id, running_id.rpartition("#")[0]):
                 future.cancel()
-
-
-def _describe(error: BaseException) -> str:
-    _LOG.error("a call of another model failed", exc_info=error)
-    return internal_error("of another model").to_wire()

@@ -18,12 +18,14 @@ class ModelParameters:
         values: Parameter name to its text.
         input_names: Inputs that ``config.pbtxt`` declares.
         output_names: Outputs that ``config.pbtxt`` declares.
+        is_decoupled: Whether a request may get several responses.
     """
 
     model_name: str
     values: dict[str, str]
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
+    is_decoupled: bool = False
 
     @classmethod
     def from_triton(cls, args: dict[str, str]) -> ModelParameters:
@@ -34,6 +36,7 @@ class ModelParameters:
             values={name: entry["string_value"] for name, entry in config.get("parameters", {}).items()},
             input_names=tuple(entry["name"] for entry in config.get("input", [])),
             output_names=tuple(entry["name"] for entry in config.get("output", [])),
+            is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
 
     def text(self, name: str) -> str:

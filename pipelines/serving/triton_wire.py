@@ -74,7 +74,7 @@ class TritonWire:
         if sent is None:
             sent = {}
         for name, array in outputs.items():
-            if name not in sent or not _is_same(sent[name][0], array):
+            if name not in sent or not is_same(sent[name][0], array):
                 sent[name] = array, self._pb.Tensor(name, array)
         return self._pb.InferenceResponse([sent[name][1] for name in outputs])
 
@@ -110,18 +110,6 @@ class TritonWire:
         answer.add_done_callback(lambda _: self._requests_in_use.discard(request))
         return self._gather(model_name, await asyncio.shield(answer))
 
-    def call_blocking(
-        self,
-        model_name: str,
-        inputs: Mapping[str, npt.NDArray[Any]],
-        output_names: Iterable[str],
-        *,
-        request_id: str = "",
-    ) -> list[dict[str, npt.NDArray[Any]]]:
-        """The same as ``call`` from a model without an event loop."""
-        request = self._request(model_name, inputs, output_names, request_id, 0)
-        return self._gather(model_name, request.exec(decoupled=True))
-
     def _request(
         self,
         model_name: str,
@@ -155,7 +143,8 @@ class TritonWire:
         return gathered
 
 
-def _is_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def is_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two tensors have the same shape and the same bytes."""
     if one.dtype == np.object_:  # whose bytes are addresses
         return bool(one.tolist() == other.tolist())
     return one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -1,16 +1,16 @@
-"""An ensemble with exactly one response; see pipelines/serving/unary_model.py."""
+"""Text to text with exactly one response; see pipelines/serving/text_model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.unary_model import UnaryModel
+from pipelines.serving.text_model import TextModel
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = UnaryModel(ModelParameters.from_triton(args), pb_utils)
+        self._model = TextModel(ModelParameters.from_triton(args), pb_utils)
 
     def execute(self, requests: list[object]) -> None:
         self._model.execute(requests)

@@ -1,31 +1,23 @@
-"""``preprocessing``: text to token ids."""
+"""Text to token ids: the inputs of a request to an engine."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import DraftproofError, InvalidRequestError, PromptTooLongError
-from pipelines.serving.contract import refuse_unknown_parameters
+from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.serving.inputs import Inputs, read_scalar
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.responder import internal_error
 from pipelines.serving.sampling_tensors import PASSED_ON
-from pipelines.serving.triton_wire import TritonWire, scalar_tensor
+from pipelines.serving.triton_wire import scalar_tensor
 from pipelines.serving.word_list import WordKind, check_words, pack_words
 from pipelines.text.vocabulary import Vocabulary
 
-_LOG = logging.getLogger(__name__)
-
-# What the ensembles take on behalf of the later steps; for the check of misspelt names.
-_ENSEMBLE_INPUTS = ("stream", *PASSED_ON)
-
 
 class Preprocessing:
-    """Turns prompts into the engines' input tensors.
+    """Turns the inputs of the text level into those of an engine.
 
     Args:
         parameters: The model's settings.
@@ -46,7 +38,7 @@ class Preprocessing:
         self._max_prompt_bytes = self._max_seq_len * longest
 
     def __call__(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
-        """Tensors ``text_input``, ``max_tokens`` and maybe the words and ``min_tokens`` to an engine's.
+        """All tensors of a request to an engine, but ``streaming``.
 
         Raises:
             InvalidRequestError: The prompt is empty or no UTF-8, a stop word or bad word cannot be used,
@@ -73,6 +65,7 @@ class Preprocessing:
             "input_lengths": scalar_tensor(input_ids.size, np.int32),
             "request_output_len": scalar_tensor(max_tokens, np.int32),
             **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
+            **{inner: inputs[outer] for outer, inner in PASSED_ON.items() if outer in inputs},
         }
 
     def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:
@@ -99,29 +92,6 @@ class Preprocessing:
             limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
             remedy="shorten the prompt, or serve with a larger max_seq_len",
         )
-
-
-class PreprocessingModel:
-    """Answers Triton's requests with ``Preprocessing``."""
-
-    def __init__(self, parameters: ModelParameters, backend: Any) -> None:
-        self._wire = TritonWire(backend)
-        self._preprocess = Preprocessing(parameters)
-        self._known_inputs = sorted({*_ENSEMBLE_INPUTS, *parameters.input_names})
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """One response per request."""
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Any) -> Any:
-        try:
-            refuse_unknown_parameters(request.parameters(), self._known_inputs)
-            return self._wire.response(self._preprocess(self._wire.inputs(request)))
-        except DraftproofError as error:
-            return self._wire.error_response(error)
-        except Exception:
-            _LOG.exception("request %s could not be tokenized", request.request_id())
-            return self._wire.error_response(internal_error(request.request_id()))
 
 
 def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
