@@ -17,6 +17,7 @@ Probabilities = npt.NDArray[np.float64]
 Depths = npt.NDArray[np.int64]
 
 _SELDOM = 10  # in one case of so many
+_LEAST_ROWS = 2  # of a step (executor/step.py): a single request has the row of one draft token for nothing
 # Longer proposals are weighed in steps of so many tokens: one more of them hardly ever decides.
 _SHORT, _STRIDE = 8, 4
 
@@ -73,7 +74,7 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
     # Entry [d, m] of what follows: proposals are depths[d] long, the best m + 1 of all tokens are verified.
     tokens = num_requests + np.cumsum(ranked.mean(axis=1), axis=1)
     rows = np.arange(num_requests, num_requests + num_requests * max_depth + 1)
-    verifying_s = target_costs.seconds(rows, rows * prospect.mean_context)
+    verifying_s = target_costs.seconds(np.maximum(rows, _LEAST_ROWS), rows * prospect.mean_context)
     goodput = tokens / (verifying_s[1:] + _drafting_s(prospect, depths, thresholds, draft_costs))
     longest, best = np.unravel_index(np.argmax(goodput), goodput.shape)
     return BestDraft(
