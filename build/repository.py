@@ -82,6 +82,7 @@ def template_values(
     if recipe.runtime == "tensorrt_llm":
         assert memory is not None
         own = engine_values(recipe, draft_engine, target_engine, memory)
+        return {**shared, **own, "engine_access": "tensorrt_llm"}
     return {
         **shared,
         "engine_access": serving.engine_access,

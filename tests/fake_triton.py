@@ -87,7 +87,7 @@ class FakeRequest:
         tensors: dict[str, npt.NDArray[Any]],
         request_id: str = "",
         parameters: str = "",
-        requested: tuple[str, ...] = ("output_ids", "request_handle"),
+        requested: tuple[str, ...] = ("output_ids",),
     ) -> None:
         self.sender = FakeSender()
         self._requested = requested

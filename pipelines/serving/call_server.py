@@ -38,13 +38,17 @@ class CallServer:
         self._thread.spawn(self._listen(path)).result()
 
     def close(self) -> None:
-        """Leave those who wait without an answer; answer what is to be answered before."""
+        """Send what was given; who waits for more is told by the end of the connection."""
+        self._thread.spawn(self._stop_listening()).result()
         self._thread.stop()
 
     async def _listen(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_HEADER_BYTES)
         path.chmod(0o600)
+
+    async def _stop_listening(self) -> None:
+        self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         outlet = _SocketOutlet(writer)

@@ -173,7 +173,7 @@ def test_models_that_are_not_there_are_named_with_the_option_to_mend_it(healthy:
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_our_own_server_is_verified_as_a_strangers(server: Server, scheme: str) -> None:
-    ours = ModelNames("generate", "generate_target", "target", "preprocessing")
+    ours = ModelNames("generate", "generate_target", "target")
     found = verify(server, scheme, 12, names=ours, num_at_once=3, draft_lengths=(3,), expect="exact")
     _, section, _ = found
     assert section.verdict == "inconclusive", section.summary  # 12 prompts are too few for the limit

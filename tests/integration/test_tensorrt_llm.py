@@ -244,7 +244,7 @@ def test_many_requests_at_once_get_what_they_get_alone(nvidia: Served) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_unary_calls_answer_as_the_ensembles_do(nvidia: Served, model: str) -> None:
+def test_unary_calls_answer_as_those_that_stream(nvidia: Served, model: str) -> None:
     with http_client(nvidia.server) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{nvidia.server.ports.grpc}")

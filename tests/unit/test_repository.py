@@ -99,11 +99,9 @@ def test_nothing_to_render_is_an_error(tmp_path: Path) -> None:
 def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
     names = {path.name for path in rendered.iterdir()}
     design = {
-        "preprocessing",
         "draft",
         "target",
         "speculative",
-        "postprocessing",
         "generate",
         "generate_target",
     }
@@ -113,7 +111,7 @@ def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
         assert f'name: "{model.name}"' in text
         assert "$" not in text
         assert (model / "1").is_dir()
-        assert (model / "1" / "model.py").is_file() != ("ensemble" in text.partition("platform")[2])
+        assert (model / "1" / "model.py").is_file()
 
 
 def test_the_recipe_decides_what_the_models_read(rendered: Path) -> None:
@@ -132,41 +130,35 @@ def tensors(config: str, kind: str) -> dict[str, str]:
     return dict(re.findall(pattern, config, re.MULTILINE))
 
 
-def test_ensembles_connect_tensors_that_exist_and_agree(rendered: Path) -> None:
-    configs = {path.parent.name: path.read_text() for path in rendered.glob("*/config.pbtxt")}
-    ensembles = [name for name, text in configs.items() if 'platform: "ensemble"' in text]
-    assert sorted(ensembles) == ["generate", "generate_target"]
-    for ensemble in ensembles:
-        types: dict[str, str] = dict(tensors(configs[ensemble], "input"))
-        for step in configs[ensemble].split("model_name: ")[1:]:
-            model = step.split('"')[1]
-            for kind in ("input", "output"):
-                declared = tensors(configs[model], kind)
-                for inner, outer in re.findall(rf'{kind}_map {{ key: "(\w+)" value: "(\w+)" }}', step):
-                    assert inner in declared, f"{ensemble}: {model} has no {kind} {inner}"
-                    assert types.setdefault(outer, declared[inner]) == declared[inner], (ensemble, outer)
-        for name, kind in tensors(configs[ensemble], "output").items():
-            assert types[name] == kind, f"{ensemble}: {name}"
+TEXT_MODELS = {"generate": "speculative", "generate_target": "target"}
 
 
-def test_unary_models_have_the_tensors_of_their_ensembles(rendered: Path) -> None:
-    for ensemble in ("generate", "generate_target"):
-        texts = [(rendered / name / "config.pbtxt").read_text() for name in (ensemble, f"{ensemble}_unary")]
+def test_text_models_reach_an_engine_and_have_its_tensors(rendered: Path) -> None:
+    of_preprocessing = {"text_input", "max_tokens", "stop_words", "bad_words", "stream"}
+    for model, engine in TEXT_MODELS.items():
+        ours, theirs = ((rendered / name / "config.pbtxt").read_text() for name in (model, engine))
+        socket = re.search(r'key: "engine_socket" value: { string_value: "([^"]+)"', ours)
+        assert socket and f'key: "socket" value: {{ string_value: "{socket[1]}"' in theirs
+        inputs, outputs = tensors(ours, "input"), tensors(ours, "output")
+        passed_on = set(inputs) - of_preprocessing
+        of_the_loop = {"num_draft_tokens", "use_draft_logits", "session_id"}
+        assert passed_on == set(PASSED_ON) - (of_the_loop if model == "generate_target" else set())
+        assert {PASSED_ON[name]: inputs[name] for name in passed_on}.items() <= tensors(
+            theirs, "input"
+        ).items()
+        given = tensors(theirs, "output")
+        assert {name: given.get(name, "").split(" ")[0] for name in outputs if name != "text_output"} == {
+            name: kind.split(" ")[0] for name, kind in outputs.items() if name != "text_output"
+        }
+
+
+def test_unary_models_have_the_tensors_of_those_that_stream(rendered: Path) -> None:
+    for model in TEXT_MODELS:
+        texts = [(rendered / name / "config.pbtxt").read_text() for name in (model, f"{model}_unary")]
         for kind in ("input", "output"):
             first, second = (tensors(text, kind) for text in texts)
             assert first == second
-
-
-def test_ensembles_pass_on_what_the_unary_models_pass_on(rendered: Path) -> None:
-    for ensemble, engine in (("generate", "speculative"), ("generate_target", "target")):
-        config = (rendered / ensemble / "config.pbtxt").read_text()
-        step = next(part for part in config.split("model_name: ")[1:] if part.startswith(f'"{engine}"'))
-        maps = re.findall(r'input_map { key: "(\w+)" value: "(\w+)" }', step)
-        passed_on = {outer: inner for inner, outer in maps if not outer.startswith("_") and outer != "stream"}
-        of_the_loop = {"num_draft_tokens", "use_draft_logits", "session_id"}
-        if ensemble == "generate":
-            of_the_loop = set()
-        assert passed_on == {outer: PASSED_ON[outer] for outer in set(PASSED_ON) - of_the_loop}
+        assert ["decoupled: true" in text for text in texts] == [True, False]
 
 
 def test_templates_of_a_runtime_are_joined_and_those_of_another_left_out(tmp_path: Path) -> None:

@@ -109,13 +109,11 @@ async def beyond_its_end() -> AsyncIterator[tuple[dict[str, Any], bool]]:
     yield response(1), True
 
 
-def test_responses_come_in_order_and_name_their_request(serve: Any) -> None:
+def test_responses_come_in_order(serve: Any) -> None:
     request = FakeRequest(engine_tensors([1], 3), request_id="mine")
     serve(ScriptedAnswerer(three)).execute([request])
     sent = request.sender.wait()
     assert [int(answer.tensors["output_ids"].item()) for answer in sent if answer] == [0, 1, 2]
-    assert sent[0] is not None
-    assert sent[0].tensors["request_handle"].item() == b"target/mine#1"
 
 
 def test_only_the_outputs_that_were_asked_for_are_sent(serve: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.serving.chunks import Chunk, ChunkStream
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.engine_model import chunk_tensors
-from pipelines.serving.postprocessing_model import decode
+from pipelines.serving.streamed_outputs import spell
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling_params import SamplingParams
@@ -65,7 +65,7 @@ def text_of(chunk: Chunk) -> str:
         "output_ids": chunk.token_ids.reshape(1, 1, -1),
         "text_length": np.array([[chunk.text_length]]),
     }
-    return decode(tensors, VOCABULARY)
+    return spell(tensors, VOCABULARY)
 
 
 def as_an_engine_ends(rounds: list[list[int]], request: GenerationRequest) -> list[list[int]]:

@@ -16,7 +16,7 @@ from pipelines.errors import InvalidRequestError, PromptTooLongError, Repository
 from pipelines.serving.contract import is_stop, parse_call, refuse_unknown_parameters
 from pipelines.serving.draft_length_setting import DraftLengthSetting
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.preprocessing_model import Preprocessing
+from pipelines.serving.preprocessing import Preprocessing
 from pipelines.serving.sampling_tensors import PASSED_ON, read_sampling, sampling_tensors
 from pipelines.serving.triton_wire import TritonWire
 from pipelines.serving.word_list import WordKind, pack_words, unpack_words
@@ -249,7 +249,7 @@ def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     write_tokenizer(path)
     values = {"tokenizer_file": str(path), "max_seq_len": "64"}
-    return Preprocessing(ModelParameters("preprocessing", values))
+    return Preprocessing(ModelParameters("generate", values))
 
 
 def text_inputs(

@@ -65,7 +65,7 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     repository = render(tmp_path, recipe())
     configs = configs_of(repository)
     assert set(configs) == {
-        *("draft", "target", "target_alone", "speculative", "preprocessing", "postprocessing"),
+        *("draft", "target", "target_alone", "speculative"),
         *("generate", "generate_target", "generate_unary", "generate_target_unary"),
     }
     for name, config in configs.items():
@@ -186,7 +186,7 @@ def test_clients_cannot_tell_the_runtimes_apart(tmp_path: Path) -> None:
     theirs = configs_of(render_recipe(load_recipe("demo"), engine, engine, tmp_path / "other"))
     for model in (
         *("generate", "generate_target", "generate_unary", "generate_target_unary"),
-        *("preprocessing", "postprocessing", "speculative"),
+        "speculative",
     ):
         for kind in ("input", "output"):
             assert tensors(ours[model], kind) == tensors(theirs[model], kind), model
@@ -198,12 +198,8 @@ def test_clients_cannot_tell_the_runtimes_apart(tmp_path: Path) -> None:
         assert tensors(ours["target_alone"], kind) == {
             name: value for name, value in whole.items() if name not in of_rounds
         }
-    steps = {
-        model: [step.model_name for step in ours[model].ensemble_scheduling.step]
-        for model in ("generate", "generate_target")
-    }
-    assert steps["generate"] == ["preprocessing", "speculative", "postprocessing"]
-    assert steps["generate_target"] == ["preprocessing", "target_alone", "postprocessing"]
+    for model, engine in (("generate", "speculative"), ("generate_target", "target_alone")):
+        assert parameters(ours[model])["engine_socket"] == parameters(ours[engine])["socket"]
 
 
 def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
