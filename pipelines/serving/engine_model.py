@@ -52,11 +52,7 @@ def response_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
 
 
 def chunk_tensors(chunk: Chunk, call: GenerationCall) -> Outputs:
-    """The outputs that all three models have.
-
-    All are there in every response, empty where not asked for: an ensemble that maps an output which is
-    not there waits for ever.
-    """
+    """The outputs that all three models have, in every response; empty where not asked for."""
     log_probs = chunk.log_probs
     return {
         "output_ids": chunk.token_ids.reshape(1, 1, -1),

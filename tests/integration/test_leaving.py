@@ -78,6 +78,27 @@ def test_a_client_that_leaves_a_stream_gives_its_blocks_back(
     assert client.generate(CompletionRequest("def main(", max_tokens=8), model).text
 
 
+def test_a_client_that_leaves_the_queue_is_noticed_while_it_waits(client: Client, server: Server) -> None:
+    def num_waiting() -> float:
+        return read_gauge(server, "draftproof_requests_waiting", model="speculative", engine="pair")
+
+    def leave_the_queue() -> bool:
+        """False if a fast machine had answered the others before."""
+        streams = [client.stream(CompletionRequest("def f(", max_tokens=480, end_id=-1)) for _ in range(5)]
+        for stream in streams[:MAX_BATCH_SIZE]:
+            next(stream)
+        was_waiting = wait_until(lambda: num_waiting() == 1, timeout_s=0.5)
+        streams.pop().close()
+        left = wait_until(lambda: num_waiting() == 0, timeout_s=2)
+        others_run = read_gauge(server, "draftproof_requests_running", model="speculative", engine="pair") > 0
+        for stream in streams:
+            stream.close()
+        assert wait_until(lambda: all_blocks_are_free(server, "speculative"))
+        return was_waiting and left and others_run
+
+    assert any(leave_the_queue() for _ in range(10))
+
+
 def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) -> None:
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
     answered = threading.Event()
