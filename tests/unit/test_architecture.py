@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "speculation": {"errors"},
     "executor": {"errors", "speculation", "text"},
     "calibration": {"errors", "executor", "speculation", "prompts", "conditions"},
-    "serving": {"errors", "executor", "speculation", "text"},
+    "routing": {"errors", "whole_file"},
+    "serving": {"errors", "executor", "speculation", "text", "routing"},
     "client": {"errors"},
     "deploy": {"errors"},
     "prompts": {"errors"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "peers": {"errors", "client", "deploy", *MEASURING},
-    "canary": {"errors", "validation", "bench"},
+    "canary": {"errors", "validation", "bench", "routing"},
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
