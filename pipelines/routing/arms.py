@@ -48,7 +48,7 @@ class ArmSetting:
     weight: float
 
     def __post_init__(self) -> None:
-        num_bytes = len(self.socket.encode())
+        num_bytes = len(self.socket.encode("utf-8", "surrogatepass"))
         if not 0 < num_bytes <= _MAX_SOCKET_BYTES:
             seen = f"socket={self.socket!r:.200}, {num_bytes} bytes"
             raise _refuse("a socket has no usable path", seen, f"1 to {_MAX_SOCKET_BYTES} bytes")
@@ -73,7 +73,7 @@ class ShadowSetting:
 
     def __post_init__(self) -> None:
         _check("shadow.share", self.share, 0, 1)
-        _check("shadow.max_per_s", self.max_per_s, 0)
+        _check_above_0("shadow.max_per_s", self.max_per_s)
         _check("shadow.max_in_flight", self.max_in_flight, 1)
         _check("shadow.max_queue", self.max_queue, 1)
 
@@ -139,8 +139,7 @@ class ArmTable:
     def __post_init__(self) -> None:
         _check("generation", self.generation, 0)
         _check("lease_until_s", self.lease_until_s, 0)
-        if not 0 < self.slow_after_s < math.inf:
-            raise _refuse("a value is out of range", f"slow_after_s={self.slow_after_s!r}", "above 0")
+        _check_above_0("slow_after_s", self.slow_after_s)
         weights = {arm: setting.weight for arm, setting in self.settings.items()}
         if abs(sum(weights.values()) - 1) > _ROUNDING:
             seen = ", ".join(f"{arm}={weight!r}" for arm, weight in weights.items())
@@ -259,6 +258,11 @@ def _check(name: str, value: float, least: float, most: float = math.inf) -> Non
     if not (least <= value <= most and value < math.inf):
         limit = f"{least} to {most}" if most < math.inf else f"{least} at least"
         raise _refuse("a value is out of range", f"{name}={value!r}", limit)
+
+
+def _check_above_0(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise _refuse("a value is out of range", f"{name}={value!r}", "above 0")
 
 
 def _refuse(what: str, values: str, limit: str) -> CanaryError:

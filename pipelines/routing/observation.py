@@ -17,6 +17,10 @@ FORMAT = 1
 
 Failure = Literal["", "error", "timeout"]
 
+FallbackReason = Literal["error", "timeout", "busy", "refused", "out"]
+"""It failed; it gave no token in time; its queue was full; it took the request for nonsense, which the next
+arm did not; it was not asked, because it had failed too often."""
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -46,8 +50,8 @@ class Observation:
         key: What decided where the request goes: its session, or itself.
         arm: Who answered; where nobody did, who was asked last.
         overridden: Whether the client chose the arm, so that chance did not.
-        fallback_from: Arms that were asked before and failed, in the order in which they were asked.
-        fallback_failures: How each of them failed, "timeout" where its first token was too late.
+        fallback_from: Arms that were to answer before this one, in that order, and did not.
+        fallback_reasons: Why, for each of them.
         is_replay: Whether the candidate repeats what the stable pair answered; its times then mean nothing.
         arrived_at_s: Unix time; of a replay, when it was begun.
         oldest_open_at_s: Arrival of the oldest request that was open when this was noted, replays among
@@ -79,7 +83,7 @@ class Observation:
     band: Band
     overridden: bool = False
     fallback_from: tuple[Arm, ...] = ()
-    fallback_failures: tuple[Failure, ...] = ()
+    fallback_reasons: tuple[FallbackReason, ...] = ()
     is_replay: bool = False
     failure: Failure = ""
     ttft_s: float | None = None

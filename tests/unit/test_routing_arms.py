@@ -115,6 +115,7 @@ SOCKET = {"socket": "/run/candidate.sock"}
         ({"bands": {"medium_from": 0, "high_from": 8}}, "medium_from=0"),
         ({"shadow": {"share": 1.1, "max_per_s": 1, "max_in_flight": 1, "max_queue": 1}}, "share=1.1"),
         ({"shadow": {"share": 1, "max_per_s": 1, "max_in_flight": 0, "max_queue": 1}}, "max_in_flight=0"),
+        ({"shadow": {"share": 1, "max_per_s": 0, "max_in_flight": 1, "max_queue": 1}}, "max_per_s=0"),
         ({"slow_after_s": 0}, "slow_after_s=0"),
         ({"lease_until_s": "soon"}, "lease_until_s='soon'"),
     ],
