@@ -1,0 +1,447 @@
+"""One answer over several arms that fail, stall, refuse and diverge: the client has it once and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerBusyError,
+)
+from pipelines.routing.arms import Arm
+from pipelines.routing.breaker import Outcome
+from pipelines.routing.failover import answer_over
+from tests.unit.virtual_time import run
+
+ALL: tuple[Arm, ...] = ("candidate", "stable", "control")
+SLOW_S = 2.0
+FOR_EVER_S = float("inf")
+DOWN = EngineFailedError("down")
+BUSY = ServerBusyError("busy")
+CANCELLED_FROM_WITHIN = asyncio.CancelledError("by nobody here")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    ids: tuple[int, ...]
+    finish: str = ""
+
+
+Step = Chunk | float | BaseException
+"""Something said, seconds of silence, or a failure."""
+
+
+def says(*ids: int) -> Chunk:
+    return Chunk(ids)
+
+
+def ends(*ids: int) -> Chunk:
+    return Chunk(ids, "stop")
+
+
+@dataclass
+class ScriptedArms:
+    """Each arm follows its script whenever it is asked; all that happened is written down."""
+
+    scripts: dict[Arm, Sequence[Step]]
+    hedges: Callable[[Arm], bool] = lambda arm: True
+    asked: list[tuple[Arm, float]] = field(default_factory=list)
+    closed: list[tuple[Arm, float]] = field(default_factory=list)
+    outcomes: list[tuple[Arm, Outcome]] = field(default_factory=list)
+
+    async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
+        loop = asyncio.get_running_loop()
+        try:
+            for step in self.scripts[arm]:
+                if isinstance(step, BaseException):
+                    raise step
+                if isinstance(step, Chunk):
+                    yield step
+                elif step == FOR_EVER_S:
+                    await loop.create_future()
+                else:
+                    await asyncio.sleep(step)
+        finally:
+            self.closed.append((arm, loop.time()))
+
+    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
+        self.asked.append((arm, asyncio.get_running_loop().time()))
+        return lambda outcome: self.outcomes.append((arm, outcome))
+
+    def may_hedge(self, arm: Arm) -> bool:
+        return self.hedges(arm)
+
+    def output_ids(self, chunk: Chunk) -> Sequence[int]:
+        return chunk.ids
+
+    def is_last(self, chunk: Chunk) -> bool:
+        return bool(chunk.finish)
+
+    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
+        return replace(chunk, ids=chunk.ids[num_tokens:])
+
+
+@dataclass
+class Received:
+    """What the client had, and why not more."""
+
+    chunks: list[tuple[Arm, Chunk]] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for _, chunk in self.chunks for token in chunk.ids]
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [arm for arm, _ in self.chunks]
+
+    @property
+    def is_whole(self) -> bool:
+        """It ends once, and then."""
+        finishes = [chunk.finish for _, chunk in self.chunks]
+        return self.error is None and finishes == [""] * (len(finishes) - 1) + ["stop"]
+
+
+async def receive(arms: ScriptedArms, order: Sequence[Arm], pause_s: float = 0.0) -> Received:
+    received = Received()
+    try:
+        async with aclosing(answer_over(order, arms, SLOW_S)) as chunks:
+            async for arm, chunk in chunks:
+                received.chunks.append((arm, chunk))
+                received.times_s.append(asyncio.get_running_loop().time())
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+    except Exception as error:
+        received.error = error
+    assert Counter(arm for arm, _ in arms.asked) == Counter(arm for arm, _ in arms.outcomes)
+    return received
+
+
+def answer(arms: ScriptedArms, order: Sequence[Arm] = ALL, pause_s: float = 0.0) -> Received:
+    return run(receive(arms, order, pause_s))
+
+
+def test_an_arm_that_answers_is_passed_on_as_it_is_and_no_other_is_asked() -> None:
+    arms = ScriptedArms({"stable": [1.0, says(1, 2), 1.9, says(3), ends()]})
+    received = answer(arms, ("stable", "control"))
+    assert [chunk for _, chunk in received.chunks] == [says(1, 2), says(3), ends()]
+    assert received.times_s == [1.0, 2.9, 2.9]
+    assert arms.outcomes == [("stable", "answered")]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(DOWN, "error"), (BUSY, "busy"), (OSError("gone"), "error"), (KeyError("a defect"), "error")],
+)
+def test_an_arm_that_fails_before_its_first_token_is_replaced_at_once(
+    error: Exception, outcome: Outcome
+) -> None:
+    arms = ScriptedArms({"candidate": [0.5, error], "stable": [error], "control": [says(1), ends(2)]})
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2] and set(received.arms) == {"control"}
+    assert received.times_s == [0.5, 0.5]
+    assert arms.outcomes == [("candidate", outcome), ("stable", outcome), ("control", "answered")]
+
+
+def test_an_answer_without_a_token_is_an_answer() -> None:
+    arms = ScriptedArms({"candidate": [ends()]})
+    assert answer(arms).chunks == [("candidate", ends())]
+    assert arms.outcomes == [("candidate", "answered")]
+
+
+def test_an_arm_that_ends_without_a_word_has_failed() -> None:
+    arms = ScriptedArms({"candidate": [], "stable": [CANCELLED_FROM_WITHIN], "control": [ends(1)]})
+    assert answer(arms).ids == [1]
+    assert arms.outcomes == [("candidate", "error"), ("stable", "error"), ("control", "answered")]
+    arms = ScriptedArms({"stable": [says(1)]})
+    received = answer(arms, ("stable",))
+    assert received.ids == [1] and isinstance(received.error, EngineFailedError)
+    error = received.error
+    assert "stable" in error.what and error.values and error.limit and error.remedy
+
+
+@pytest.mark.parametrize("after", [[DOWN], [9.0], [CANCELLED_FROM_WITHIN], [says(3)]])
+def test_what_an_arm_does_after_its_last_chunk_is_of_no_concern(after: list[Step]) -> None:
+    arms = ScriptedArms({"candidate": [says(1), ends(2), *after], "stable": [ends(1, 2)]})
+    received = answer(arms)
+    assert received.is_whole and received.times_s == [0.0, 0.0]
+    assert arms.outcomes == [("candidate", "answered")]
+    assert arms.closed == [("candidate", 0.0)]
+
+
+def test_if_no_arm_answers_the_client_hears_of_the_last_one_or_that_it_may_try_again() -> None:
+    last = EngineFailedError("control is down")
+    arms = ScriptedArms({"candidate": [OSError()], "stable": [DOWN], "control": [last]})
+    assert answer(arms).error is last
+    arms = ScriptedArms({"candidate": [DOWN], "stable": [BUSY], "control": [last]})
+    assert answer(arms).error is BUSY
+
+
+@pytest.mark.parametrize(
+    "error", [RequestTimeoutError("late"), RequestCancelledError("left"), InvalidRequestError("nonsense")]
+)
+@pytest.mark.parametrize("before", [[], [says(1)]])
+def test_the_clients_own_errors_are_asked_of_nobody_else(error: Exception, before: list[Step]) -> None:
+    arms = ScriptedArms({"stable": [*before, error], "control": [ends(1)]})
+    received = answer(arms, ("stable", "control"))
+    assert received.error is error
+    assert [arm for arm, _ in arms.asked] == ["stable"]
+    assert arms.outcomes == [("stable", "refused" if isinstance(error, InvalidRequestError) else "cancelled")]
+
+
+def test_a_deadline_that_passes_while_two_arms_run_ends_both() -> None:
+    late = RequestTimeoutError("late")
+    arms = ScriptedArms({"candidate": [SLOW_S + 1, late], "stable": [FOR_EVER_S], "control": [ends(1)]})
+    assert answer(arms).error is late
+    assert arms.outcomes == [("candidate", "cancelled"), ("stable", "cancelled")]
+    assert sorted(arms.closed) == [("candidate", SLOW_S + 1), ("stable", SLOW_S + 1)]
+
+
+def test_what_the_candidate_alone_refuses_is_answered_and_what_others_refuse_too_is_not() -> None:
+    too_long = PromptTooLongError("too long for the candidate")
+    arms = ScriptedArms({"candidate": [too_long], "stable": [ends(1)]})
+    assert answer(arms, ("candidate", "stable")).ids == [1]
+    assert arms.outcomes == [("candidate", "refused"), ("stable", "answered")]
+    nonsense = InvalidRequestError("nonsense")
+    arms = ScriptedArms({"candidate": [too_long], "stable": [nonsense], "control": [ends(1)]})
+    assert answer(arms).error is nonsense
+    assert arms.outcomes == [("candidate", "refused"), ("stable", "refused")]
+    arms = ScriptedArms({"candidate": [too_long]})
+    assert answer(arms, ("candidate",)).error is too_long
+
+
+def test_a_stream_that_breaks_goes_on_at_another_arm_where_it_was() -> None:
+    arms = ScriptedArms(
+        {
+            "candidate": [says(1, 2), says(3), 1.0, DOWN],
+            "stable": [says(1), 0.5, says(2, 3, 4, 5), ends(6)],
+        }
+    )
+    received = answer(arms)
+    assert received.chunks == [
+        ("candidate", says(1, 2)),
+        ("candidate", says(3)),
+        ("stable", says(4, 5)),
+        ("stable", ends(6)),
+    ]
+    assert arms.outcomes == [("candidate", "error"), ("stable", "answered")]
+
+
+def test_a_stream_that_breaks_before_its_empty_last_chunk_has_one_from_another_arm() -> None:
+    for last in ([ends(1, 2)], [says(1), ends(2)], [says(1, 2), ends()]):
+        arms = ScriptedArms({"candidate": [says(1, 2), DOWN], "stable": last})
+        received = answer(arms)
+        assert received.chunks == [("candidate", says(1, 2)), ("stable", ends())]
+
+
+def cut_up(ids: Sequence[int], cuts: set[int], *, with_empty_end: bool) -> list[Chunk]:
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(ids)), len(ids)]
+    parts = [tuple(ids[begin:end]) for begin, end in itertools.pairwise(edges) if end > begin]
+    if with_empty_end or not parts:
+        parts.append(())
+    return [*(Chunk(part) for part in parts[:-1]), Chunk(parts[-1], "stop")]
+
+
+@st.composite
+def failing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], list[int], bool]:
+    """Scripts of three arms that say the same, each until it fails, ends or falls silent for ever."""
+    ids = draw(st.lists(st.integers(0, 2), max_size=6))
+    scripts: dict[Arm, Sequence[Step]] = {}
+    is_answered = False
+    for arm in ALL:
+        chunks = cut_up(ids, draw(st.sets(st.integers(1, 5))), with_empty_end=draw(st.booleans()))
+        num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
+        script: list[Step] = []
+        for chunk in chunks[:num]:
+            script += [draw(st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0, 5.0])), chunk]
+        if num < len(chunks):
+            script.append(draw(st.sampled_from([DOWN, BUSY, OSError("gone"), FOR_EVER_S])))
+        else:
+            script += draw(st.sampled_from([[], [3.0], [DOWN]]))
+        is_answered = is_answered or num == len(chunks)
+        scripts[arm] = script
+    return scripts, ids, is_answered
+
+
+@given(failing_scripts(), st.sampled_from([0.0, 0.0, 1.0, 4.0]))
+def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_one_of_them_gives_it(
+    case: tuple[dict[Arm, Sequence[Step]], list[int], bool], pause_s: float
+) -> None:
+    scripts, ids, is_answered = case
+    arms = ScriptedArms(scripts)
+    if not is_answered and any(FOR_EVER_S in script for script in scripts.values()):
+        for script in scripts.values():
+            if isinstance(script, list) and script[-1] == FOR_EVER_S:
+                script[-1] = RequestTimeoutError("the client waits no longer")
+                script.insert(-1, 100.0)
+    received = answer(arms, pause_s=pause_s)
+    assert received.ids == ids[: len(received.ids)]
+    if is_answered:
+        assert received.ids == ids
+        assert received.is_whole
+        assert [outcome for _, outcome in arms.outcomes].count("answered") == 1
+    else:
+        assert received.error is not None
+    assert Counter(arm for arm, _ in arms.closed) <= Counter(arm for arm, _ in arms.asked)
+
+
+def test_an_arm_that_says_something_else_does_not_go_on_and_the_client_hears_of_the_failure() -> None:
+    for other in ([says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]):
+        arms = ScriptedArms({"candidate": [says(1, 2), DOWN], "stable": other, "control": [ends(1, 2, 3)]})
+        received = answer(arms)
+        assert received.ids == [1, 2] and received.error is DOWN
+        assert arms.outcomes == [("candidate", "error"), ("stable", "differs")]
+
+
+def test_the_failure_of_the_arm_that_gave_the_tokens_is_what_the_client_hears_of() -> None:
+    arms = ScriptedArms({"candidate": [BUSY], "stable": [says(1), DOWN], "control": [OSError()]})
+    assert answer(arms).error is DOWN
+
+
+def test_an_arm_without_a_first_token_in_time_is_overtaken_and_cancelled() -> None:
+    arms = ScriptedArms({"candidate": [FOR_EVER_S], "stable": [0.5, says(1), 0.25, ends(2)]})
+    received = answer(arms)
+    assert received.ids == [1, 2] and received.times_s == [SLOW_S + 0.5, SLOW_S + 0.75]
+    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S)]
+    assert arms.outcomes == [("candidate", "timeout"), ("stable", "answered")]
+    assert arms.closed[0] == ("candidate", SLOW_S + 0.5)
+
+
+def test_an_arm_that_is_late_and_still_first_goes_on_and_its_helper_is_cancelled() -> None:
+    arms = ScriptedArms({"candidate": [SLOW_S + 0.25, says(1), 1.0, ends(2)], "stable": [0.5, ends(1, 2)]})
+    received = answer(arms)
+    assert received.ids == [1, 2] and set(received.arms) == {"candidate"}
+    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "answered")]
+    assert arms.closed[0] == ("stable", SLOW_S + 0.25)
+
+
+def test_a_helper_that_was_not_needed_can_be_asked_again() -> None:
+    arms = ScriptedArms({"candidate": [SLOW_S + 0.25, says(1), DOWN], "stable": [0.5, ends(1, 2)]})
+    received = answer(arms, ("candidate", "stable"))
+    assert received.is_whole and received.ids == [1, 2]
+    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "error"), ("stable", "answered")]
+
+
+def test_an_arm_that_was_late_is_asked_again_if_whoever_overtook_it_and_all_others_fail() -> None:
+    arms = ScriptedArms(
+        {"candidate": [3.0, ends(1, 2)], "stable": [0.5, says(1), 0.5, DOWN], "control": [0.25, DOWN]}
+    )
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2] and received.arms == ["stable", "candidate"]
+    assert [arm for arm, _ in arms.asked] == ["candidate", "stable", "control", "candidate"]
+    assert arms.outcomes[0] == ("candidate", "timeout") and arms.outcomes[-1] == ("candidate", "answered")
+
+
+def test_an_arm_that_fails_while_its_helper_runs_calls_no_second_one() -> None:
+    arms = ScriptedArms({"candidate": [SLOW_S + 0.5, DOWN], "stable": [1.0, ends(1)], "control": [ends(1)]})
+    received = answer(arms)
+    assert received.arms == ["stable"] and received.times_s == [SLOW_S + 1.0]
+    assert [arm for arm, _ in arms.asked] == ["candidate", "stable"]
+
+
+def test_a_helper_that_fails_calls_the_next_one_and_the_late_arm_may_still_be_first() -> None:
+    arms = ScriptedArms({"candidate": [SLOW_S + 1, ends(1)], "stable": [0.25, DOWN], "control": [FOR_EVER_S]})
+    received = answer(arms)
+    assert received.arms == ["candidate"] and received.times_s == [SLOW_S + 1]
+    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S), ("control", SLOW_S + 0.25)]
+    assert arms.outcomes == [("stable", "error"), ("control", "cancelled"), ("candidate", "answered")]
+
+
+def test_where_every_arm_is_slow_each_is_asked_once_and_the_first_token_wins() -> None:
+    arms = ScriptedArms({"candidate": [FOR_EVER_S], "stable": [9.0, ends(1)], "control": [FOR_EVER_S]})
+    assert answer(arms).times_s == [SLOW_S + 9.0]
+    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S), ("control", 2 * SLOW_S)]
+    assert Counter(arms.outcomes) == Counter(
+        [("candidate", "timeout"), ("control", "cancelled"), ("stable", "answered")]
+    )
+
+
+def test_a_stream_that_stalls_goes_on_at_another_arm_once_that_is_ahead() -> None:
+    arms = ScriptedArms(
+        {"candidate": [says(1, 2), FOR_EVER_S], "stable": [says(1), 1.0, says(2), 1.0, says(3), ends(4)]}
+    )
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2, 3, 4]
+    assert received.times_s == [0.0, SLOW_S + 2, SLOW_S + 2]
+    assert arms.outcomes == [("candidate", "timeout"), ("stable", "answered")]
+
+
+def test_a_stream_that_stalls_and_comes_back_goes_on_itself_however_often() -> None:
+    stalling: list[Step] = [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)]
+    arms = ScriptedArms({"candidate": stalling, "stable": [says(1), FOR_EVER_S]})
+    received = answer(arms, ("candidate", "stable"))
+    assert received.is_whole and received.ids == [1, 2, 3, 4] and set(received.arms) == {"candidate"}
+    assert arms.outcomes == [("stable", "cancelled")] * 3 + [("candidate", "answered")]
+
+
+def test_an_arm_that_diverges_does_not_end_the_stream_that_it_was_to_help() -> None:
+    arms = ScriptedArms({"candidate": [says(1), 9.0, ends(2)], "stable": [ends(8)], "control": [ends(1, 2)]})
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2] and set(received.arms) == {"candidate"}
+    assert arms.outcomes == [("stable", "differs"), ("candidate", "answered")]
+
+
+def test_an_arm_that_may_not_be_helped_is_waited_for_and_one_that_fails_is_replaced_all_the_same() -> None:
+    arms = ScriptedArms({"stable": [50.0, ends(1)], "control": [ends(1)]}, hedges=lambda arm: False)
+    assert answer(arms, ("stable", "control")).times_s == [50.0]
+    assert arms.outcomes == [("stable", "answered")]
+    arms = ScriptedArms({"stable": [50.0, DOWN], "control": [ends(1)]}, hedges=lambda arm: False)
+    assert answer(arms, ("stable", "control")).arms == ["control"]
+
+
+def test_leave_to_help_is_asked_again_as_long_as_the_arm_is_silent() -> None:
+    leave = iter([False, False, True])
+    arms = ScriptedArms({"stable": [FOR_EVER_S], "control": [ends(1)]}, hedges=lambda arm: next(leave))
+    assert answer(arms, ("stable", "control")).times_s == [3 * SLOW_S]
+
+
+def test_a_client_that_reads_slowly_is_no_arm_that_answers_slowly() -> None:
+    arms = ScriptedArms({"candidate": [says(1), says(2), 1.5, ends(3)], "stable": [ends(1, 2, 3)]})
+    received = answer(arms, pause_s=10.0)
+    assert received.is_whole and received.ids == [1, 2, 3]
+    assert arms.outcomes == [("candidate", "answered")]
+
+
+@pytest.mark.parametrize("after_s", [0.001, 1.0, SLOW_S + 1, SLOW_S + 3.5])
+def test_a_client_that_leaves_takes_every_arm_with_it(after_s: float) -> None:
+    arms = ScriptedArms({"candidate": [FOR_EVER_S], "stable": [2.0, says(1), FOR_EVER_S], "control": []})
+
+    async def leave() -> None:
+        asking = asyncio.ensure_future(receive(arms, ("candidate", "stable")))
+        await asyncio.sleep(after_s)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    run(leave())
+    assert Counter(arm for arm, _ in arms.asked) == Counter(arm for arm, _ in arms.outcomes)
+    assert ("candidate", "timeout" if after_s > SLOW_S + 2 else "cancelled") in arms.outcomes
+    assert {outcome for arm, outcome in arms.outcomes if arm == "stable"} <= {"cancelled"}
+    assert {arm for arm, _ in arms.closed} == {arm for arm, _ in arms.asked}
+
+
+def test_an_answer_that_is_closed_halfway_cancels_its_arm() -> None:
+    arms = ScriptedArms({"stable": [says(1), says(2), FOR_EVER_S]})
+
+    async def take_one() -> None:
+        async with aclosing(answer_over(("stable",), arms, SLOW_S)) as chunks:
+            async for _ in chunks:
+                break
+
+    run(take_one())
+    assert arms.outcomes == [("stable", "cancelled")] and len(arms.closed) == 1
