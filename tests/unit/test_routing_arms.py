@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ SOCKET = {"socket": "/run/candidate.sock"}
         ({"shadow": {"share": 1, "max_per_s": 1, "max_in_flight": 0, "max_queue": 1}}, "max_in_flight=0"),
         ({"shadow": {"share": 1, "max_per_s": 0, "max_in_flight": 1, "max_queue": 1}}, "max_per_s=0"),
         ({"slow_after_s": 0}, "slow_after_s=0"),
+        ({"slow_after_s": True}, "slow_after_s=True"),
         ({"lease_until_s": "soon"}, "lease_until_s='soon'"),
     ],
 )
@@ -166,6 +168,7 @@ def test_two_tables_of_one_length_in_one_tick_of_the_clock_are_told_apart(tmp_pa
     live = LiveArms(path, ALONE)
     for generation in range(10, 90):
         write_table(path, dataclasses.replace(TABLE, generation=generation))
+        os.utime(path, (1000, 1000))
         assert live.read().generation == generation
 
 

@@ -123,6 +123,9 @@ def test_an_arm_that_answers_as_a_last_resort_is_back_and_one_that_fails_so_wait
     breaker = breaker_of(["error"] * 3)
     breaker.begin(0.5).note("error", 0.5)
     assert breaker.lets_through(1.0)
+    breaker.begin(1.0)
+    breaker.begin(1.1).note("error", 1.2)
+    assert breaker.state(1.2) == "half_open" and not breaker.lets_through(1.2)  # the trial goes on
     breaker = breaker_of(["error"] * 3)
     breaker.begin(0.5).note("answered", 0.6)
     assert breaker.state(0.6) == "closed"

@@ -396,6 +396,16 @@ def test_an_arm_that_diverges_does_not_end_the_stream_that_it_was_to_help() -> N
     assert arms.outcomes == [("stable", "differs"), ("candidate", "answered")]
 
 
+@pytest.mark.parametrize("end", [ends(3), DOWN])
+def test_after_one_arm_has_diverged_no_other_is_asked_whatever_comes(end: Step) -> None:
+    stalling: list[Step] = [says(1), 9.0, says(2), 9.0, end]
+    arms = ScriptedArms({"candidate": stalling, "stable": [ends(8)], "control": [ends(1, 2, 3)]})
+    received = answer(arms)
+    assert received.ids == ([1, 2] if end is DOWN else [1, 2, 3])
+    assert received.error is (DOWN if end is DOWN else None)
+    assert [arm for arm, _ in arms.asked] == ["candidate", "stable"]
+
+
 def test_an_arm_that_may_not_be_helped_is_waited_for_and_one_that_fails_is_replaced_all_the_same() -> None:
     arms = ScriptedArms({"stable": [50.0, ends(1)], "control": [ends(1)]}, hedges=lambda arm: False)
     assert answer(arms, ("stable", "control")).times_s == [50.0]
@@ -433,6 +443,24 @@ def test_a_client_that_leaves_takes_every_arm_with_it(after_s: float) -> None:
     assert ("candidate", "timeout" if after_s > SLOW_S + 2 else "cancelled") in arms.outcomes
     assert {outcome for arm, outcome in arms.outcomes if arm == "stable"} <= {"cancelled"}
     assert {arm for arm, _ in arms.closed} == {arm for arm, _ in arms.asked}
+
+
+def test_whoever_reads_an_answer_to_its_end_finds_every_arm_closed() -> None:
+    closed: list[Arm] = []
+
+    class SlowToClose(ScriptedArms):
+        async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
+            try:
+                async for chunk in super().ask(arm):
+                    yield chunk
+            finally:
+                if arm == "candidate":
+                    await asyncio.sleep(5.0)
+                closed.append(arm)
+
+    received = answer(SlowToClose({"candidate": [FOR_EVER_S], "stable": [says(1), ends(2)]}))
+    assert received.times_s == [SLOW_S, SLOW_S]  # the client does not wait for that
+    assert sorted(closed) == ["candidate", "stable"]
 
 
 def test_an_answer_that_is_closed_halfway_cancels_its_arm() -> None:

@@ -165,6 +165,18 @@ def test_closing_cancels_what_runs_and_leaves_nothing_behind(after_s: float) -> 
     assert shadow.num_begun + shadow.num_dropped == 5
 
 
+def test_no_timer_outlives_the_shadow() -> None:
+    replays = Replays()
+    replays.setting = dataclasses.replace(SETTING, max_per_s=1e-3)
+
+    async def work(shadow: Shadow[int]) -> None:
+        for item in range(3):
+            shadow.offer(item)
+        await asyncio.sleep(2.0)
+
+    assert shadowed(work, replays).num_begun == 1
+
+
 def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
     repeated: list[int] = []
 

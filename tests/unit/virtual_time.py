@@ -34,13 +34,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """As ``asyncio.run``, in no time; fails if a task is left over."""
+    """As ``asyncio.run``, in no time; fails if a task or a timer is left over."""
     loop = VirtualTimeLoop()
     problems: list[str] = []
     loop.set_exception_handler(lambda _, context: problems.append(str(context)))
     try:
         result = loop.run_until_complete(loop.create_task(work))
         assert asyncio.all_tasks(loop) == set(), "a task is left over"
+        assert [timer for timer in loop._scheduled if not timer.cancelled()] == []  # type: ignore[attr-defined]
         assert problems == []
         return result
     finally:
