@@ -67,7 +67,7 @@ class Arms(Protocol[Chunk]):
 
 
 async def answer_over(
-    order: Sequence[Arm], arms: Arms[Chunk], slow_after_s: float
+    order: Sequence[Arm], arms: Arms[Chunk], slow_after_s: float, *, streaming: bool = True
 ) -> AsyncGenerator[tuple[Arm, Chunk], None]:
     """Answer one request.
 
@@ -75,6 +75,8 @@ async def answer_over(
         order: Of asking; one arm at least, none twice.
         arms: Answer.
         slow_after_s: Seconds without a token after which the next arm is asked too.
+        streaming: Whether the client has each chunk at once. Else nothing is yielded before the end, and then
+            the whole answer of one arm, whatever others began to say.
 
     Yields:
         Chunks, and who gave each.
@@ -89,13 +91,12 @@ async def answer_over(
         Exception: What the last arm raised, or the one that gave the tokens which no other arm could go on
             with. All arms have been cancelled then.
     """
-    race = _Race(order, arms, slow_after_s)
+    race = _Race(order, arms, slow_after_s, streaming=streaming)
     try:
         race.ask_next()
         while not race.is_over:
             attempt, event = await race.events.get()
-            chunk = race.take(attempt, event)
-            if chunk is not None:
+            for chunk in race.take(attempt, event):
                 yield attempt.arm, chunk
         if race.error is not None:
             raise race.error
@@ -151,13 +152,16 @@ class _Race(Generic[Chunk]):
         error: Why it cannot.
     """
 
-    def __init__(self, order: Sequence[Arm], arms: Arms[Chunk], slow_after_s: float) -> None:
+    def __init__(
+        self, order: Sequence[Arm], arms: Arms[Chunk], slow_after_s: float, *, streaming: bool
+    ) -> None:
         self.events: asyncio.Queue[tuple[_Attempt, _Event[Chunk]]] = asyncio.Queue()
         self.is_over = False
         self.error: Exception | None = None
         self._order = order
         self._arms = arms
         self._slow_after_s = slow_after_s
+        self._streaming = streaming
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._running: dict[_Attempt, asyncio.Task[None]] = {}
@@ -166,6 +170,7 @@ class _Race(Generic[Chunk]):
         self._late: set[Arm] = set()  # those that another one overtook
         self._delivered: list[int] = []
         self._speaker: _Attempt | None = None  # gave what was delivered last
+        self._kept: dict[_Attempt, list[Chunk]] = {}  # what is not delivered before the end
 
     def ask_next(self) -> bool:
         """Ask the first arm that is left, if there is one; those that were late come last."""
@@ -180,17 +185,17 @@ class _Race(Generic[Chunk]):
         self._watch(attempt, self._slow_after_s)
         return True
 
-    def take(self, attempt: _Attempt, event: _Event[Chunk]) -> Chunk | None:
+    def take(self, attempt: _Attempt, event: _Event[Chunk]) -> Sequence[Chunk]:
         """What an event brings the client."""
         if attempt not in self._running:
-            return None
+            return ()
         if isinstance(event, _Said):
-            return self._hear(attempt, event.chunk)
+            return (self._pass_on if self._streaming else self._keep)(attempt, event.chunk)
         if isinstance(event, _Ended):
             self._fail(attempt, event.error)
         else:
             self._note_silence(attempt)
-        return None
+        return ()
 
     async def close(self) -> None:
         """Cancel what still runs, and wait until it has ended."""
@@ -227,7 +232,8 @@ class _Race(Generic[Chunk]):
         else:
             self._watch(attempt, self._slow_after_s)
 
-    def _hear(self, attempt: _Attempt, chunk: Chunk) -> Chunk | None:
+    def _pass_on(self, attempt: _Attempt, chunk: Chunk) -> Sequence[Chunk]:
+        """Give the client what it does not have yet."""
         token_ids, is_last = list(self._arms.output_ids(chunk)), self._arms.is_last(chunk)
         missing = self._delivered[attempt.num_seen :]
         num_known = min(len(missing), len(token_ids))
@@ -235,19 +241,26 @@ class _Race(Generic[Chunk]):
         is_short = is_last and attempt.num_seen < len(self._delivered)
         if is_short or missing[:num_known] != token_ids[:num_known]:
             self._differ(attempt)
-            return None
+            return ()
         if missing and num_known == len(token_ids) and not is_last:
-            return None
-        self._win(attempt)
-        self._delivered += token_ids[num_known:]
-        if is_last:
-            self._retire(attempt, "answered")
-            self.is_over, self.error = True, None
-        return self._arms.without_first(chunk, num_known) if num_known else chunk
-
-    def _win(self, attempt: _Attempt) -> None:
-        """The arm is ahead: those that were to help out are not needed, and one that was late is too late."""
+            return ()
         self._speaker = attempt
+        self._delivered += token_ids[num_known:]
+        self._win(attempt, is_last=is_last)
+        return (self._arms.without_first(chunk, num_known) if num_known else chunk,)
+
+    def _keep(self, attempt: _Attempt, chunk: Chunk) -> Sequence[Chunk]:
+        """Give the client the whole answer once it is there."""
+        is_last = self._arms.is_last(chunk)
+        attempt.num_seen += len(self._arms.output_ids(chunk))
+        kept = self._kept.setdefault(attempt, [])
+        kept.append(chunk)
+        if is_last or all(other is attempt or other.num_seen < attempt.num_seen for other in self._running):
+            self._win(attempt, is_last=is_last)
+        return kept if is_last else ()
+
+    def _win(self, attempt: _Attempt, *, is_last: bool) -> None:
+        """The arm is ahead: those that were to help out are not needed, and one that was late is too late."""
         for other in tuple(self._running):
             if other is attempt:
                 continue
@@ -255,7 +268,10 @@ class _Race(Generic[Chunk]):
             if other.has_called:
                 self._late.add(other.arm)
             self._retire(other, "timeout" if other.has_called else "cancelled")
-        if attempt.has_called:
+        if is_last:
+            self._retire(attempt, "answered")
+            self.is_over, self.error = True, None
+        elif attempt.has_called:
             attempt.has_called = False
             self._watch(attempt, self._slow_after_s)
 

@@ -59,7 +59,7 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 def _value(kind: Any, raw: Any, name: str) -> Any:
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):  # the second where one side is a literal
         return None if raw is None else _value(choices[0], raw, name)
     if origin is typing.Literal:
         if raw not in choices:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -19,121 +18,26 @@ from pipelines.errors import (
     PromptTooLongError,
     RequestCancelledError,
     RequestTimeoutError,
-    ServerBusyError,
 )
 from pipelines.routing.arms import Arm
 from pipelines.routing.breaker import Outcome
 from pipelines.routing.failover import answer_over
+from tests.unit.scripted_arms import (
+    ALL,
+    BUSY,
+    CANCELLED_FROM_WITHIN,
+    DOWN,
+    FOR_EVER_S,
+    SLOW_S,
+    Chunk,
+    ScriptedArms,
+    Step,
+    answer,
+    ends,
+    receive,
+    says,
+)
 from tests.unit.virtual_time import run
-
-ALL: tuple[Arm, ...] = ("candidate", "stable", "control")
-SLOW_S = 2.0
-FOR_EVER_S = float("inf")
-DOWN = EngineFailedError("down")
-BUSY = ServerBusyError("busy")
-CANCELLED_FROM_WITHIN = asyncio.CancelledError("by nobody here")
-
-
-@dataclass(frozen=True)
-class Chunk:
-    ids: tuple[int, ...]
-    finish: str = ""
-
-
-Step = Chunk | float | BaseException
-"""Something said, seconds of silence, or a failure."""
-
-
-def says(*ids: int) -> Chunk:
-    return Chunk(ids)
-
-
-def ends(*ids: int) -> Chunk:
-    return Chunk(ids, "stop")
-
-
-@dataclass
-class ScriptedArms:
-    """Each arm follows its script whenever it is asked; all that happened is written down."""
-
-    scripts: dict[Arm, Sequence[Step]]
-    hedges: Callable[[Arm], bool] = lambda arm: True
-    asked: list[tuple[Arm, float]] = field(default_factory=list)
-    closed: list[tuple[Arm, float]] = field(default_factory=list)
-    outcomes: list[tuple[Arm, Outcome]] = field(default_factory=list)
-
-    async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
-        loop = asyncio.get_running_loop()
-        try:
-            for step in self.scripts[arm]:
-                if isinstance(step, BaseException):
-                    raise step
-                if isinstance(step, Chunk):
-                    yield step
-                elif step == FOR_EVER_S:
-                    await loop.create_future()
-                else:
-                    await asyncio.sleep(step)
-        finally:
-            self.closed.append((arm, loop.time()))
-
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        self.asked.append((arm, asyncio.get_running_loop().time()))
-        return lambda outcome: self.outcomes.append((arm, outcome))
-
-    def may_hedge(self, arm: Arm) -> bool:
-        return self.hedges(arm)
-
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        return chunk.ids
-
-    def is_last(self, chunk: Chunk) -> bool:
-        return bool(chunk.finish)
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        return replace(chunk, ids=chunk.ids[num_tokens:])
-
-
-@dataclass
-class Received:
-    """What the client had, and why not more."""
-
-    chunks: list[tuple[Arm, Chunk]] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
-    error: Exception | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for _, chunk in self.chunks for token in chunk.ids]
-
-    @property
-    def arms(self) -> list[Arm]:
-        return [arm for arm, _ in self.chunks]
-
-    @property
-    def is_whole(self) -> bool:
-        """It ends once, and then."""
-        finishes = [chunk.finish for _, chunk in self.chunks]
-        return self.error is None and finishes == [""] * (len(finishes) - 1) + ["stop"]
-
-
-async def receive(arms: ScriptedArms, order: Sequence[Arm], pause_s: float = 0.0) -> Received:
-    received = Received()
-    try:
-        async with aclosing(answer_over(order, arms, SLOW_S)) as chunks:
-            async for arm, chunk in chunks:
-                received.chunks.append((arm, chunk))
-                received.times_s.append(asyncio.get_running_loop().time())
-                if pause_s:
-                    await asyncio.sleep(pause_s)
-    except Exception as error:
-        received.error = error
-    assert Counter(arm for arm, _ in arms.asked) == Counter(arm for arm, _ in arms.outcomes)
-    return received
-
-
-def answer(arms: ScriptedArms, order: Sequence[Arm] = ALL, pause_s: float = 0.0) -> Received:
-    return run(receive(arms, order, pause_s))
 
 
 def test_an_arm_that_answers_is_passed_on_as_it_is_and_no_other_is_asked() -> None:
@@ -278,9 +182,9 @@ def failing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], list[in
     return scripts, ids, is_answered
 
 
-@given(failing_scripts(), st.sampled_from([0.0, 0.0, 1.0, 4.0]))
+@given(failing_scripts(), st.sampled_from([0.0, 0.0, 1.0, 4.0]), st.booleans())
 def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_one_of_them_gives_it(
-    case: tuple[dict[Arm, Sequence[Step]], list[int], bool], pause_s: float
+    case: tuple[dict[Arm, Sequence[Step]], list[int], bool], pause_s: float, streaming: bool
 ) -> None:
     scripts, ids, is_answered = case
     arms = ScriptedArms(scripts)
@@ -289,7 +193,7 @@ def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_
             if isinstance(script, list) and script[-1] == FOR_EVER_S:
                 script[-1] = RequestTimeoutError("the client waits no longer")
                 script.insert(-1, 100.0)
-    received = answer(arms, pause_s=pause_s)
+    received = answer(arms, pause_s=pause_s, streaming=streaming)
     assert received.ids == ids[: len(received.ids)]
     if is_answered:
         assert received.ids == ids
@@ -387,6 +291,31 @@ def test_a_stream_that_stalls_and_comes_back_goes_on_itself_however_often() -> N
     received = answer(arms, ("candidate", "stable"))
     assert received.is_whole and received.ids == [1, 2, 3, 4] and set(received.arms) == {"candidate"}
     assert arms.outcomes == [("stable", "cancelled")] * 3 + [("candidate", "answered")]
+
+
+def test_a_client_that_waits_for_the_whole_answer_has_that_of_one_arm_whatever_others_began_to_say() -> None:
+    for failing in ([says(1, 9), DOWN], [says(1, 9), FOR_EVER_S]):
+        arms = ScriptedArms({"candidate": failing, "stable": [says(1), 1.0, says(2, 3), 0.5, ends(4)]})
+        received = answer(arms, streaming=False)
+        assert received.is_whole and received.ids == [1, 2, 3, 4] and set(received.arms) == {"stable"}
+        assert set(received.times_s) == {1.5 if failing[-1] is DOWN else SLOW_S + 1.5}
+        assert [outcome for _, outcome in arms.outcomes] == [
+            "error" if failing[-1] is DOWN else "timeout",
+            "answered",
+        ]
+
+
+def test_a_helper_must_be_ahead_to_replace_a_whole_answer_that_stalls() -> None:
+    arms = ScriptedArms({"candidate": [says(1, 2), 3.0, ends(3)], "stable": [says(8), says(9), FOR_EVER_S]})
+    received = answer(arms, streaming=False)
+    assert received.ids == [1, 2, 3] and set(received.arms) == {"candidate"}
+    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "answered")]
+
+
+def test_without_streaming_a_failure_after_some_tokens_is_like_one_before_them() -> None:
+    arms = ScriptedArms({"candidate": [says(1), BUSY], "stable": [says(1), DOWN], "control": [OSError()]})
+    received = answer(arms, streaming=False)
+    assert received.chunks == [] and received.error is BUSY
 
 
 def test_an_arm_that_diverges_does_not_end_the_stream_that_it_was_to_help() -> None:
