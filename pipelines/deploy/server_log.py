@@ -26,6 +26,8 @@ def last_words(log: Path) -> str:
     lines = [line.rstrip()[:MAX_LINE_LENGTH] for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not _HARMLESS.search(line) and not _TABLE.match(line)]
     speaking = [line for line in telling if _SPEAKING.search(line)]
-    chosen = (speaking or telling)[-MAX_LINES:]
+    chosen = speaking or telling[-MAX_LINES:]
+    if len(chosen) > MAX_LINES:  # what failed first is the cause, what failed last the way it ended
+        chosen = chosen[: MAX_LINES // 2] + chosen[-MAX_LINES // 2 :]
     last = lines[-1:]
     return "\n".join([*chosen, *(line for line in last if line not in chosen)])

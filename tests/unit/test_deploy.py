@@ -18,7 +18,7 @@ from pipelines.deploy import Ports, Server, examine, run_directory
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.doctor import Finding, print_findings
 from pipelines.deploy.process import ProcessIdentity
-from pipelines.deploy.server_log import last_words
+from pipelines.deploy.server_log import MAX_LINES, last_words
 from pipelines.deploy.triton_install import TritonInstall, shared_python
 from pipelines.errors import PortInUseError, RecipeError, ServerStartError
 
@@ -92,6 +92,14 @@ def test_last_words_are_the_cause_and_not_the_tables(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert "EngineLoadError: no engine" in lines[0]
     assert lines[1] == "error: creating server: Internal - failed to load all models"
+
+
+def test_last_words_keep_the_cause_whatever_follows_it(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(["EngineLoadError: the cause", *(f"RuntimeError: {number}" for number in range(99))]))
+    lines = last_words(log).splitlines()
+    assert len(lines) == MAX_LINES
+    assert (lines[0], lines[-1]) == ("EngineLoadError: the cause", "RuntimeError: 98")
 
 
 def test_last_words_of_a_log_without_errors_are_its_end(tmp_path: Path) -> None:
