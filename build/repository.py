@@ -72,12 +72,15 @@ def template_values(
         "tokenizer_file": str(target_engine / "tokenizer.json"),
         "target_socket": str(sockets / "target.sock"),
         "speculative_socket": str(sockets / "speculative.sock"),
+        "router_socket": str(sockets / "router.sock"),
         "max_batch_size": str(serving.max_batch_size),
         "max_seq_len": str(serving.max_seq_len),
         "max_queue_size": str(serving.max_queue_size),
         "max_draft_len": str(serving.max_draft_len),
         "num_draft_tokens": "adaptive" if serving.num_draft_tokens is None else str(serving.num_draft_tokens),
         "draft_length_file": str(run / "draft_length.json"),
+        "arms_file": str(run / "arms.json"),
+        "observations_file": str(run / "observations.jsonl"),
     }
     if recipe.runtime == "tensorrt_llm":
         assert memory is not None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,12 @@ class Call:
     timeout_us: int
 
 
-async def stream(
-    path: Path, tensors: Mapping[str, npt.NDArray[Any]], request_id: str, timeout_us: int
-) -> AsyncIterator[tuple[Tensors, bool]]:
+async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool], None]:
     """Ask the model behind a socket; closing the stream cancels the answer.
 
     Args:
         path: The model's socket.
-        tensors: As in ``Call``, like the two that follow.
-        request_id: Names the request in errors.
-        timeout_us: From now on.
+        call: Its time begins now.
 
     Yields:
         All tensors of each response, and whether it is the last.
@@ -69,8 +65,8 @@ async def stream(
             try:
                 if writer is None:
                     reader, writer = await asyncio.open_unix_connection(path, limit=MAX_HEADER_BYTES)
-                    header = {"request_id": request_id, "timeout_us": timeout_us}
-                    writer.writelines(message(header, tensors))
+                    header = {"request_id": call.request_id, "timeout_us": call.timeout_us}
+                    writer.writelines(message(header, call.tensors))
                     await writer.drain()
                 header, changed = await receive(reader)
             except (OSError, asyncio.IncompleteReadError) as error:

@@ -15,6 +15,8 @@ from pipelines.serving.triton_wire import scalar_tensor
 from pipelines.serving.word_list import WordKind, check_words, pack_words
 from pipelines.text.vocabulary import Vocabulary
 
+_FOR_THE_ROUTER = {"arm": "arm"}
+
 
 class Preprocessing:
     """Turns the inputs of the text level into those of an engine.
@@ -65,7 +67,11 @@ class Preprocessing:
             "input_lengths": scalar_tensor(input_ids.size, np.int32),
             "request_output_len": scalar_tensor(max_tokens, np.int32),
             **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
-            **{inner: inputs[outer] for outer, inner in PASSED_ON.items() if outer in inputs},
+            **{
+                inner: inputs[outer]
+                for outer, inner in {**PASSED_ON, **_FOR_THE_ROUTER}.items()
+                if outer in inputs
+            },
         }
 
     def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:

@@ -96,7 +96,9 @@ def test_last_words_are_the_cause_and_not_the_tables(tmp_path: Path) -> None:
 
 def test_last_words_keep_the_cause_whatever_follows_it(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    log.write_text("\n".join(["EngineLoadError: the cause", *(f"RuntimeError: {number}" for number in range(99))]))
+    log.write_text(
+        "\n".join(["EngineLoadError: the cause", *(f"RuntimeError: {number}" for number in range(99))])
+    )
     lines = last_words(log).splitlines()
     assert len(lines) == MAX_LINES
     assert (lines[0], lines[-1]) == ("EngineLoadError: the cause", "RuntimeError: 98")

@@ -42,7 +42,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 async def answer_of(path: Path, tensors: Any, request_id: str = "r1") -> list[tuple[Any, bool]]:
-    return [response async for response in stream(path, tensors, request_id, 5)]
+    return [response async for response in stream(path, Call(tensors, request_id, 5))]
 
 
 def ask(path: Path, tensors: Any, request_id: str = "r1") -> list[tuple[Any, bool]]:
@@ -134,7 +134,7 @@ def test_an_error_may_come_in_the_middle(serve: Serve) -> None:
     received = []
 
     async def read() -> None:
-        async for tensors, _ in stream(path, {}, "r1", 0):
+        async for tensors, _ in stream(path, Call({}, "r1", 0)):
             received.append(tensors["output_ids"].item())
 
     with pytest.raises(EngineFailedError, match="a step failed"):
@@ -156,7 +156,7 @@ def test_a_caller_that_leaves_cancels_the_work(serve: Serve, streams: bool) -> N
     path = serve(begin)
 
     async def leave() -> None:
-        async with aclosing(stream(path, {}, "r1", 0)) as responses:  # type: ignore[type-var]
+        async with aclosing(stream(path, Call({}, "r1", 0))) as responses:
             if streams:
                 await anext(responses)
                 return

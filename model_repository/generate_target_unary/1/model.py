@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton_python_backend_utils as pb_utils
 
 from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.text_model import TextModel
+from pipelines.serving.text_model import load_text_model
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = TextModel(ModelParameters.from_triton(args), pb_utils)
+        self._model = load_text_model(ModelParameters.from_triton(args), pb_utils)
 
     def execute(self, requests: list[object]) -> None:
         self._model.execute(requests)

@@ -1,0 +1,19 @@
+"""The router with exactly one response; see pipelines/serving/text_model.py."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from pipelines.serving.parameters import ModelParameters
+from pipelines.serving.text_model import load_text_model
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = load_text_model(ModelParameters.from_triton(args), pb_utils)
+
+    def execute(self, requests: list[object]) -> None:
+        self._model.execute(requests)
+
+    def finalize(self) -> None:
+        self._model.close()

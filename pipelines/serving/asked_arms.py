@@ -1,0 +1,101 @@
+"""The arms as one request meets them: each a socket, with what becomes of asking there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.routing.arms import Arm
+from pipelines.routing.breaker import Breaker, Outcome
+from pipelines.serving.local_calls import Call, Tensors, stream
+from pipelines.serving.triton_wire import scalar_tensor
+from pipelines.text.vocabulary import Vocabulary
+
+Response = tuple[Tensors, bool]
+
+# Outputs with an entry for each token of the response: name -> axis of the tokens.
+_BY_TOKEN = {
+    "output_ids": 2,
+    "output_log_probs": 2,
+    "top_log_prob_ids": 1,
+    "top_log_probs": 1,
+    "accepted_mask": 1,
+}
+
+
+class AskedArms:
+    """What ``answer_over`` asks for one request.
+
+    Attributes:
+        outcomes: Of the arms that were asked, as far as they are known.
+
+    Args:
+        call: What is asked of each.
+        sockets: Of the arms.
+        breakers: Of the arms.
+        vocabulary: Bytes of the tokens.
+        may_hedge: Whether another arm than the candidate may be helped out now.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        sockets: Mapping[Arm, Path],
+        breakers: Mapping[Arm, Breaker],
+        vocabulary: Vocabulary,
+        may_hedge: Callable[[], bool],
+    ) -> None:
+        self.outcomes: dict[Arm, Outcome] = {}
+        self._call = call
+        self._began_s = time.monotonic()
+        self._sockets = sockets
+        self._breakers = breakers
+        self._vocabulary = vocabulary
+        self._may_hedge = may_hedge
+
+    def ask(self, arm: Arm) -> AsyncGenerator[Response, None]:
+        """The request from its start, with the time that is left."""
+        timeout_us = self._call.timeout_us
+        if timeout_us:
+            timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - self._began_s)))
+        return stream(self._sockets[arm], replace(self._call, timeout_us=timeout_us))
+
+    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
+        """Note that an arm is asked."""
+        asked = self._breakers[arm].begin(time.monotonic())
+
+        def end(outcome: Outcome) -> None:
+            self.outcomes[arm] = outcome
+            asked.note(outcome, time.monotonic())
+
+        return end
+
+    def may_hedge(self, arm: Arm) -> bool:
+        """Whether the next arm may be asked because this one is slow."""
+        return arm == "candidate" or self._may_hedge()
+
+    def output_ids(self, chunk: Response) -> Sequence[int]:
+        """New tokens of a response."""
+        ids: list[int] = chunk[0]["output_ids"].reshape(-1).tolist()
+        return ids
+
+    def is_last(self, chunk: Response) -> bool:
+        """Whether the answer ends with it."""
+        return chunk[1]
+
+    def without_first(self, chunk: Response, num_tokens: int) -> Response:
+        """The response less its first tokens; the text that they spell goes with them."""
+        outputs, is_last = chunk
+        cut_off = self._vocabulary.join(self.output_ids(chunk)[:num_tokens])
+        text_length = max(0, int(outputs["text_length"].item()) - len(cut_off))
+        cut: dict[str, npt.NDArray[Any]] = {"text_length": scalar_tensor(text_length, np.int32)}
+        for name, axis in _BY_TOKEN.items():
+            if name in outputs and outputs[name].size:
+                cut[name] = np.delete(outputs[name], np.s_[:num_tokens], axis=axis)
+        return {**outputs, **cut}, is_last

@@ -1,0 +1,88 @@
+"""What tensors say of an answer, for those who judge a candidate by it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.routing.observation import Divergence, Observation, output_hash
+from pipelines.serving.inputs import read_scalar
+from pipelines.serving.local_calls import Call, Tensors
+from pipelines.speculation.acceptance import count_accepted
+from pipelines.text.vocabulary import Vocabulary
+
+_NOT_OF_THE_ANSWER = frozenset({"streaming", "session_id", "num_draft_tokens"})
+
+
+def prompt_id(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Names what decides an answer: prompt, limits and sampling; the seed only where tokens are drawn."""
+    left_out = _NOT_OF_THE_ANSWER
+    if read_scalar(tensors, "temperature", float, 0.0) == 0:
+        left_out = left_out | {"seed"}
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(set(tensors) - left_out):
+        array = tensors[name]
+        values = array.tolist() if array.dtype == np.object_ else array.tobytes()
+        digest.update(
+            f"{name}{array.shape}".encode() + (repr(values).encode() if isinstance(values, list) else values)
+        )
+    return digest.hexdigest()
+
+
+def is_streamed(call: Call) -> bool:
+    """Whether the first token comes before the last."""
+    return bool(read_scalar(call.tensors, "streaming", bool, False))
+
+
+def is_comparable(call: Call) -> bool:
+    """Whether two pairs of one target must give the same tokens; the ratio rule gives another sample."""
+    return not read_scalar(call.tensors, "use_draft_logits", bool, False)
+
+
+def answer_observed(observation: Observation, outputs: Tensors, output_ids: Sequence[int]) -> Observation:
+    """The observation with what an answer says.
+
+    Args:
+        observation: So far.
+        outputs: Of the last response.
+        output_ids: Of the whole answer.
+    """
+    counts: dict[str, Any] = {}
+    if "num_rounds" in outputs:  # else the target alone answered
+        counts = {
+            "num_rounds": int(outputs["num_rounds"].item()),
+            "total_draft_tokens": int(outputs["total_draft_tokens"].item()),
+            "accepted_per_position": tuple(outputs["accepted_per_position"].reshape(-1).tolist()),
+        }
+    return replace(
+        observation, num_output_tokens=len(output_ids), output_hash=output_hash(output_ids), **counts
+    )
+
+
+def compared(
+    observation: Observation,
+    call: Call,
+    stable_ids: Sequence[int],
+    candidate_ids: Sequence[int],
+    vocabulary: Vocabulary,
+) -> Observation:
+    """The observation of a replay with what the comparison says, in readable text where they differ."""
+    if list(stable_ids) == list(candidate_ids):
+        return replace(observation, tokens="equal")
+
+    def text(ids: Sequence[int]) -> str:
+        return vocabulary.join(ids).decode("utf-8", "replace")
+
+    first_difference = count_accepted(np.array(stable_ids, np.int32), np.array(candidate_ids, np.int32))
+    divergence = Divergence(
+        text(call.tensors["input_ids"].reshape(-1).tolist()),
+        text(stable_ids),
+        text(candidate_ids),
+        first_difference,
+    )
+    return replace(observation, tokens="diverged", divergence=divergence)
