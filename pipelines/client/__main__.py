@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_log_probs=options.log_probs,
         use_draft_logits=options.use_draft_logits,
         session_id=options.session_id,
+        arm=options.arm,
     )
     try:
         with Client.connect(options.url, timeouts) as client:
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--url", default=DEFAULT_URL, help="grpc://host:port or http://host:port (%(default)s)"
     )
-    parser.add_argument("--model", default="generate", help="generate or generate_target (%(default)s)")
+    parser.add_argument("--model", default="generate", help="generate, generate_target, router (%(default)s)")
     parser.add_argument("--stream", action="store_true", help="print text as it arrives")
     parser.add_argument(
         "--json", action="store_true", help="print the answer with its figures as one JSON line"
@@ -144,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
     parser.add_argument("--session-id", default="", help="requests of one session share what is learnt")
+    parser.add_argument("--arm", default="", help="with --model router: stable, candidate or control")
     parser.add_argument("--num-draft-tokens", type=int, help="per round; 0 is off (default: the server's)")
     parser.add_argument(
         "--timeout", type=float, default=Timeouts().total_s, help="seconds in all (%(default)s)"

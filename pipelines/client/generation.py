@@ -49,6 +49,8 @@ class Chunk:
         log_probs: Natural logarithm of the probability of each of ``output_ids``; empty if not asked for.
         top_log_probs: For each of them the likeliest tokens at its place and their log probabilities,
             the likeliest first; empty if not asked for.
+        arm: Who answered, in the last chunk of ``router``; else "".
+        fallback_from: Arms that were to answer before that one and did not.
     """
 
     text: str
@@ -62,6 +64,8 @@ class Chunk:
     draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
+    arm: str = ""
+    fallback_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Generation:
         log_probs: As in ``Chunk``, of all of ``output_ids``.
         top_log_probs: As in ``Chunk``, of all of ``output_ids``.
         draft_lengths: Draft tokens of each round that came in a chunk of its own, in their order.
+        arm: As in ``Chunk``.
+        fallback_from: As in ``Chunk``.
     """
 
     text: str
@@ -103,6 +109,8 @@ class Generation:
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
     draft_lengths: tuple[int, ...] = ()
+    arm: str = ""
+    fallback_from: tuple[str, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -168,6 +176,8 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
             draft_length=_text(outputs["draft_length"]) if "draft_length" in outputs else "",
             log_probs=tuple(float(value) for value in outputs.get("output_log_probs", ())),
             top_log_probs=_top_log_probs(outputs, len(output_ids)),
+            arm=_text(outputs.get("arm", ("",))),
+            fallback_from=tuple(filter(None, _text(outputs.get("fallback_from", ("",))).split(","))),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise _contradiction(f"{error!r} in a response with outputs {sorted(outputs)}") from error
@@ -213,6 +223,8 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
         log_probs=tuple(log_prob for chunk in chunks for log_prob in chunk.log_probs),
         top_log_probs=tuple(alternatives for chunk in chunks for alternatives in chunk.top_log_probs),
         draft_lengths=_draft_lengths(chunks),
+        arm=chunks[-1].arm,
+        fallback_from=chunks[-1].fallback_from,
     )
 
 

@@ -62,7 +62,9 @@ class CompletionRequest:
             the n likeliest at its place; None for neither.
         use_draft_logits: Accept draft tokens by the ratio rule: the answer has the target's
             distribution, yet is not the target's own. Only the model ``generate`` has this input.
-        session_id: Requests of one session share what the server learns about their text.
+        session_id: Requests of one session share what the server learns about their text, and the router
+            answers them all by one arm.
+        arm: For ``router`` alone: "stable", "candidate" or "control"; "" to leave it to chance.
     """
 
     prompt: str
@@ -84,6 +86,7 @@ class CompletionRequest:
     num_log_probs: int | None = None
     use_draft_logits: bool = False
     session_id: str = ""
+    arm: str = ""
 
     def tensors(self, *, streaming: bool) -> Iterator[InputTensor]:
         """The inputs to send; most are left out at their defaults, which are the server's too.
@@ -107,6 +110,8 @@ class CompletionRequest:
             yield InputTensor("end_id", "INT32", (_integer("end_id", self.end_id),))
         if self.session_id:
             yield InputTensor("session_id", "BYTES", (_utf8("session_id", self.session_id),))
+        if self.arm:
+            yield InputTensor("arm", "BYTES", (_utf8("arm", self.arm),))
         if self.num_draft_tokens is not None:
             count = _integer("num_draft_tokens", self.num_draft_tokens)
             yield InputTensor("num_draft_tokens", "INT32", (count,))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
 from pipelines.executor.step_loop import StepLoop
-from pipelines.serving.local_calls import MAX_HEADER_BYTES, Call, Tensors, message, receive
+from pipelines.serving.local_calls import MAX_HEADER_BYTES, Call, Tensors, closed, message, receive
 from pipelines.serving.responder import Outlet
 from pipelines.serving.triton_wire import is_same
 
@@ -60,7 +60,7 @@ class CallServer:
             pass  # the caller has gone
         finally:
             outlet.leave()
-            writer.close()
+            await closed(writer)
 
 
 class _SocketOutlet:

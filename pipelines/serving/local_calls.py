@@ -12,6 +12,7 @@ response leaves out what is as in the one before it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,14 @@ async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool],
             yield response, is_final
     finally:
         if writer is not None:
-            writer.close()
+            await closed(writer)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, whatever the other side does."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def message(header: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:

@@ -15,7 +15,7 @@ from pipelines.serving.triton_wire import scalar_tensor
 from pipelines.serving.word_list import WordKind, check_words, pack_words
 from pipelines.text.vocabulary import Vocabulary
 
-_FOR_THE_ROUTER = {"arm": "arm"}
+_PASSED_ON = {**PASSED_ON, "arm": "arm"}  # which is for the router
 
 
 class Preprocessing:
@@ -67,11 +67,7 @@ class Preprocessing:
             "input_lengths": scalar_tensor(input_ids.size, np.int32),
             "request_output_len": scalar_tensor(max_tokens, np.int32),
             **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
-            **{
-                inner: inputs[outer]
-                for outer, inner in {**PASSED_ON, **_FOR_THE_ROUTER}.items()
-                if outer in inputs
-            },
+            **{inner: inputs[outer] for outer, inner in _PASSED_ON.items() if outer in inputs},
         }
 
     def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:

@@ -148,6 +148,11 @@ class Router:
         finally:
             self._end(visit, ended)
 
+    async def end(self) -> None:
+        """Repeat nothing any more."""
+        if self._shadow is not None:
+            await self._shadow.close()
+
     def _begin(self, call: Call) -> _Visit:
         table = self._arms.read()
         session_id, named = (

@@ -38,7 +38,7 @@ def load_router_model(parameters: ModelParameters, backend: Any) -> TextModel:
         log.close()
         gauges.stop()
 
-    return TextModel(parameters, backend, router.answer, close)
+    return TextModel(parameters, backend, router.answer, router.end, close)
 
 
 def arms_without_rollout(parameters: ModelParameters) -> ArmTable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class TextModel:
         parameters: The model's settings.
         backend: The module ``triton_python_backend_utils``.
         answer: Gives the tokens.
+        on_end: Run on the loop that runs ``answer`` before what still runs there is cancelled.
         on_close: Called at the end.
 
     Raises:
@@ -62,6 +63,7 @@ class TextModel:
         parameters: ModelParameters,
         backend: Any,
         answer: Callable[[Call], Responses],
+        on_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._parameters = parameters
@@ -69,6 +71,7 @@ class TextModel:
         self._vocabulary = Vocabulary.from_file(parameters.path("tokenizer_file"))
         self._wire = TritonWire(backend)
         self._answer = answer
+        self._on_end = on_end
         self._on_close = on_close
         self._outbox = Outbox()
         self._numbers = itertools.count(1)
@@ -97,6 +100,8 @@ class TextModel:
 
     def close(self) -> None:
         """Cancel what runs and send the last responses."""
+        if self._on_end is not None:
+            self._loop.spawn(self._on_end()).result(CLOSE_TIMEOUT_S)
         self._loop.stop()
         if self._calls is not None:
             self._calls.close()
