@@ -281,12 +281,14 @@ def _tritonserver(arguments: list[str]) -> int:
         **{"backend_config": {"action": "append"}, "load_model": {"action": "append"}},
         **{"cuda_memory_pool_byte_size": {"action": "append"}, "pinned_memory_pool_byte_size": {"type": int}},
         model_control_mode={"choices": ("none", "poll", "explicit")},
+        strict_readiness={"choices": ("true", "false")},
         enable_peer_access={"choices": ("true", "false")},
     )
     options = parser.parse_args(arguments)
     assert (Path(options.backend_directory) / "tensorrtllm").is_dir()
+    assert options.model_control_mode == "explicit"
     repository = Path(options.model_repository)
-    for model in options.load_model or [path.name for path in repository.iterdir()]:
+    for model in options.load_model:
         assert (repository / model / "config.pbtxt").is_file(), model
     if (_state() / "bad_engine").exists():
         print("E1120 model_lifecycle.cc:642] failed to load 'target': engine of another version", flush=True)
@@ -297,6 +299,7 @@ def _tritonserver(arguments: list[str]) -> int:
         stopping.wait()
         return 0
     address = (options.http_address, int(options.http_port))
+    _Health.models = tuple(options.load_model)
     server = http.server.ThreadingHTTPServer(address, _Health)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print("Started HTTPService", flush=True)
@@ -307,9 +310,15 @@ def _tritonserver(arguments: list[str]) -> int:
 
 
 class _Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path in ("/v2/health/ready", "/v2/health/live") else 404)
+    models: tuple[str, ...] = ()
+
+    def do_POST(self) -> None:
+        assert self.path == "/v2/repository/index"
+        assert json.loads(self.rfile.read(int(self.headers["Content-Length"]))) == {"ready": True}
+        self.send_response(200)
         self.end_headers()
+        ready = [{"name": name, "version": "1", "state": "READY"} for name in self.models]
+        self.wfile.write(json.dumps(ready).encode())
 
     def log_message(self, *arguments: Any) -> None:
         pass

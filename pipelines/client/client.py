@@ -31,7 +31,7 @@ class Transport(Protocol):
         """Send a request."""
 
     def is_ready(self) -> bool:
-        """Whether the server and all its models are ready; False if nothing answers."""
+        """Whether the server says that it is ready; False if nothing answers."""
 
     def server_version(self) -> str:
         """Triton's version."""
@@ -148,7 +148,7 @@ class Client:
         return self._start(request, model, streaming=True)
 
     def is_ready(self) -> bool:
-        """Whether the server and all its models are ready; False if nothing answers."""
+        """Whether the server says that it is ready; False if nothing answers."""
         return self._transport.is_ready()
 
     def server_version(self) -> str:

@@ -76,7 +76,7 @@ class GrpcTransport:
         return GrpcCall(call, self._address, silence_s, self._timeouts)
 
     def is_ready(self) -> bool:
-        """Whether the server and all its models are ready; False if nothing answers."""
+        """Whether the server says that it is ready; False if nothing answers."""
         try:
             return bool(
                 self._stub.ServerReady(

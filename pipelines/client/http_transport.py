@@ -63,7 +63,7 @@ class HttpTransport:
         return HttpCall(response, self._timeouts, sent_at_s, streaming=streaming)
 
     def is_ready(self) -> bool:
-        """Whether the server and all its models are ready; False if nothing answers."""
+        """Whether the server says that it is ready; False if nothing answers."""
         try:
             reply = self._http.get("/v2/health/ready", timeout=self._limits(self._timeouts.connect_s))
         except httpx.HTTPError:

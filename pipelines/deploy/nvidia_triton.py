@@ -18,6 +18,7 @@ from pathlib import Path
 from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.gpus import INSTEAD
 from pipelines.deploy.launch import Launch
+from pipelines.deploy.models import loading_options
 from pipelines.deploy.triton_install import REPOSITORY_ROOT
 from pipelines.errors import ServerStartError
 
@@ -120,9 +121,10 @@ def rank_command(
 
     A rank above 0 never finishes loading, so it would not listen anyway; it is told not to.
     """
+    repository = directory / "model_repository"
     command = [
         str(triton.binary),
-        f"--model-repository={directory / 'model_repository'}",
+        f"--model-repository={repository}",
         f"--backend-directory={triton.backends}",
         *endpoint.triton_options(rank),
     ]
@@ -133,4 +135,6 @@ def rank_command(
     if rank > 0:
         command += ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
         command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ENGINE_MODELS)]
+    else:
+        command += loading_options(repository)
     return command

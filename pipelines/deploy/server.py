@@ -21,6 +21,7 @@ from typing import Any
 from pipelines.deploy.containers import Container
 from pipelines.deploy.endpoint import EXIT_TIMEOUT_S, Endpoint
 from pipelines.deploy.launch import Launch
+from pipelines.deploy.models import models_at_start
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server_command import background_command
@@ -188,15 +189,17 @@ class Server:
         return time.monotonic() - began_s
 
     def is_ready(self) -> bool:
-        """Whether the server answers and all its models are loaded."""
+        """Whether the server answers and every model that it loads at its start is loaded."""
         connection = http.client.HTTPConnection(HOST, self.ports.http, timeout=2.0)
         try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
+            connection.request("POST", "/v2/repository/index", json.dumps({"ready": True}))
+            response = connection.getresponse()
+            loaded = {model["name"] for model in json.load(response)} if response.status == 200 else set()
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             return False
         finally:
             connection.close()
+        return bool(loaded) and loaded.issuperset(models_at_start(self.directory / "model_repository"))
 
     def stop(self, kill_after_s: float = KILL_AFTER_S) -> bool:
         """End the server.

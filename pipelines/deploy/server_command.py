@@ -12,6 +12,7 @@ from pipelines.deploy.containers import Container
 from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.gpus import INSTEAD, check_gpus
 from pipelines.deploy.launch import Launch
+from pipelines.deploy.models import loading_options
 from pipelines.deploy.mpi_hosts import leader_worker_set_hosts, wait_for
 from pipelines.deploy.nvidia_triton import NvidiaTriton
 from pipelines.deploy.triton_install import TritonInstall
@@ -98,12 +99,14 @@ def rank_command(directory: Path, endpoint: Endpoint, rank: int) -> ServerComman
 def _embedded(directory: Path, endpoint: Endpoint) -> ServerCommand:
     install = TritonInstall.find()
     backends = install.lay_out_backend(directory / "backends")
+    repository = directory / "model_repository"
     arguments = [
         str(install.binary),
-        f"--model-repository={directory / 'model_repository'}",
+        f"--model-repository={repository}",
         f"--backend-directory={backends}",
         "--allow-gpu-metrics=false",
         *endpoint.triton_options(),
+        *loading_options(repository),
     ]
     environment = {**install.environment(directory / "libraries"), **endpoint.variables()}
     return ServerCommand(arguments, environment)

@@ -6,17 +6,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.deploy import Ports, Server
-from pipelines.deploy import server as deployed
-from pipelines.deploy.server_command import ServerCommand, background_command
 from pipelines.speculation.watched_draft import LAST_PAUSE_S
 from tests.draft_faults import FAILS, GONE, HANGS, HEALTHY, add_faults
 from tests.integration.conftest import grpc_client, http_client, read_gauge, wait_until
@@ -34,17 +31,8 @@ RECOVERY_S = 2 * LAST_PAUSE_S
 
 
 @pytest.fixture
-def start(
-    render: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], tuple[Server, Path]]]:
-    """Start a server whose draft obeys a file and whose models can be unloaded: access -> (server, file)."""
-    explicit = ("--model-control-mode=explicit", "--load-model=*")
-
-    def explicit_command(*arguments: Any) -> ServerCommand:
-        command = background_command(*arguments)
-        return replace(command, arguments=[*command.arguments, *explicit])
-
-    monkeypatch.setattr(deployed, "background_command", explicit_command)
+def start(render: Callable[[str, str], Path]) -> Iterator[Callable[[str], tuple[Server, Path]]]:
+    """Start a server whose draft obeys a file: access -> (server, file)."""
     with ExitStack() as running:
 
         def make(access: str) -> tuple[Server, Path]:

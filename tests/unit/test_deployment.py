@@ -173,15 +173,15 @@ def test_probes_ask_triton_and_allow_for_loading(case: tuple[Recipe, Path]) -> N
     recipe, directory = case
     server = container(pod_templates(directory)["server"])
     assert server["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": "http"}
-    assert server["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert server["readinessProbe"]["httpGet"] == {"path": "/v2/models/generate/ready", "port": "http"}
     startup = server["startupProbe"]
-    assert startup["httpGet"]["path"] == "/v2/health/ready"
+    assert startup["httpGet"]["path"] == "/v2/models/generate/ready"
     patience_s = startup["periodSeconds"] * startup["failureThreshold"]
     assert patience_s == Launch(runtime=recipe.runtime).ready_timeout_s
     if (directory / "compose.yaml").exists():
         check = compose(directory)["services"]["server"]["healthcheck"]
         assert check["start_period"] == f"{patience_s}s"
-        assert "/v2/health/ready" in check["test"][-1]
+        assert "/v2/models/generate/ready" in check["test"][-1]
 
 
 def test_all_is_mounted_read_only_where_it_lies_but_the_run_directory(case: tuple[Recipe, Path]) -> None:
