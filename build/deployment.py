@@ -18,7 +18,8 @@ from typing import Any
 from build.command_line import add_runtime, recipe_parser, run_command
 from build.launch import launch_document, pinned
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
-from build.repository import RUN, render_text
+from build.repository import RUN
+from build.templates import render_text
 from build.whole import whole_directory
 from pipelines.errors import RecipeError, RepositoryError
 

@@ -19,10 +19,11 @@ from build.checkpoint import (
 )
 from build.checkpoint_config import parse_config
 from build.growth import grow
+from build.manifest import sha256_file, sha256_json
 from build.network import network_from_checkpoint
 from build.openvino_engine import EngineSettings, write_engine
 from build.recipe import Growth
-from build.repository import calibration_file
+from build.template_values import calibration_file
 from build.tensor_file import Tensor
 from build.weight_only import apply_quantization
 from pipelines.speculation.calibration import Calibration, EngineCosts
@@ -193,6 +194,7 @@ def build_tiny_engine(
         network = grow(network, growth)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine = directory / role
+    recipe = [quantization, num_threads, kv_cache_dtype, dynamic_quantization, str(growth)]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
@@ -204,7 +206,7 @@ def build_tiny_engine(
             kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             end_ids=(config["end_id"],),
-            fingerprint="tiny",
+            fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
             origin={},
             dynamic_quantization=dynamic_quantization,
         ),

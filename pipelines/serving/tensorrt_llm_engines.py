@@ -19,7 +19,6 @@ from pipelines.serving.output_end import OutputEnd
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.server_calls import ServerCalls
 from pipelines.serving.tensorrt_llm_limits import reason_for_target_alone
-from pipelines.serving.tensorrt_llm_target import MODEL as TARGET
 from pipelines.serving.tensorrt_llm_target import TensorRtLlmTarget
 from pipelines.serving.tensorrt_llm_tensors import (
     LOGITS,
@@ -34,12 +33,11 @@ from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.noise import NoiseStream, words_at
 from pipelines.speculation.request import GenerationRequest, Output
 
-DRAFT = "draft"
 DRAFT_TIMEOUT_S = 5.0  # as the embedded runtime's: requests can go on without a draft that hangs
 
 
 class TensorRtLlmEngines:
-    """Calls the models ``draft`` and ``target``.
+    """Calls the models of draft and target, whose names are the pair's.
 
     Args:
         parameters: The settings of ``speculative``.
@@ -55,6 +53,7 @@ class TensorRtLlmEngines:
         self.stream: EngineStream | None = self._between_rounds
         self.stream_alone: EngineStream | None = self._alone.generate
         self._calls = calls
+        self._draft_model = parameters.text("draft_model")
         self._draft_vocab = parameters.integer("draft_vocab_size")
         self._draft_columns = parameters.integer("draft_padded_vocab_size")
         self._has_fast_logits = parameters.text("fast_logits") == "true"
@@ -86,7 +85,7 @@ class TensorRtLlmEngines:
         deadline_s = min(own_deadline_s, request.deadline_s or own_deadline_s)
         try:
             outputs = await self._calls.whole(
-                DRAFT,
+                self._draft_model,
                 tensors,
                 [*TOKENS, LOGITS] if wants_logits else TOKENS,
                 request_id=self._call_id(request),
@@ -126,7 +125,11 @@ class TensorRtLlmEngines:
             request, self._alone.padded_vocab_size, _seed(request, NoiseStream.SHARED)
         )
         outputs = await self._calls.whole(
-            TARGET, tensors, TOKENS, request_id=self._call_id(request), deadline_s=request.deadline_s
+            self._alone.model,
+            tensors,
+            TOKENS,
+            request_id=self._call_id(request),
+            deadline_s=request.deadline_s,
         )
         grown = new_tokens(outputs, request)
         # Each round ends in a token of the target's own, unless the text ended, which no token stands for.

@@ -21,13 +21,12 @@ from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 from pipelines.text.vocabulary import Vocabulary
 
-MODEL = "target"
-
 
 class TensorRtLlmTarget:
-    """Answers requests with what the model ``target`` generates.
+    """Answers requests with what NVIDIA's model of the target generates.
 
     Attributes:
+        model: NVIDIA's model of the engine.
         vocabulary: Bytes of its tokens.
         end_ids: Tokens that end a text.
         padded_vocab_size: Columns of its logits.
@@ -46,6 +45,7 @@ class TensorRtLlmTarget:
         self._max_seq_len = parameters.integer("max_seq_len")
         self._calls = calls
         self._spell = _spelling(path)
+        self.model = parameters.text("target_model")
         self._numbers = itertools.count(1)
 
     def check(self, request: GenerationRequest) -> None:
@@ -69,7 +69,7 @@ class TensorRtLlmTarget:
             request, self.padded_vocab_size, [self._spell(word) for word in request.bad_words], streaming=True
         )
         responses = self._calls.stream(
-            MODEL,
+            self.model,
             tensors,
             names,
             request_id=f"{request.request_id}/alone/{next(self._numbers)}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build.repository import calibration_file
+from build.template_values import calibration_file
 from pipelines.deploy import Ports, Server
 from pipelines.errors import ServerStartError
 

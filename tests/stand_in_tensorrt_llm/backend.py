@@ -31,7 +31,7 @@ class Backend:
         self._parameters = {name: entry["string_value"] for name, entry in config["parameters"].items()}
         self._directory = Path(self._parameters["gpt_model_path"])
         built = json.loads((self._directory / "config.json").read_text())
-        self._is_draft = config["name"] == "draft"
+        self._is_draft = config["name"].partition("_")[0] == "draft"
         self._limits = self._load(config, built)
         self._max_queue_size = int(config["dynamic_batching"]["default_queue_policy"]["max_queue_size"])
         self._max_running = int(built["build_config"]["max_batch_size"])

@@ -65,6 +65,8 @@ def parameters(directory: Path, **changes: str) -> ModelParameters:
     """Settings of ``speculative``; writes the tokenizer that they name."""
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
     values = {
+        "draft_model": "draft",
+        "target_model": "target",
         "target_engine_dir": str(directory),
         "end_ids": ",".join(map(str, END_IDS)),
         "vocab_size": str(VOCAB_SIZE),

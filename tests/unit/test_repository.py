@@ -9,14 +9,9 @@ import pytest
 
 from build.manifest import write_manifest
 from build.recipe import load_recipe
-from build.repository import (
-    TEMPLATES,
-    config_templates,
-    render_recipe,
-    render_repository,
-    render_text,
-    template_values,
-)
+from build.repository import render_recipe
+from build.template_values import template_values
+from build.templates import TEMPLATES, config_templates, render_repository, render_text
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.serving.sampling_tensors import PASSED_ON
 
@@ -39,7 +34,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_engine_files(directory: Path) -> None:
     directory.mkdir()
     (directory / "engine.bin").write_bytes(b"weights")
-    write_manifest(directory, {})
+    write_manifest(directory, {"fingerprint": directory.name})
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
