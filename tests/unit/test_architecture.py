@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "peers": {"errors", "client", "deploy", *MEASURING},
-    "canary": {"errors", "validation", "bench", "routing"},
+    "canary": {"errors", "client", "deploy", "validation", "bench", "routing", "whole_file"},
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
