@@ -25,6 +25,7 @@ from build.openvino_engine import EngineSettings, write_engine
 from build.recipe import Growth
 from build.template_values import calibration_file
 from build.tensor_file import Tensor
+from build.tokenizer_file import read_tokenizer
 from build.weight_only import apply_quantization
 from pipelines.speculation.calibration import Calibration, EngineCosts
 
@@ -193,12 +194,12 @@ def build_tiny_engine(
     if growth is not None:
         network = grow(network, growth)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
-    engine = directory / role
+    engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
     recipe = [quantization, num_threads, kv_cache_dtype, dynamic_quantization, str(growth)]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
-        checkpoint_directory / "tokenizer.json",
+        engine_tokenizer,
         EngineSettings(
             role=role,
             recipe="tiny",
@@ -207,7 +208,7 @@ def build_tiny_engine(
             num_threads=num_threads,
             end_ids=(config["end_id"],),
             fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
-            origin={},
+            origin={"tokenizer_identity_sha256": read_tokenizer(engine_tokenizer).sha256},
             dynamic_quantization=dynamic_quantization,
         ),
     )
