@@ -1,8 +1,8 @@
-"""Measure what a pair's steps cost here and how its margins tell acceptance.
+"""Measure what a pair's steps cost here, how its margins tell acceptance, and its acceptance to begin with.
 
 ``python -m pipelines.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
 
-Does nothing if the file is there and can be read. Exit codes: 0 measured or there; 1 an engine cannot be
+Measures only what the file does not hold yet. Exit codes: 0 measured or there; 1 an engine cannot be
 used; 2 wrong usage.
 """
 
@@ -16,13 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.acceptance_baseline import AcceptanceBaseline
 from pipelines.calibration.acceptance import measure_acceptance
+from pipelines.calibration.baseline import measure_baseline
 from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
 from pipelines.errors import DraftproofError, EngineLoadError
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor, ExecutorLimits
 from pipelines.prompts import HELD_OUT, read_prompts
 from pipelines.speculation.calibration import Calibration
+from pipelines.speculation.token_ids import TokenIds
 
 _NUM_PROMPTS = 16
 _PROMPT_TOKENS = 64
@@ -34,11 +37,14 @@ _LIMITS = ExecutorLimits(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    with suppress(EngineLoadError):  # missing, or of an older form
-        Calibration.read(options.output)
-        return 0
+    engines = options.draft, options.target
     try:
-        calibrate(options.draft, options.target, options.max_rows, options.prompt_file).write(options.output)
+        if not _is_there(options.output):
+            calibrate(*engines, options.max_rows, options.prompt_file).write(options.output)
+        elif _has_baseline(options.output):
+            return 0
+        prompts = tokenized(options.target, options.prompt_file)
+        measure_baseline(*load_executors(*engines), prompts).add_to(options.output)
     except DraftproofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,17 +65,39 @@ def calibrate(draft_dir: Path, target_dir: Path, max_rows: int, prompt_file: Pat
         EngineLoadError: An engine cannot be loaded.
         InvalidRequestError: The prompts cannot be read.
     """
+    costs = [measure_step_costs(Engine(path, NUM_BLOCKS), max_rows) for path in (draft_dir, target_dir)]
+    prompts = tokenized(target_dir, prompt_file)
+    rates, shares = measure_acceptance(*load_executors(draft_dir, target_dir), list(prompts.values()))
+    return Calibration(costs[0], costs[1], rates, shares)
+
+
+def load_executors(draft_dir: Path, target_dir: Path) -> tuple[Executor, Executor]:
+    """Both engines of a pair, with room for the prompts; raises EngineLoadError."""
+    return Executor.load(draft_dir, _LIMITS), Executor.load(target_dir, _LIMITS)
+
+
+def tokenized(target_dir: Path, prompt_file: Path) -> dict[str, TokenIds]:
+    """Name -> tokens of the prompts, cut to one length; raises InvalidRequestError."""
     from tokenizers import Tokenizer
 
-    costs = [measure_step_costs(Engine(path, NUM_BLOCKS), max_rows) for path in (draft_dir, target_dir)]
     tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
-    prompts = [
-        np.array(tokenizer.encode(prompt.text).ids[:_PROMPT_TOKENS], np.int32)
+    return {
+        prompt.prompt_id: np.array(tokenizer.encode(prompt.text).ids[:_PROMPT_TOKENS], np.int32)
         for prompt in read_prompts(prompt_file, _NUM_PROMPTS)
-    ]
-    draft, target = (Executor.load(path, _LIMITS) for path in (draft_dir, target_dir))
-    rates, shares = measure_acceptance(draft, target, prompts)
-    return Calibration(costs[0], costs[1], rates, shares)
+    }
+
+
+def _is_there(path: Path) -> bool:
+    with suppress(EngineLoadError):  # missing, or of an older form
+        Calibration.read(path)
+        return True
+    return False
+
+
+def _has_baseline(path: Path) -> bool:
+    with suppress(EngineLoadError):
+        return AcceptanceBaseline.read(path) is not None
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

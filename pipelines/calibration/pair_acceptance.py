@@ -30,11 +30,20 @@ class Answers:
 
     Attributes:
         token_ids: Output of each.
-        counts: int64 [prompts, 3]: accepted draft tokens, drafted ones, rounds that drafted.
+        statistics: Counts of each.
     """
 
     token_ids: tuple[TokenIds, ...]
-    counts: npt.NDArray[np.int64]
+    statistics: tuple[SpeculationStatistics, ...]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """[prompts, 3]: accepted draft tokens, drafted ones, rounds that drafted."""
+        counts = [
+            (each.total_accepted_draft_tokens, each.total_draft_tokens, each.num_drafting_rounds)
+            for each in self.statistics
+        ]
+        return np.array(counts, np.int64)
 
     @property
     def acceptance_rate(self) -> float:
@@ -96,7 +105,7 @@ def answer_prompts(
         max_tokens: Of every answer.
         temperature: 0 for greedy; else noise is shared between draft and target.
     """
-    statistics = [SpeculationStatistics(max_draft_len=num_draft_tokens) for _ in prompts]
+    statistics = tuple(SpeculationStatistics(max_draft_len=num_draft_tokens) for _ in prompts)
     loop = StepLoop((draft, target))
     loop.start()
 
@@ -123,11 +132,7 @@ def answer_prompts(
         token_ids = tuple(loop.spawn(answer_all()).result())
     finally:
         loop.stop()
-    counts = [
-        (each.total_accepted_draft_tokens, each.total_draft_tokens, each.num_drafting_rounds)
-        for each in statistics
-    ]
-    return Answers(token_ids, np.array(counts, np.int64))
+    return Answers(token_ids, statistics)
 
 
 def same_choices(

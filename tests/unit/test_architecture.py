@@ -22,20 +22,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "speculation", "text"},
-    "calibration": {"errors", "executor", "speculation", "prompts", "conditions"},
-    "routing": {"errors", "whole_file"},
-    "serving": {"errors", "executor", "speculation", "text", "routing"},
+    "canary": {"errors", "routing", "whole_file", "acceptance_baseline", "calibration", "conditions", "executor", "prompts", "serving", "speculation", "text"},
     "client": {"errors"},
     "deploy": {"errors"},
     "prompts": {"errors"},
     "conditions": {"errors"},
     "whole_file": set(),
+    "acceptance_baseline": {"errors", "whole_file"},
     "command_line": {"errors", "prompts"},
     "running_server": {"errors", "client", "deploy"},
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "peers": {"errors", "client", "deploy", *MEASURING},
-    "canary": {"errors", "client", "deploy", "validation", "bench", "routing", "whole_file"},
+    "canary": {"errors", "client", "deploy", "validation", "bench", "routing", "whole_file", "acceptance_baseline", *MEASURING},
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
