@@ -15,8 +15,8 @@ from pathlib import Path
 from pipelines.canary.candidate import Pair
 from pipelines.errors import CanaryError
 
-# Python, OpenVINO, its kernels, activations. A loop with tiny engines took 166 MiB in all; the demo pair's took
-# 1086 MiB after loading, 1087 by this account.
+# Python, OpenVINO, its kernels, activations. A loop with tiny engines took 166 MiB in all; the demo pair's
+# took 1086 MiB after loading, 1087 by this account.
 PROCESS_BYTES = 250 << 20
 _KV_BYTES = {"float32": 4, "float16": 2}
 _MEMINFO = Path("/proc/meminfo")

@@ -39,6 +39,7 @@ REQUESTS = [
     CompletionRequest("import os\n", max_tokens=24, end_id=-1),
     CompletionRequest("def main():\n", max_tokens=24, end_id=-1, temperature=0.9, seed=7),
 ]
+READINESS = ("/v2/models/generate/ready", "/v2/health/ready")
 PROMPT = {
     "input_ids": np.array([[5, 9, 200, 31]], np.int32),
     "input_lengths": np.array([[4]], np.int32),
@@ -104,11 +105,11 @@ def traffic(server: Server) -> Iterator[Traffic]:
                         seen.wrong.append(answer)
 
     def probe() -> None:
-        ready = f"http://127.0.0.1:{server.ports.http}/v2/models/generate/ready"
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.ports.http}", trust_env=False) as http:
             while not stop.wait(0.02):
-                if (status := http.get(ready).status_code) != 200 or not server.is_ready():
-                    seen.not_ready.append(status)
+                asked = {path: http.get(path).status_code for path in READINESS}
+                if set(asked.values()) != {200} or not server.is_ready():
+                    seen.not_ready.append(asked)
 
     threads = [threading.Thread(target=ask, args=[connect]) for connect in (grpc_client, http_client)]
     threads.append(threading.Thread(target=probe))

@@ -1,0 +1,67 @@
+"""A second pair for TensorRT-LLM beside the first, on stand-ins of NVIDIA's models: names meet.
+
+How NVIDIA's backend itself loads an engine while it serves was not tried.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from build.beside import render_beside
+from pipelines.canary.candidate import CandidatePair
+from pipelines.canary.repository_api import RepositoryApi
+from pipelines.deploy import Ports, Server
+from tests.integration.conftest import read_gauge, wait_until
+from tests.integration.test_side_by_side import tokens_of, traffic
+from tests.stand_in_tensorrt_llm import repository as stand_in
+
+pytestmark = pytest.mark.triton
+
+
+def write_engine(directory: Path, role: str, fingerprint: str) -> Path:
+    engine = stand_in.write_engine(directory / role, role, stand_in.recipe())
+    manifest = json.loads((engine / "manifest.json").read_text())
+    (engine / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": fingerprint}))
+    return engine
+
+
+def num_failures(server: Server, model: str) -> float:
+    return read_gauge(server, "draftproof_draft_failures_total", model=model)
+
+
+@pytest.mark.parametrize(("draft", "target"), [("another", "target"), ("another", "other")])
+def test_the_loop_of_a_pair_reaches_its_own_engines_and_those_that_are_shared(
+    tmp_path: Path, draft: str, target: str
+) -> None:
+    run = stand_in.render(tmp_path, stand_in.recipe())
+    engines = [
+        write_engine(tmp_path / "new", role, name) for role, name in (("draft", draft), ("target", target))
+    ]
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        record = render_beside(
+            stand_in.recipe(serving={"num_draft_tokens": 3}), *engines, run, stand_in.MEMORY
+        )
+        pair = CandidatePair.read(run, record.speculative_model).pair
+        own_draft, own_engines = f"draft_{pair.hash}", (f"draft_{pair.hash}", f"target_{pair.hash}")
+        for model in pair.models:
+            if model in own_engines:
+                stand_in.stand_in(run / "model_repository" / model)
+        assert (own_engines[1] in pair.models) == (target != "target")
+        with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api, traffic(server) as seen:
+            for model in pair.models:
+                api.load(model)
+            right = tokens_of(server, "speculative", 40)
+            assert tokens_of(server, pair.speculative_model, 40) == right
+            assert tokens_of(server, pair.control_model, 40) == right
+            assert num_failures(server, pair.speculative_model) == 0
+            api.unload(own_draft)
+            assert tokens_of(server, pair.speculative_model, 40) == right
+            assert wait_until(lambda: num_failures(server, pair.speculative_model) > 0)
+            assert num_failures(server, "speculative") == 0
+            api.unload(pair.speculative_model)
+        assert seen.num_answers > 0
+        assert (seen.wrong, seen.not_ready) == ([], [])
