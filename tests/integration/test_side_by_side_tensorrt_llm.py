@@ -32,6 +32,12 @@ def num_failures(server: Server, model: str) -> float:
     return read_gauge(server, "draftproof_draft_failures_total", model=model)
 
 
+def num_asked(engine: Path) -> int:
+    """Requests that the stand-in of an engine has noted."""
+    log = engine / "requests.jsonl"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
 @pytest.mark.parametrize(("draft", "target"), [("another", "target"), ("another", "other")])
 def test_the_loop_of_a_pair_reaches_its_own_engines_and_those_that_are_shared(
     tmp_path: Path, draft: str, target: str
@@ -58,6 +64,8 @@ def test_the_loop_of_a_pair_reaches_its_own_engines_and_those_that_are_shared(
             assert tokens_of(server, pair.speculative_model, 40) == right
             assert tokens_of(server, pair.control_model, 40) == right
             assert num_failures(server, pair.speculative_model) == 0
+            asked = [role for role in ("draft", "target") if num_asked(tmp_path / "new" / role)]
+            assert asked == [role for role in ("draft", "target") if f"{role}_{pair.hash}" in pair.models]
             api.unload(own_draft)
             assert tokens_of(server, pair.speculative_model, 40) == right
             assert wait_until(lambda: num_failures(server, pair.speculative_model) > 0)

@@ -157,6 +157,18 @@ def test_another_end_of_texts_is_refused(
     assert "end" in refused(rendered(target={"end_ids": end_ids})).name
 
 
+@pytest.mark.parametrize("name", ["tokenizer_identity_sha256", "end_ids"])
+def test_what_no_manifest_says_is_not_taken_to_be_equal(
+    rendered: Callable[..., CandidatePair], tmp_path: Path, name: str
+) -> None:
+    candidate = rendered()
+    for path in tmp_path.rglob("manifest.json"):
+        content = json.loads(path.read_text())
+        del content[name]
+        path.write_text(json.dumps(content))
+    refused(candidate)
+
+
 def test_an_engine_that_is_not_whole_is_refused(rendered: Callable[..., CandidatePair]) -> None:
     candidate = rendered()
     changed = Path(candidate.pair.draft_engine_dir) / "engine.bin"
