@@ -22,7 +22,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "speculation", "text"},
-    "canary": {"errors", "routing", "whole_file", "acceptance_baseline", "calibration", "conditions", "executor", "prompts", "serving", "speculation", "text"},
+    "calibration": {"errors", "executor", "speculation", "prompts", "conditions", "acceptance_baseline"},
+    "routing": {"errors", "whole_file"},
+    "serving": {"errors", "executor", "speculation", "text", "routing"},
     "client": {"errors"},
     "deploy": {"errors"},
     "prompts": {"errors"},
@@ -34,7 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {"errors", "client", "text", "deploy", *MEASURING},
     "bench": {"errors", "client", "text", "speculation", "executor", *MEASURING},  # the batcher's own cost
     "peers": {"errors", "client", "deploy", *MEASURING},
-    "canary": {"errors", "client", "deploy", "validation", "bench", "routing", "whole_file", "acceptance_baseline", *MEASURING},
+    "canary": {
+        *("errors", "client", "deploy", "validation", "bench", "routing", "whole_file"),
+        *("acceptance_baseline", "command_line", *MEASURING),
+    },
     "demo": {"errors", "client", "text", "validation", "bench", "deploy", *MEASURING},
 }
 
