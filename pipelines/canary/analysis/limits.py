@@ -89,6 +89,19 @@ def read_limits(path: Path = DEFAULT) -> Limits:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise _refuse(path, "cannot be read", " ".join(str(error).split()), "a YAML file") from None
+    return limits_from(raw, path)
+
+
+def limits_from(raw: Any, path: Path) -> Limits:
+    """Limits from what a file holds.
+
+    Args:
+        raw: Keys and values.
+        path: Named in errors.
+
+    Raises:
+        CanaryError: As ``read_limits``.
+    """
     return _section(path, Limits, raw, "")
 
 

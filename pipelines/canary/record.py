@@ -1,0 +1,178 @@
+"""All that is known of one rollout: what the gates judge and the report shows, as one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.bench.slo import Slo
+from pipelines.canary.analysis.limits import Limits, limits_from
+from pipelines.canary.analysis.metrics import ManifestBaseline
+from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.analysis.verdict import Action, Word, analyse
+from pipelines.errors import CanaryError
+
+FORMAT = 1
+
+PROMOTING = ("promoting", "promoted")
+LEAVING = ("rolling_back", "rolled_back", "aborted")
+"""Phases in which it is decided that the candidate goes."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One change of the rollout's phase.
+
+    Attributes:
+        at_s: Unix time.
+        from_phase: "" for the first.
+        to_phase: As in ``RolloutRecord.phase``.
+        reason: In a sentence.
+        evidence: By what it was decided, ready for JSON. Of one into ``rolling_back`` or ``aborted`` its
+            "verdict", where there is one, says whether the candidate failed or was only not shown to be
+            good enough.
+        weights: Arm -> share of the requests from then on.
+    """
+
+    at_s: float
+    from_phase: str
+    to_phase: str
+    reason: str
+    evidence: dict[str, Any]
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RolloutRecord:
+    """One rollout up to now.
+
+    Attributes:
+        canary_id: Of the rollout.
+        recipe_stable: Of the pair in service.
+        recipe_candidate: Of the new one.
+        began_at_s: Unix time.
+        phase: As the controller names it: preflight, loading, cold_start, shadow, step/1 and so on,
+            promoting, promoted, rolling_back, rolled_back, paused, aborted.
+        transitions: In the order of time.
+        requests: Without holes (``ObservedRequest``), arrivals as unix time.
+        divergences: Answers that differ, as far as they were kept: prompt, stable_text, candidate_text and
+            first_difference, the index of a token.
+        limits: By which it is judged.
+        slo: What a good request is.
+        manifest: Acceptance of the candidate at its build, if it was measured.
+    """
+
+    canary_id: str
+    recipe_stable: str
+    recipe_candidate: str
+    began_at_s: float
+    phase: str
+    transitions: tuple[Transition, ...]
+    requests: tuple[ObservedRequest, ...]
+    divergences: tuple[dict[str, Any], ...]
+    limits: Limits
+    slo: Slo
+    manifest: ManifestBaseline | None
+
+    def to_json(self) -> str:
+        """One line that ``from_json`` reads."""
+        document = {"format": FORMAT, **asdict(self)}
+        if self.manifest is not None:
+            document["manifest"]["prompt_ids"] = sorted(self.manifest.prompt_ids)
+        return json.dumps(document, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> RolloutRecord:
+        """The record that ``to_json`` wrote.
+
+        Raises:
+            CanaryError: It is none, or of another format.
+        """
+        try:
+            document = json.loads(text)
+            if document.pop("format") != FORMAT:
+                raise ValueError("it is of another format")
+            return cls(**{**document, **{key: read(document[key]) for key, read in _READ.items()}})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CanaryError(
+                "a rollout's record cannot be read",
+                values=f"{type(error).__name__}: {error}",
+                limit=f"a record of format {FORMAT}",
+                remedy="write it with this version of Draftproof",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rollout amounts to at one time.
+
+    Attributes:
+        verdict: What is shown of the candidate.
+        action: What follows. A candidate that leaves without having failed has ``inconclusive`` and
+            ``roll_back``.
+        still_needed: Trials more until the verdict; None if no number would do.
+        phase: Of the rollout.
+        reason: In a sentence.
+    """
+
+    verdict: Word
+    action: Action
+    still_needed: int | None
+    phase: str
+    reason: str
+
+
+def judgement(record: RolloutRecord) -> Judgement:
+    """By what was decided already, else by the requests so far.
+
+    Raises:
+        CanaryError: As ``analyse``.
+    """
+    if record.phase in PROMOTING:
+        return Judgement("pass", "promote", 0, record.phase, _decision(record, PROMOTING).reason)
+    if record.phase in LEAVING:
+        decision = _decision(record, LEAVING)
+        verdict: Word = "inconclusive" if decision.evidence.get("verdict") == "inconclusive" else "fail"
+        return Judgement(verdict, "roll_back", 0, record.phase, decision.reason)
+    analysis = analyse(record.requests, record.limits, record.slo, record.manifest)
+    words = {each.metric.name: "held" if each.is_held else each.verdict for each in analysis.judged}
+    named = {
+        word: [name for name in words if words[name] == word] for word in ("fail", "held", "inconclusive")
+    }
+    parts = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
+    reason = "; ".join(parts) or "every loss is shown to be within its limit"
+    return Judgement(analysis.verdict, analysis.action, analysis.still_needed, record.phase, reason)
+
+
+def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:
+    """The transition that led into these phases."""
+    for transition in reversed(record.transitions):
+        if transition.to_phase in phases and transition.from_phase not in phases:
+            return transition
+    raise CanaryError(
+        "a rollout's record does not say how its phase came about",
+        values=f"phase={record.phase}, transitions: {len(record.transitions)}",
+        limit=f"one into {' or '.join(phases)}",
+        remedy="write the record with this version of Draftproof",
+    )
+
+
+def _request(raw: dict[str, Any]) -> ObservedRequest:
+    return ObservedRequest(**{**raw, "accepted_per_position": tuple(raw["accepted_per_position"])})
+
+
+def _manifest(raw: dict[str, Any] | None) -> ManifestBaseline | None:
+    return None if raw is None else ManifestBaseline(**{**raw, "prompt_ids": frozenset(raw["prompt_ids"])})
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "transitions": lambda raw: tuple(Transition(**each) for each in raw),
+    "requests": lambda raw: tuple(map(_request, raw)),
+    "divergences": tuple,
+    "limits": lambda raw: limits_from(raw, Path("limits of the record")),
+    "slo": lambda raw: Slo(**raw),
+    "manifest": _manifest,
+}

@@ -1,0 +1,26 @@
+"""Records of rollouts for tests of the canary's gates and report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.canary.record import RolloutRecord
+from tests.unit.canary_requests import LIMITS, SLO
+
+
+def rollout(**changes: Any) -> RolloutRecord:
+    """A rollout in its first step of weights, with nothing observed."""
+    given: dict[str, Any] = {
+        "canary_id": "c1",
+        "recipe_stable": "demo",
+        "recipe_candidate": "demo-int8",
+        "began_at_s": 1_700_000_000.0,
+        "phase": "step/1",
+        "transitions": (),
+        "requests": (),
+        "divergences": (),
+        "limits": LIMITS,
+        "slo": SLO,
+        "manifest": None,
+    }
+    return RolloutRecord(**{**given, **changes})

@@ -1,0 +1,80 @@
+"""The record of a rollout and what it amounts to; run: pytest tests/unit/test_canary_record.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines.canary.analysis.metrics import ManifestBaseline
+from pipelines.canary.record import RolloutRecord, Transition, judgement
+from pipelines.errors import CanaryError
+from tests.unit.canary_requests import failed, request
+from tests.unit.canary_rollouts import rollout
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    manifest = ManifestBaseline(0.7, 3.1, frozenset({"b", "a"}))
+    record = rollout(
+        requests=(request(0), failed(1, failure="timeout"), request(2, "stable", session_id="s")),
+        divergences=({"prompt": "p", "stable_text": "a", "candidate_text": "b", "first_difference": 0},),
+        manifest=manifest,
+    )
+    assert RolloutRecord.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"format": None}, {"unknown": 1}, {"requests": [{"arm": "stable"}]}, {"limits": {}}],
+)
+def test_a_record_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    document = {**json.loads(rollout().to_json()), **change}
+    with pytest.raises(CanaryError):
+        RolloutRecord.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": 1}'])
+def test_what_is_no_record_is_refused_in_four_parts(text: str) -> None:
+    with pytest.raises(CanaryError) as caught:
+        RolloutRecord.from_json(text)
+    assert caught.value.values and caught.value.limit and caught.value.remedy
+
+
+def test_requests_are_judged_while_nothing_is_decided() -> None:
+    nothing = judgement(rollout(phase="shadow", requests=()))
+    assert (nothing.verdict, nothing.action, nothing.phase) == ("inconclusive", "go_on", "shadow")
+    assert nothing.still_needed
+    wrong = judgement(rollout(requests=(request(0, tokens="diverged"),)))
+    assert (wrong.verdict, wrong.action) == ("fail", "roll_back")
+    assert wrong.reason.startswith("fail: tokens")
+
+
+@pytest.mark.parametrize(
+    ("phase", "evidence", "expected"),
+    [
+        ("promoting", {}, ("pass", "promote")),
+        ("rolling_back", {"verdict": "fail"}, ("fail", "roll_back")),
+        ("rolling_back", {}, ("fail", "roll_back")),
+        ("aborted", {"verdict": "inconclusive"}, ("inconclusive", "roll_back")),
+    ],
+)
+def test_what_is_decided_stays_so_whatever_the_requests_say(
+    phase: str, evidence: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    decided = Transition(5.0, "step/1", phase, "because", evidence, {"stable": 1.0})
+    found = judgement(rollout(phase=phase, transitions=(decided,), requests=(request(0, tokens="diverged"),)))
+    assert (found.verdict, found.action) == expected
+    assert (found.reason, found.still_needed) == ("because", 0)
+
+
+def test_the_reason_is_that_of_the_decision_not_of_its_end() -> None:
+    decided = Transition(5.0, "shadow", "rolling_back", "one answer diverged", {"verdict": "fail"}, {})
+    done = Transition(6.0, "rolling_back", "rolled_back", "unloaded", {}, {})
+    found = judgement(rollout(phase="rolled_back", transitions=(decided, done)))
+    assert found.reason == "one answer diverged"
+
+
+def test_a_phase_without_its_transition_is_refused() -> None:
+    with pytest.raises(CanaryError, match="how its phase came about"):
+        judgement(rollout(phase="promoted", transitions=()))
