@@ -1,0 +1,353 @@
+"""The gates for other rollout tools, asked over real HTTP; run: pytest tests/unit/test_canary_gates.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from pipelines.canary.gates.http import MAX_BODY_BYTES, GateServer
+from pipelines.canary.record import RolloutRecord, Transition
+from pipelines.errors import CanaryError
+from tests.unit.canary_requests import recorded_traffic, request
+from tests.unit.canary_rollouts import rollout
+
+FLAGGER = {"name": "draftproof", "namespace": "test", "phase": "Progressing", "checksum": "85d557f47b"}
+FAILING = rollout(requests=(request(0, tokens="diverged"),))
+PROMOTED = rollout(
+    phase="promoted", transitions=(Transition(9.0, "step/3", "promoting", "all within limits", {}, {}),)
+)
+
+
+class Gates:
+    """A server of gates, and the record that it reads next."""
+
+    def __init__(self, port: int) -> None:
+        self.record: RolloutRecord | Exception = rollout()
+        self.port = port
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
+
+    def verdict(self, query: str = "") -> Any:
+        return self.client.get(f"/verdict{query}").raise_for_status().json()
+
+    def hook(self, name: str, query: str = "") -> int:
+        return self.client.post(f"/gate/{name}{query}", json=FLAGGER).status_code
+
+    def raw(self, text: bytes) -> bytes:
+        """What comes back for bytes that no client would send."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(text)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.fixture
+def gates() -> Iterator[Gates]:
+    def read() -> RolloutRecord:
+        if isinstance(found.record, Exception):
+            raise found.record
+        return found.record
+
+    with GateServer(read, ("127.0.0.1", 0)) as server:
+        found = Gates(server.server_port)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        with found.client:
+            yield found
+        server.shutdown()
+        thread.join()
+
+
+def test_the_verdict_is_json_that_argo_can_test(gates: Gates) -> None:
+    found = gates.verdict()
+    assert (found["verdict"], found["action"], found["phase"]) == ("inconclusive", "go_on", "step/1")
+    assert (found["canary_id"], found["candidate"], found["still_needed"]) == ("c1", "demo-int8", 50)
+    gates.record = FAILING
+    assert gates.verdict()["verdict"] == "fail"
+    gates.record = PROMOTED
+    assert gates.verdict()["verdict"] == "pass"
+    assert gates.verdict()["reason"] == "all within limits"
+
+
+def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
+    """Else a rollout that has not begun would pass by the last one's verdict."""
+    gates.record = PROMOTED
+    assert gates.verdict("?candidate=demo-int8")["verdict"] == "pass"
+    other = gates.verdict("?candidate=demo-int4")
+    assert (other["verdict"], other["action"], other["canary_id"]) == ("inconclusive", "go_on", "")
+    assert other["reason"] == "no rollout of demo-int4: the latest is of demo-int8"
+    assert gates.hook("confirm-promotion", "?candidate=demo-int4") == 503
+
+
+@pytest.mark.parametrize(
+    ("record", "rollout_hook", "traffic", "promotion", "rollback"),
+    [
+        (rollout(), 200, 200, 503, 503),
+        (FAILING, 503, 503, 503, 200),
+        (PROMOTED, 200, 200, 200, 503),
+    ],
+    ids=["going on", "failing", "promoted"],
+)
+def test_flagger_is_told_by_status_codes(
+    gates: Gates, record: RolloutRecord, rollout_hook: int, traffic: int, promotion: int, rollback: int
+) -> None:
+    gates.record = record
+    assert gates.hook("rollout") == rollout_hook
+    assert gates.hook("confirm-traffic-increase") == traffic
+    assert gates.hook("confirm-promotion") == promotion
+    assert gates.hook("rollback") == rollback
+
+
+def test_a_gate_that_cannot_know_stays_shut_and_says_why(gates: Gates) -> None:
+    gates.record = CanaryError("no rollout was begun", values="none", limit="one", remedy="begin one")
+    for name in ("rollout", "confirm-promotion", "rollback"):
+        assert gates.hook(name) == 503
+    answer = gates.client.get("/verdict")
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "error": {
+            "code": "canary",
+            "what": "no rollout was begun",
+            "values": "none",
+            "limit": "one",
+            "remedy": "begin one",
+        }
+    }
+
+
+def test_a_defect_shows_no_traceback(gates: Gates, caplog: pytest.LogCaptureFixture) -> None:
+    gates.record = RuntimeError("secret")
+    answer = gates.client.get("/verdict")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert "secret" not in answer.text and "Traceback" not in answer.text
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/gate/promotion", 404),
+        ("POST", "/verdict", 405),
+        ("GET", "/judge", 405),
+        ("GET", "/verdict?candidat=x", 400),
+        ("GET", "/verdict?candidate=x&candidate=y", 400),
+        ("PUT", "/verdict", 501),
+    ],
+)
+def test_what_is_not_served_is_refused_as_json(gates: Gates, method: str, path: str, status: int) -> None:
+    answer = gates.client.request(method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["what"]
+    assert answer.headers.get("allow", "") == {"/verdict": "GET", "/judge": "POST"}.get(path, "") * (
+        status == 405
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [
+        (b"Content-Length: 3", b"{x}", b"400"),
+        (b"Content-Length: 2", b"\xff\xff", b"400"),
+        (b"Content-Length: -1", b"", b"411"),
+        (b"Transfer-Encoding: chunked", b"0\r\n\r\n", b"411"),
+        (b"Content-Length: %d" % (MAX_BODY_BYTES + 1), b"", b"413"),
+        (b"Content-Length: 200000", b"[" * 200000, b"400"),
+        (b"X: y\r\n" * 200 + b"Content-Length: 2", b"{}", b"431"),
+    ],
+    ids=["no JSON", "no UTF-8", "no length", "chunked", "too long", "too deep", "too many headers"],
+)
+def test_a_body_that_cannot_be_read_is_refused(gates: Gates, head: bytes, body: bytes, status: bytes) -> None:
+    answer = gates.raw(b"POST /judge HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s" % (head, body))
+    first, _, rest = answer.partition(b"\r\n")
+    assert first.split()[1] == status
+    assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["what"]
+
+
+def test_a_request_line_that_is_none_is_refused(gates: Gates) -> None:
+    assert b'"error"' in gates.raw(b"nonsense of four words\r\n\r\n")
+
+
+# Kayenta ------------------------------------------------------------------------------------------------
+
+EXACT = [0.1 + 0.001 * (place % 7) for place in range(60)]
+
+
+def judge_request(*series: tuple[str, list[Any], list[Any]], **analysis: Any) -> dict[str, Any]:
+    """As RemoteJudge sends it: name, values of the canary, values of the baseline."""
+    return {
+        "canaryConfig": {
+            "name": "draftproof",
+            "applications": ["draftproof"],
+            "judge": {"name": "RemoteJudge-v1.0", "judgeConfigurations": {}},
+            "metrics": [
+                {
+                    "name": name,
+                    "groups": ["time"],
+                    "query": {},
+                    "analysisConfigurations": {"canary": analysis},
+                }
+                for name, _, _ in series
+            ],
+            "classifier": {"groupWeights": {"time": 100.0}},
+        },
+        "scoreThresholds": {"pass": 95.0, "marginal": 75.0},
+        "metricSetPairList": [
+            {
+                "name": name,
+                "id": f"id of {name}",
+                "tags": {"a": "b"},
+                "values": {"control": control, "experiment": experiment},
+                "scopes": {},
+                "attributes": {},
+            }
+            for name, experiment, control in series
+        ],
+    }
+
+
+def judged(gates: Gates, *series: tuple[str, list[Any], list[Any]], **analysis: Any) -> Any:
+    return gates.client.post("/judge", json=judge_request(*series, **analysis)).raise_for_status().json()
+
+
+def test_equal_series_pass(gates: Gates) -> None:
+    found = judged(gates, ("ttft", EXACT, EXACT), direction="increase")
+    assert found["judgeName"] == "Draftproof"
+    [result] = found["results"]
+    assert (result["name"], result["id"], result["tags"]) == ("ttft", "id of ttft", {"a": "b"})
+    assert (result["classification"], result["groups"]) == ("Pass", ["time"])
+    assert result["resultMetadata"]["ratio"] == 1
+    assert result["experimentMetadata"]["stats"]["count"] == 60
+    assert (result["critical"], result["muted"]) == (False, False)
+    assert found["groupScores"] == [{"name": "time", "score": 100.0, "classification": "Pass"}]
+    assert found["score"] == {"score": 100.0, "classification": "Pass", "classificationReason": "no loss"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "direction", "label"),
+    [
+        (1.3, "increase", "High"),
+        (1.3, "either", "High"),
+        (1.3, "decrease", "Pass"),
+        (0.7, "decrease", "Low"),
+        (0.7, "either", "Low"),
+        (0.7, "increase", "Pass"),
+    ],
+)
+def test_a_loss_is_one_on_the_side_that_counts(
+    gates: Gates, factor: float, direction: str, label: str
+) -> None:
+    series = ("ttft", [factor * value for value in EXACT], EXACT)
+    found = judged(gates, series, direction=direction, critical=True)
+    assert found["results"][0]["classification"] == label
+    assert found["results"][0]["critical"] == (label != "Pass")
+    word = "Pass" if label == "Pass" else "Fail"
+    assert (found["score"]["classification"], found["score"]["score"] >= 95) == (word, label == "Pass")
+
+
+def test_too_few_points_are_marginal_not_passed(gates: Gates) -> None:
+    found = judged(gates, ("ttft", EXACT[:5], EXACT[:5]))
+    assert found["results"][0]["classification"] == "Nodata"
+    assert "would decide" in found["results"][0]["classificationReason"]
+    assert (found["score"]["classification"], found["score"]["score"]) == ("Marginal", 85.0)
+
+
+def test_one_lost_metric_is_not_outweighed(gates: Gates) -> None:
+    good = [(f"good {number}", EXACT, EXACT) for number in range(9)]
+    found = judged(gates, *good, ("itl", [2 * value for value in EXACT], EXACT))
+    assert (found["score"]["classification"], found["score"]["classificationReason"]) == ("Fail", "lost: itl")
+
+
+def test_a_muted_metric_counts_for_nothing(gates: Gates) -> None:
+    found = judged(gates, ("ttft", [2 * value for value in EXACT], EXACT), muted=True)
+    assert found["results"][0]["classification"] == "High"
+    assert (found["score"]["classification"], found["groupScores"]) == ("Marginal", [])
+
+
+def test_points_without_a_value_are_left_out_or_count_as_nothing(gates: Gates) -> None:
+    gaps: list[Any] = ["NaN", None, *EXACT[2:]]
+    left_out = judged(gates, ("ttft", gaps, EXACT))
+    assert left_out["results"][0]["experimentMetadata"]["stats"]["count"] == 58
+    replaced = judged(gates, ("ttft", gaps, EXACT), nanStrategy="replace")
+    assert replaced["results"][0]["experimentMetadata"]["stats"]["min"] == 0
+    raw = json.dumps(judge_request(("ttft", [math.nan, *EXACT], EXACT)))
+    assert gates.client.post("/judge", content=raw).status_code == 200
+
+
+def test_counts_that_are_nothing_on_both_sides_are_as_many(gates: Gates) -> None:
+    found = judged(gates, ("errors", [0.0] * 60, [0.0] * 60), direction="increase")
+    assert found["results"][0]["classification"] == "Pass"
+    found = judged(gates, ("errors", [3.0] * 60, [0.0] * 60), direction="increase")
+    assert found["results"][0]["classification"] == "High"
+
+
+def test_a_metric_that_must_have_data_is_lost_without(gates: Gates) -> None:
+    assert judged(gates, ("ttft", [], EXACT))["score"]["classification"] == "Marginal"
+    found = judged(gates, ("ttft", [], EXACT), mustHaveData=True)
+    assert found["results"][0]["classification"] == "NodataFailMetric"
+    assert found["score"]["classification"] == "Fail"
+
+
+def test_the_allowed_effect_is_kayentas(gates: Gates) -> None:
+    series = ("ttft", [1.3 * value for value in EXACT], EXACT)
+    found = judged(gates, series, direction="increase", effectSize={"allowedIncrease": 1.5})
+    assert found["results"][0]["classification"] == "Pass"
+
+
+@pytest.mark.parametrize(
+    "analysis",
+    [
+        {"direction": "up"},
+        {"effectSize": {"allowedIncrease": 0.9}},
+        {"effectSize": {"allowedDecrease": True}},
+        {"effectSize": {"measure": "cles"}},
+        {"effectSize": 3},
+    ],
+)
+def test_what_the_judge_cannot_do_is_refused(gates: Gates, analysis: dict[str, Any]) -> None:
+    answer = gates.client.post("/judge", json=judge_request(("ttft", EXACT, EXACT), **analysis))
+    assert answer.status_code == 400
+    assert all(answer.json()["error"][part] for part in ("what", "values", "limit", "remedy"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scoreThresholds": {"pass": 50, "marginal": 75}},
+        {"scoreThresholds": None},
+        {"metricSetPairList": []},
+        {"metricSetPairList": [{"name": "ttft"}]},
+        {"metricSetPairList": [{"name": "other", "values": {}}]},
+        {"metricSetPairList": [{"name": "ttft", "values": {"experiment": [-1], "control": [1]}}]},
+        {"metricSetPairList": [{"name": "ttft", "values": {"experiment": ["x"], "control": [1]}}]},
+        {"canaryConfig": {"metrics": [{}]}},
+        {"canaryConfig": {"metrics": [{"name": "ttft", "groups": 1}]}},
+    ],
+)
+def test_a_request_of_another_form_is_refused(gates: Gates, change: dict[str, Any]) -> None:
+    document = {**judge_request(("ttft", EXACT, EXACT)), **change}
+    answer = gates.client.post("/judge", json=document)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def test_gates_answer_while_another_client_dawdles_and_goes(
+    gates: Gates, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", gates.port), timeout=10) as slow:
+        slow.sendall(b"POST /judge HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
+        assert gates.verdict()["verdict"] == "inconclusive"
+    assert gates.verdict()["verdict"] == "inconclusive"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_real_sample_is_judged_over_http(gates: Gates) -> None:
+    stable = [each for each in recorded_traffic() if each.arm == "stable"]
+    gates.record = rollout(requests=tuple(stable))
+    assert gates.verdict()["still_needed"]
