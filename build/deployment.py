@@ -1,9 +1,9 @@
 """Renders files to deploy a recipe's server: ``python -m build.deployment --recipe demo``.
 
-``.run/<recipe>/deployment/`` gets a Docker compose file, Kubernetes manifests and Prometheus' rules, from
-``pipelines/deploy/templates/``. Every container runs ``python -m pipelines.deploy run`` on the rendered
-repository, so no template repeats how Triton is started. The checkout is mounted at the path that it has
-here: paths in the rendered repository hold.
+``.run/<recipe>/deployment/`` gets a Docker compose file, Kubernetes manifests, Prometheus' rules and examples
+for other rollout tools, from ``pipelines/deploy/templates/``. Every server's container runs
+``python -m pipelines.deploy run`` on the rendered repository, so no template repeats how Triton is started.
+The checkout is mounted at the path that it has here: paths in the rendered repository hold.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CPUS_PER_GPU = 8
 def template_folders(recipe: Recipe) -> tuple[str, ...]:
     """Folders of ``TEMPLATES`` whose files a recipe gets."""
     if recipe.runtime == "embedded":
-        return ("every", "one_pod", "embedded")
+        return ("every", "one_pod", "canary", "embedded")
     if recipe.tensorrt_llm.num_nodes > 1:
         return ("every", "several_nodes")
-    return ("every", "one_pod", "one_node")
+    return ("every", "one_pod", "canary", "one_node")
 
 
 def template_values(recipe: Recipe, image: str | None = None) -> dict[str, str]:

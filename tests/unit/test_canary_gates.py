@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pipelines.canary.gates.ask import main as ask
 from pipelines.canary.gates.http import MAX_BODY_BYTES, GateServer
 from pipelines.canary.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
@@ -173,6 +174,32 @@ def test_a_body_that_cannot_be_read_is_refused(gates: Gates, head: bytes, body: 
 
 def test_a_request_line_that_is_none_is_refused(gates: Gates) -> None:
     assert b'"error"' in gates.raw(b"nonsense of four words\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("record", "code"), [(rollout(), 3), (FAILING, 1), (PROMOTED, 0), (CanaryError("no rollout"), 3)]
+)
+def test_a_job_ends_with_the_verdict_as_its_exit_code(
+    gates: Gates, record: Any, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gates.record = record
+    assert ask(["--url", f"http://127.0.0.1:{gates.port}"]) == code
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_a_job_waits_for_the_verdict_on_its_candidate(gates: Gates) -> None:
+    gates.record = rollout()
+    later = threading.Timer(0.2, lambda: setattr(gates, "record", PROMOTED))
+    later.start()
+    url = f"http://127.0.0.1:{gates.port}"
+    assert ask(["--url", url, "--candidate", "demo-int8", "--wait-s", "10", "--every-s", "0.02"]) == 0
+    assert ask(["--url", url, "--candidate", "demo-int4"]) == 3
+    later.join()
+
+
+def test_a_job_whose_gates_do_not_answer_has_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(["--url", "http://127.0.0.1:1"]) == 3
+    assert "no gates answer" in json.loads(capsys.readouterr().out)["error"]
 
 
 # Kayenta ------------------------------------------------------------------------------------------------
