@@ -84,7 +84,7 @@ def addresses(directory: Path) -> Iterator[str]:
 def test_each_tool_has_its_example(case: tuple[Recipe, Path]) -> None:
     recipe, directory = case
     kinds = {document.get("kind", "patch") for document in documents(directory)}
-    expected = {"patch", "Rollout", "AnalysisTemplate", "Service", "Canary"}
+    expected = {"patch", "Rollout", "AnalysisTemplate", "Service", "NetworkPolicy", "Canary"}
     assert kinds == expected | ({"InferenceService"} if recipe.runtime == "embedded" else set())
 
 
@@ -107,8 +107,8 @@ def test_the_schemas_refuse_what_does_not_fit(kind: str, tmp_path: Path) -> None
 
 def test_pods_and_services_fit_kubernetes(directory: Path) -> None:
     kubernetes_validate.validate(patched(directory), KUBERNETES_VERSION, strict=True)
-    for service in documents(directory, "Service"):
-        kubernetes_validate.validate(service, KUBERNETES_VERSION, strict=True)
+    for document in documents(directory, "Service", "NetworkPolicy"):
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
     for spec in pods(directory):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
         kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
@@ -183,6 +183,21 @@ def test_services_select_the_pods_that_hold_the_gates(directory: Path) -> None:
         primary = selector["app.kubernetes.io/instance"].removesuffix("-primary")
         assert primary == name
         assert {**selector, "app.kubernetes.io/instance": primary}.items() <= labels.items()
+
+
+def test_the_tools_may_ask_the_gates_and_nothing_else(directory: Path) -> None:
+    """The server's own policy lets in only pods that are marked as clients."""
+    policies = list(documents(directory, "NetworkPolicy"))
+    selected = {
+        service["spec"]["selector"]["app.kubernetes.io/instance"]
+        for service in documents(directory, "Service")
+    }
+    assert {
+        policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] for policy in policies
+    } == selected
+    assert [rule["ports"] for policy in policies for rule in policy["spec"]["ingress"]] == [
+        [{"port": "gates"}]
+    ] * 2
 
 
 def test_kserve_runs_the_server_as_the_deployment_does(tmp_path: Path) -> None:
