@@ -125,6 +125,7 @@ def line_chart(
     rules: Sequence[float] = (),
     is_log_x: bool = False,
     has_marks: bool = True,
+    y_range: tuple[float, float] | None = None,
 ) -> Chart:
     """Lines with an interval at each point.
 
@@ -135,12 +136,14 @@ def line_chart(
         rules: Values at which a horizontal line is drawn.
         is_log_x: Whether the horizontal axis is logarithmic.
         has_marks: Whether points are marked: not for curves of hundreds of them.
+        y_range: What the vertical axis shows at least, None for 0 and all values; what lies beyond it is
+            drawn at its edge.
     """
     scale = math.log if is_log_x else float
     first, last = scale(x_values[0]), scale(x_values[-1])
     width = WIDTH - LEFT - RIGHT
     highest = max([*rules, *(point.high for each in series for point in each.points)])
-    y_ticks, place_y = _vertical(highest)
+    y_ticks, place_y = _vertical(*(y_range or (0.0, highest)))
 
     def place_x(value: float) -> float:
         return LEFT + (width / 2 if first == last else width * (scale(value) - first) / (last - first))
@@ -167,7 +170,9 @@ def line_chart(
         labels.x,
         labels.y,
         tuple(drawn),
-        tuple(Tick(place_x(value), f"{value:.3g}") for value in x_values),
+        tuple(
+            Tick(place_x(value), f"{value:.0f}" if value >= 1000 else f"{value:.3g}") for value in x_values
+        ),
         y_ticks,
         tuple(Tick(place_y(value), f"{value:g}") for value in rules),
         bar_width=0,
@@ -175,41 +180,44 @@ def line_chart(
     )
 
 
-def bar_chart(labels: Labels, series: Sequence[tuple[str, int, Sequence[float]]]) -> Chart:
-    """Groups of bars over 0, 1, 2 and so on.
+def bar_chart(labels: Labels, series: Sequence[tuple[str, int, Sequence[float]]], first: int = 0) -> Chart:
+    """Groups of bars over whole numbers.
 
     Args:
         labels: Words around it.
         series: Name, colour and heights; the shorter ones end early.
+        first: Number of the first group.
     """
     num_groups = max(len(heights) for _, _, heights in series)
     group_width = (WIDTH - LEFT - RIGHT) / num_groups
     bar_width = 0.8 * group_width / len(series)
-    y_ticks, place_y = _vertical(max(height for _, _, heights in series for height in heights))
+    y_ticks, place_y = _vertical(0.0, max(height for _, _, heights in series for height in heights))
     drawn = []
     for index, (name, color, heights) in enumerate(series):
         marks = []
         for group, height in enumerate(heights):
             x = LEFT + group_width * (group + 0.1) + bar_width * index
             y = place_y(height)
-            marks.append(Mark(x, y, y, y, f"{name}: {height:.3f} at {group}"))
+            marks.append(Mark(x, y, y, y, f"{name}: {height:.3f} at {first + group}"))
         drawn.append(Drawn(name, color, tuple(marks)))
-    ticks = [Tick(LEFT + group_width * (group + 0.5), str(group)) for group in range(num_groups)]
+    ticks = [Tick(LEFT + group_width * (group + 0.5), str(first + group)) for group in range(num_groups)]
     return Chart(
         labels.title, labels.x, labels.y, tuple(drawn), tuple(ticks), y_ticks, (), bar_width, has_marks=False
     )
 
 
-def _vertical(highest: float) -> tuple[tuple[Tick, ...], Callable[[float], float]]:
-    """Ticks of an axis from 0 to about ``highest`` at round values, and the place of a value on it."""
-    rough = (highest or 1.0) / _NUM_TICKS
+def _vertical(lowest: float, highest: float) -> tuple[tuple[Tick, ...], Callable[[float], float]]:
+    """Ticks of an axis at round values that enclose a range, and the place of a value on it."""
+    rough = (highest - lowest or 1.0) / _NUM_TICKS
     unit: float = 10 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough)
-    num_steps = math.ceil(round((highest or 1.0) / step, 9))
+    first = math.floor(round(lowest / step, 9))
+    last = max(first + 1, math.ceil(round(highest / step, 9)))
     height = HEIGHT - TOP - BOTTOM
 
     def place(value: float) -> float:
-        return TOP + height * (1 - value / (num_steps * step))
+        share = (value / step - first) / (last - first)
+        return TOP + height * (1 - min(1.0, max(0.0, share)))
 
-    ticks = tuple(Tick(place(index * step), f"{index * step:g}") for index in range(num_steps + 1))
+    ticks = tuple(Tick(place(index * step), f"{index * step:g}") for index in range(first, last + 1))
     return ticks, place

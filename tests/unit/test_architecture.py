@@ -67,7 +67,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
-    "jinja2": ("pipelines/validation/", "pipelines/bench/", "tests/"),
+    "jinja2": ("pipelines/validation/", "pipelines/bench/", "pipelines/canary/", "tests/"),
     "tritonclient": ("pipelines/client/", "pipelines/serving/server_calls.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }

@@ -25,6 +25,11 @@ PROMOTED = rollout(
     phase="promoted", transitions=(Transition(9.0, "step/3", "promoting", "all within limits", {}, {}),)
 )
 
+ABORTED = rollout(
+    phase="aborted",
+    transitions=(Transition(9.0, "step/1", "rolling_back", "an operator", {"verdict": "inconclusive"}, {}),),
+)
+
 
 class Gates:
     """A server of gates, and the record that it reads next."""
@@ -92,8 +97,9 @@ def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
         (rollout(), 200, 200, 503, 503),
         (FAILING, 503, 503, 503, 200),
         (PROMOTED, 200, 200, 200, 503),
+        (ABORTED, 503, 503, 503, 200),
     ],
-    ids=["going on", "failing", "promoted"],
+    ids=["going on", "failing", "promoted", "aborted"],
 )
 def test_flagger_is_told_by_status_codes(
     gates: Gates, record: RolloutRecord, rollout_hook: int, traffic: int, promotion: int, rollback: int
@@ -177,7 +183,8 @@ def test_a_request_line_that_is_none_is_refused(gates: Gates) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "code"), [(rollout(), 3), (FAILING, 1), (PROMOTED, 0), (CanaryError("no rollout"), 3)]
+    ("record", "code"),
+    [(rollout(), 3), (FAILING, 1), (PROMOTED, 0), (ABORTED, 1), (CanaryError("no rollout"), 3)],
 )
 def test_a_job_ends_with_the_verdict_as_its_exit_code(
     gates: Gates, record: Any, code: int, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,143 @@
+"""Which plots the report of a rollout shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from pipelines.bench.chart import Chart, Labels, Point, Series, bar_chart, line_chart
+from pipelines.canary.analysis.observed import Arm, ObservedRequest
+from pipelines.canary.analysis.sequences import Bounds
+from pipelines.canary.analysis.verdict import Judged
+from pipelines.canary.record import RolloutRecord
+
+ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
+
+_MOST_POINTS = 200  # of a curve: more cannot be told apart
+_NUM_TICKS = 5
+_LEAST_MS = 0.01  # tokens that came together, on a logarithmic axis
+_TIMES: tuple[tuple[str, Callable[[ObservedRequest], float | None]], ...] = (
+    ("Time to first token", lambda request: request.ttft_s),
+    ("Time per output token", lambda request: request.itl_s),
+    ("End-to-end latency", lambda request: request.e2e_latency_s),
+)
+
+
+def charts_of(record: RolloutRecord) -> list[Chart]:
+    """Weights, acceptance and times, as far as anything is known of them."""
+    return [*_weights(record), *_acceptance(record), *_latencies(record)]
+
+
+def evidence_chart(judged: Judged, seen: Sequence[Bounds]) -> Chart:
+    """A confidence sequence beside its limits.
+
+    Args:
+        judged: The loss.
+        seen: One or more times, of which each has an estimate.
+    """
+    limit, is_exact = judged.metric.limit, judged.metric.is_exact
+    rules = [100 * limit.pass_below] + ([] if is_exact else [100 * limit.rollback_above])
+    words = f"passes below {limit.pass_below:+.1%}, fails " + (
+        "at the first" if is_exact else f"above {limit.rollback_above:+.1%}"
+    )
+    points = [
+        Point(bounds.num, *(100 * value for value in (bounds.estimate, bounds.low, bounds.high)))
+        for bounds in seen
+        if bounds.estimate is not None
+    ]
+    # The first bounds say next to nothing; what the later ones are like is to be seen.
+    shown = [*rules, *(point.y for point in points[len(points) // 2 :])]
+    margin = max(2.0, 0.5 * (max(shown) - min(shown)))
+    return line_chart(
+        Labels(
+            f"{judged.metric.name}: {words}",
+            "trials so far",
+            f"loss in %, {judged.limits.confidence:.0%} bounds",
+        ),
+        [Series("seen", 1, tuple(points))],
+        _ticks(points[0].x, points[-1].x),
+        rules=rules,
+        is_log_x=True,
+        y_range=(min(shown) - margin, max(shown) + margin),
+    )
+
+
+def acceptance_by_position(requests: Sequence[ObservedRequest], arm: Arm) -> tuple[float, ...]:
+    """Share of an arm's rounds in which each draft position was accepted; empty without rounds."""
+    counted = [request for request in requests if request.arm == arm and request.num_rounds]
+    most = max((len(request.accepted_per_position) for request in counted), default=0)
+    shares = []
+    for position in range(most):
+        having = [request for request in counted if position < len(request.accepted_per_position)]
+        accepted = sum(request.accepted_per_position[position] for request in having)
+        shares.append(accepted / sum(request.num_rounds for request in having))
+    return tuple(shares)
+
+
+def _weights(record: RolloutRecord) -> Iterator[Chart]:
+    if not record.transitions:
+        return
+    last_s = max([record.transitions[-1].at_s, *(request.arrived_at_s for request in record.requests)])
+    series = []
+    for color, arm in enumerate(ARMS):
+        corners: list[tuple[float, float]] = []
+        for transition in record.transitions:
+            corners += [(transition.at_s, corners[-1][1])] if corners else []
+            corners.append((transition.at_s, transition.weights.get(arm, 0.0)))
+        corners.append((last_s, corners[-1][1]))
+        minutes = [((at_s - record.began_at_s) / 60, weight) for at_s, weight in corners]
+        series.append(Series(arm, color, tuple(Point(x, y, y, y) for x, y in minutes)))
+    yield line_chart(
+        Labels("Weights", "minutes since the rollout began", "share of requests"),
+        series,
+        _ticks(0.0, (last_s - record.began_at_s) / 60, is_log=False),
+        has_marks=False,
+        y_range=(0.0, 1.0),
+    )
+
+
+def _acceptance(record: RolloutRecord) -> Iterator[Chart]:
+    bars = [
+        (arm, color, shares)
+        for color, arm in enumerate(ARMS)
+        if (shares := acceptance_by_position(record.requests, arm))
+    ]
+    if bars:
+        labels = Labels("Acceptance by draft position", "draft position", "share of rounds that accepted it")
+        yield bar_chart(labels, bars, first=1)
+
+
+def _latencies(record: RolloutRecord) -> Iterator[Chart]:
+    for title, read in _TIMES:
+        series = []
+        for color, arm in enumerate(ARMS):
+            asked = [each for each in record.requests if each.arm == arm and not each.is_replay]
+            times_s = [value for each in asked if (value := read(each)) is not None]
+            known = sorted(max(_LEAST_MS, 1000 * time_s) for time_s in times_s)
+            if not known:
+                continue
+            num = len(known) + sum(bool(each.failure) for each in asked)
+            ranks = sorted(
+                {math.ceil(len(known) * (place + 1) / _MOST_POINTS) for place in range(_MOST_POINTS)}
+            )
+            corners = [(known[0], 0.0), *((known[rank - 1], rank / num) for rank in ranks)]
+            series.append(Series(arm, color, tuple(Point(x, y, y, y) for x, y in corners)))
+        if series:
+            values = [point.x for each in series for point in each.points]
+            yield line_chart(
+                Labels(title, "milliseconds", "share of requests answered by then"),
+                series,
+                _ticks(min(values), max(values)),
+                is_log_x=True,
+                has_marks=False,
+                y_range=(0.0, 1.0),
+            )
+
+
+def _ticks(first: float, last: float, is_log: bool = True) -> list[float]:
+    """From the first to the last, both included."""
+    if first == last:
+        return [first]
+    parts = [place / (_NUM_TICKS - 1) for place in range(1, _NUM_TICKS - 1)]
+    inner = [first * (last / first) ** part if is_log else first + (last - first) * part for part in parts]
+    return [first, *(float(f"{value:.2g}") for value in inner), last]
