@@ -18,8 +18,15 @@ from pipelines.errors import CanaryError
 FORMAT = 1
 
 PROMOTING = ("promoting", "promoted")
+"""Phases in which it is decided that the candidate stays."""
+
 LEAVING = ("rolling_back", "rolled_back", "aborted")
 """Phases in which it is decided that the candidate goes."""
+
+_DECIDED: tuple[tuple[tuple[str, ...], Word, Action], ...] = (
+    (PROMOTING, "pass", "promote"),
+    (LEAVING, "fail", "roll_back"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,9 @@ class Transition:
         from_phase: "" for the first.
         to_phase: As in ``RolloutRecord.phase``.
         reason: In a sentence.
-        evidence: By what it was decided, ready for JSON. Of one into ``rolling_back`` or ``aborted`` its
-            "verdict", where there is one, says whether the candidate failed or was only not shown to be
-            good enough.
+        evidence: By what it was decided, ready for JSON. Its "verdict", where there is one, says what was
+            shown of the candidate then: one that leaves need not have failed, and an operator may promote
+            one that was not shown to be good enough.
         weights: Arm -> share of the requests from then on.
     """
 
@@ -111,8 +118,8 @@ class Judgement:
 
     Attributes:
         verdict: What is shown of the candidate.
-        action: What follows. A candidate that leaves without having failed has ``inconclusive`` and
-            ``roll_back``.
+        action: What follows. ``promote`` only once that is decided: until then a candidate that passes goes
+            on with its steps. ``inconclusive`` with ``roll_back``: it leaves without having failed.
         still_needed: Trials more until the verdict; None if no number would do.
         phase: Of the rollout.
         reason: In a sentence.
@@ -131,12 +138,11 @@ def judgement(record: RolloutRecord) -> Judgement:
     Raises:
         CanaryError: As ``analyse``.
     """
-    if record.phase in PROMOTING:
-        return Judgement("pass", "promote", 0, record.phase, _decision(record, PROMOTING).reason)
-    if record.phase in LEAVING:
-        decision = _decision(record, LEAVING)
-        verdict: Word = "inconclusive" if decision.evidence.get("verdict") == "inconclusive" else "fail"
-        return Judgement(verdict, "roll_back", 0, record.phase, decision.reason)
+    for phases, usual, follows in _DECIDED:
+        if record.phase in phases:
+            decision = _decision(record, phases)
+            is_open = decision.evidence.get("verdict") == "inconclusive"
+            return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
     analysis = analyse(record.requests, record.limits, record.slo, record.manifest)
     words = {each.metric.name: "held" if each.is_held else each.verdict for each in analysis.judged}
     named = {
@@ -144,7 +150,12 @@ def judgement(record: RolloutRecord) -> Judgement:
     }
     parts = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
     reason = "; ".join(parts) or "every loss is shown to be within its limit"
-    return Judgement(analysis.verdict, analysis.action, analysis.still_needed, record.phase, reason)
+    action: Action = analysis.action
+    if record.phase == "paused" and action != "roll_back":
+        action = "hold"
+    elif action == "promote":
+        action = "go_on"
+    return Judgement(analysis.verdict, action, analysis.still_needed, record.phase, reason)
 
 
 def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:

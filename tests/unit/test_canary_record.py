@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pipelines.canary.analysis.metrics import ManifestBaseline
+from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.record import RolloutRecord, Transition, judgement
 from pipelines.errors import CanaryError
-from tests.unit.canary_requests import failed, request
+from tests.unit.canary_requests import LIMITS, failed, limits, request
 from tests.unit.canary_rollouts import rollout
 
 
@@ -54,6 +55,7 @@ def test_requests_are_judged_while_nothing_is_decided() -> None:
     ("phase", "evidence", "expected"),
     [
         ("promoting", {}, ("pass", "promote")),
+        ("promoting", {"verdict": "inconclusive"}, ("inconclusive", "promote")),
         ("rolling_back", {"verdict": "fail"}, ("fail", "roll_back")),
         ("rolling_back", {}, ("fail", "roll_back")),
         ("aborted", {"verdict": "inconclusive"}, ("inconclusive", "roll_back")),
@@ -66,6 +68,27 @@ def test_what_is_decided_stays_so_whatever_the_requests_say(
     found = judgement(rollout(phase=phase, transitions=(decided,), requests=(request(0, tokens="diverged"),)))
     assert (found.verdict, found.action) == expected
     assert (found.reason, found.still_needed) == ("because", 0)
+
+
+def passing() -> tuple[ObservedRequest, ...]:
+    """As many equal requests as every loss needs."""
+    arms = ("candidate", "stable", "control")
+    return tuple(
+        request(number, arm, request_id=f"{arm}-{number}", e2e_latency_s=0.17 * (1 + (arm == "control")))
+        for number in range(1500)
+        for arm in arms
+    )
+
+
+@pytest.mark.parametrize(("phase", "action"), [("step/1", "go_on"), ("paused", "hold"), ("shadow", "go_on")])
+def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str, action: str) -> None:
+    limits_of_one_band = limits(speed_up={"low": LIMITS.speed_up["low"]})
+    found = judgement(rollout(phase=phase, requests=passing(), limits=limits_of_one_band))
+    assert (found.verdict, found.action) == ("pass", action), found.reason
+
+
+def test_a_pause_does_not_hold_back_a_failure() -> None:
+    assert judgement(rollout(phase="paused", requests=(request(0, tokens="diverged"),))).action == "roll_back"
 
 
 def test_the_reason_is_that_of_the_decision_not_of_its_end() -> None:

@@ -135,7 +135,7 @@ def test_argo_waits_for_a_verdict_and_fails_on_a_rollback(directory: Path) -> No
         if "web" in metric["provider"]
     ]
     assert (web["successCondition"], web["failureCondition"]) == (
-        'result.verdict == "pass"',
+        'result.action == "promote"',
         'result.action == "roll_back"',
     )
     assert "count" not in web and web["consecutiveSuccessLimit"] == 1 and web["inconclusiveLimit"] > 1000

@@ -1,9 +1,9 @@
-"""Asks a server of gates for the verdict and ends with it as the exit code, as an Argo Rollouts job does.
+"""Asks a server of gates what follows and ends with it as the exit code, as an Argo Rollouts job does.
 
 ``python -m pipelines.canary.gates.ask --url http://host:8010 --candidate demo-int8 --wait-s 3600``
 
-Exit codes: 0 pass; 1 fail, or it was rolled back; 2 wrong usage; 3 inconclusive to the end, or no answer.
-The last line of standard output is JSON.
+Exit codes: 0 it is promoted; 1 it is rolled back; 2 wrong usage; 3 neither to the end, or no answer. The
+last line of standard output is JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipelines.command_line import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 from pipelines.errors import DraftproofError, ServerUnavailableError
 
 _TIMEOUT_S = 10.0
+_EXIT = {"promote": EXIT_PASS, "roll_back": EXIT_FAIL}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +59,7 @@ def _silent(url: str, values: str) -> DraftproofError:
 
 
 def _exit_code(found: dict[str, Any]) -> int:
-    if found.get("action") == "roll_back":
-        return EXIT_FAIL
-    return EXIT_PASS if found.get("verdict") == "pass" else EXIT_INCONCLUSIVE
+    return _EXIT.get(found.get("action", ""), EXIT_INCONCLUSIVE)
 
 
 if __name__ == "__main__":
