@@ -219,3 +219,10 @@ def test_replays_tell_of_tokens_acceptance_and_errors_but_not_of_time() -> None:
 def test_a_load_band_without_a_limit_is_refused() -> None:
     with pytest.raises(CanaryError, match="a load band has no limit; odd; speed_up names low"):
         analyse([request(0, band="odd")], LENIENT, SLO)
+
+
+def test_a_load_band_in_which_nothing_arrives_withholds_no_verdict() -> None:
+    bands = replace(LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)})
+    assert analyse(rollout(600), bands, SLO).verdict == "pass"
+    once_high = [*rollout(600), request(600, band="high")]
+    assert words(analyse(once_high, bands, SLO))["speed_up/high"] == "inconclusive"

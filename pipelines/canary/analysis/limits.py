@@ -57,6 +57,7 @@ class Limits:
         e2e_tail: A high quantile of end-to-end latency.
         speed_up: Load band -> rise of the mean time over that of the target alone, answers of a length
             compared with such. The speed-up is one over 1 + this, so ``pass_below: 0`` asks for one above 1.
+            A band in which nothing arrives is not judged.
     """
 
     alpha: float

@@ -155,7 +155,10 @@ def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) ->
         return min(1.0, request.e2e_latency_s / (_SLOWEST * allowed_s))
 
     pairs = pair_up(requests, "candidate", "control")
+    seen = {request.band for request in requests}
     for band, limit in limits.speed_up.items():
+        if band not in seen:
+            continue
         of_band = [pair for pair in pairs if pair.candidate.band == band]
         yield Metric(f"speed_up/{band}", MeanRatio(*_values(of_band, share_of_slowest), sign=1), limit)
 
