@@ -1,0 +1,45 @@
+"""The table of arms that belongs to a position; the same one however often it is asked for."""
+
+from __future__ import annotations
+
+from pipelines.canary.phases import ENDED, PREPARING, Position, step_of
+from pipelines.canary.plan import Plan
+from pipelines.canary.rollout import Progress, Rollout
+from pipelines.routing.arms import ArmSetting, ArmTable
+
+
+def weights_at(position: Position, plan: Plan) -> dict[str, float]:
+    """Share of the requests that each arm is to answer."""
+    step = step_of(position, plan)
+    candidate = 0.0 if step is None else step.weight
+    control = plan.control_weight if position.is_judged else 0.0
+    return {"stable": 1.0 - candidate - control, "candidate": candidate, "control": control}
+
+
+def wanted_arms(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
+    """What the router is told.
+
+    Args:
+        rollout: Of the state file.
+        progress: Of the state file.
+        now_s: Unix time; the lease begins with it.
+    """
+    position, plan = progress.position, rollout.plan
+    weights = weights_at(position, plan)
+    is_ready = bool(progress.candidate_socket) and position.phase not in PREPARING
+    is_promoted = position.phase in ("promoting", "promoted")
+    has_candidate = is_ready and not position.is_leaving and not is_promoted
+    return ArmTable(
+        generation=progress.generation,
+        canary_id="" if position.phase in ENDED else rollout.canary_id,
+        salt=rollout.canary_id,
+        stable=ArmSetting(
+            progress.candidate_socket if is_promoted else rollout.stable_socket, weights["stable"]
+        ),
+        candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
+        control=ArmSetting(rollout.control_socket, weights["control"]) if rollout.control_socket else None,
+        shadow=plan.shadow.setting if has_candidate else None,
+        bands=plan.bands,
+        lease_until_s=now_s + plan.lease_s,
+        slow_after_s=plan.slow_after_s,
+    )

@@ -1,0 +1,255 @@
+"""A server, its router and its traffic on paper, in files: they survive a controller that is killed.
+
+Requests arrive all the time and go where the table of arms sends them; answers are drawn from recorded ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from pipelines.canary.analysis.faults import NO_FAULT, Fault
+from pipelines.canary.analysis.limits import Limit, Limits
+from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.phases import Outcome
+from pipelines.canary.plan import Plan, Shadow, Step
+from pipelines.canary.rollout import Rollout
+from pipelines.errors import RepositoryError, ServerUnavailableError
+from pipelines.routing.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
+from pipelines.routing.observation import Divergence, Observation
+from pipelines.routing.observation_log import read_observations
+from tests.unit.canary_requests import limits, recorded_traffic
+
+BEGAN_AT_S = 1_700_000_000.0
+STABLE, CANDIDATE, CONTROL = "run/stable.sock", "run/candidate.sock", "run/control.sock"
+PER_S = 25
+
+_EASY = Limit(0.25, 0.25)
+EASY_LIMITS = limits(
+    quantile=0.9,
+    survival_positions=1,
+    tokens=Limit(0.05, 0.01),
+    errors=Limit(0.05, 0.005),
+    timeouts=Limit(0.05, 0.005),
+    goodput=Limit(0.2, 0.1),
+    acceptance_rate=Limit(0.2, 0.1),
+    acceptance_length=Limit(0.2, 0.1),
+    survival=_EASY,
+    ttft=_EASY,
+    itl=_EASY,
+    e2e_tail=Limit(0.9, 0.2),
+    speed_up={band: Limit(0.3, 0.3) for band in ("low", "medium", "high")},
+)
+
+PLAN = Plan(
+    limits="",
+    slo_ttft_s=0.2,
+    slo_itl_s=0.01,
+    control_weight=0.2,
+    bands=Bands(4, 8),
+    slow_after_s=2.0,
+    shadow=Shadow(0.5, 20.0, 2, 16, min_pairs=50, bake_s=6.0),
+    steps=(Step(0.1, 20, 6.0), Step(0.4, 50, 6.0)),
+    hold_s=60.0,
+    max_pairs=4000,
+    down_after_s=3.0,
+    drain_s=4.0,
+    watch_s=6.0,
+    lease_s=10.0,
+    tick_s=2.0,
+)
+
+
+def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
+    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, None, STABLE, CONTROL, 0)
+
+
+class SimulatedWorld:
+    """A world in a folder.
+
+    Args:
+        folder: Another one of the same folder goes on with it.
+        fault: Of the candidate.
+        broken: Names of what fails, among ``preflight``, ``load``, ``probe``, ``unload``, ``settle``.
+        crash_at: Request of the candidate in which its process ends.
+        overridden_share: Of the requests, from testers who ask the candidate for what it cannot do.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fault: Fault = NO_FAULT,
+        broken: tuple[str, ...] = (),
+        crash_at: int | None = None,
+        overridden_share: float = 0.0,
+    ) -> None:
+        self.folder = folder
+        self.arms = folder / "arms.json"
+        self._fault = fault
+        self._broken = broken
+        self._crash_at = crash_at
+        self._overridden_share = overridden_share
+        self._pools = _pools()
+        self._log = folder / "observations.jsonl"
+        self._file = folder / "world.json"
+        if not self._file.is_file():
+            write_table(self.arms, _initial())
+            self._keep(now_s=BEGAN_AT_S, number=0, is_loaded=False, is_settled=False, candidates=[])
+
+    # What a controller sees.
+
+    def preflight(self) -> Outcome:
+        if "preflight" in self._broken:
+            return Outcome(False, "the tokenizer is another one", {"tokenizer": "differs"})
+        return Outcome(True, "all checks pass", {"checks": 5})
+
+    def load(self) -> Outcome:
+        if "load" in self._broken:
+            raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
+        self._keep(is_loaded=True)
+        return Outcome(True, "loaded in 4.0 s", {"socket": CANDIDATE})
+
+    def probe(self) -> Outcome:
+        is_good = "probe" not in self._broken
+        length = 3.2 if is_good else 1.0
+        return Outcome(is_good, f"mean acceptance length {length}", {"mean_acceptance_length": length})
+
+    def unload(self) -> None:
+        if "unload" in self._broken:
+            raise ServerUnavailableError("no server answers", values="8000")
+        self._keep(is_loaded=False)
+
+    def settle(self) -> Outcome:
+        if "settle" in self._broken:
+            raise RepositoryError("the repository could not be rendered")
+        self._keep(is_settled=True)
+        return Outcome(True, "it serves without a rollout")
+
+    def write(self, table: ArmTable) -> None:
+        write_table(self.arms, table)
+
+    def observations(self, offset: int) -> tuple[list[Observation], int]:
+        return read_observations(self._log, offset)
+
+    def is_answering(self, socket: str) -> bool:
+        return bool(self.state["is_loaded"]) and not self._has_crashed
+
+    def num_open(self) -> int | None:
+        return 0
+
+    # What a test sees and does.
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return cast(dict[str, Any], json.loads(self._file.read_text(encoding="utf-8")))
+
+    @property
+    def table(self) -> ArmTable:
+        return read_table(self.arms)
+
+    def clock(self) -> float:
+        return float(self.state["now_s"])
+
+    def candidate_requests_since(self, at_s: float) -> int:
+        return sum(arrived >= at_s for arrived in self.state["candidates"])
+
+    def sleep(self, seconds: float) -> None:
+        """Let requests arrive, one after the other."""
+        state, table = self.state, self.table
+        lines = []
+        for index in range(int(seconds * PER_S)):
+            lines += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
+        state["now_s"] += seconds
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.with_name(f"{self._log.name}.{0:015d}").open("ab") as file:
+            file.write(b"".join(lines))
+        self._file.write_text(json.dumps(state), encoding="utf-8")
+
+    @property
+    def _has_crashed(self) -> bool:
+        return self._crash_at is not None and len(self.state["candidates"]) >= self._crash_at
+
+    def _keep(self, **changes: Any) -> None:
+        known = self.state if self._file.is_file() else {}
+        self._file.write_text(json.dumps({**known, **changes}), encoding="utf-8")
+
+    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[bytes]:
+        state["number"] += 1
+        rng = np.random.default_rng(state["number"])
+        weights = table.weights(now_s)
+        arm: Arm = cast(Arm, rng.choice(list(weights), p=list(weights.values())))
+        if arm == "candidate" or table.stable.socket == CANDIDATE:
+            state["candidates"].append(now_s)
+        common: dict[str, Any] = {
+            "canary_id": table.canary_id,
+            "generation": table.generation,
+            "request_id": f"request-{state['number']}",
+            "key": str(state["number"]),
+            "oldest_open_at_s": now_s,
+            "band": rng.choice(list(self._pools)),
+        }
+        if table.candidate is not None and rng.random() < self._overridden_share:
+            return [self._line("candidate", {**common, "failure": "error"}, now_s, rng, overridden=True)]
+        if arm == "candidate" and self._crash_at is not None and len(state["candidates"]) > self._crash_at:
+            failed = {"fallback_from": ("candidate",), "fallback_failures": ("error",)}
+            return [self._line("stable", common, now_s, rng, **failed)]
+        found = [self._line(arm, common, now_s, rng)]
+        shadow = table.shadow_at(now_s)
+        if arm == "stable" and shadow is not None and rng.random() < shadow.share:
+            found.append(self._line("candidate", common, now_s + 0.001, rng, is_replay=True))
+        return found
+
+    def _line(
+        self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
+    ) -> bytes:
+        pool = self._pools[common["band"]]["control" if arm == "control" else "stable"]
+        drawn = replace(pool[int(rng.integers(len(pool)))], tokens="equal" if "is_replay" in more else "")
+        if arm == "candidate":
+            drawn = self._fault.apply(drawn, rng)
+            if "is_replay" not in more:
+                drawn = replace(drawn, tokens="")
+        if arm == "candidate" and drawn.failure and "is_replay" not in more:
+            more = {"fallback_from": (arm,), "fallback_failures": (drawn.failure,)}
+            return self._line("stable", common, now_s, rng, **more)
+        return Observation(
+            **{"failure": drawn.failure, **common},
+            arm=arm,
+            arrived_at_s=now_s,
+            ttft_s=drawn.ttft_s,
+            e2e_latency_s=drawn.e2e_latency_s,
+            num_output_tokens=drawn.num_output_tokens,
+            num_rounds=drawn.num_rounds,
+            total_draft_tokens=drawn.total_draft_tokens,
+            accepted_per_position=drawn.accepted_per_position,
+            tokens=cast(Any, drawn.tokens),
+            divergence=Divergence("1 + 1 =", " 2", " 3", 0) if drawn.tokens == "diverged" else None,
+            **more,
+        ).to_line()
+
+
+def _initial() -> ArmTable:
+    return ArmTable(
+        generation=0,
+        canary_id="",
+        salt="",
+        stable=ArmSetting(STABLE, 1.0),
+        candidate=None,
+        control=ArmSetting(CONTROL, 0.0),
+        shadow=None,
+        bands=Bands(4, 8),
+        lease_until_s=0.0,
+        slow_after_s=2.0,
+    )
+
+
+@functools.cache
+def _pools() -> dict[Band, dict[str, list[ObservedRequest]]]:
+    pools: dict[Band, dict[str, list[ObservedRequest]]] = {}
+    for request in recorded_traffic():
+        pools.setdefault(cast(Band, request.band), {}).setdefault(request.arm, []).append(request)
+    return pools

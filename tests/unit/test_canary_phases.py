@@ -1,0 +1,187 @@
+"""Which phase follows which; run: pytest tests/unit/test_canary_phases.py."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from pipelines.canary.analysis.verdict import Action, Word
+from pipelines.canary.phases import ENDED, Decision, Facts, Judged, Outcome, Position, decide
+from pipelines.canary.rollout import Progress
+from pipelines.canary.wanted_arms import wanted_arms, weights_at
+from tests.unit.simulated_world import CANDIDATE, PLAN, STABLE, begun
+
+NOW_S = 1000.0
+GOOD = Outcome(True, "good", {"seen": 1})
+BAD = Outcome(False, "bad", {"seen": 2})
+SERVING = ("shadow", "step/1", "step/2")
+
+
+def judged(verdict: str, action: str = "go_on") -> Judged:
+    return Judged(cast(Word, verdict), cast(Action, action), f"{verdict}: ttft")
+
+
+def after(phase: str, paused_in: str = "", **facts: Any) -> Decision:
+    """What follows in a phase that lasts for long, with many pairs."""
+    position = Position(phase, 0.0, 0, paused_in)
+    return decide(position, Facts(**{"now_s": NOW_S, "num_pairs": 1000, **facts}), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("phase", "following"), list(itertools.pairwise(("preflight", "loading", "cold_start", "shadow")))
+)
+def test_each_preparation_must_succeed(phase: str, following: str) -> None:
+    assert after(phase, outcome=GOOD).position.phase == following
+    assert after(phase, outcome=GOOD).evidence == {"seen": 1}
+    assert after(phase).position.phase == phase
+    refused = after(phase, outcome=BAD)
+    assert refused.position.phase == ("rolled_back" if phase == "preflight" else "rolling_back")
+    assert (refused.reason, refused.evidence["verdict"]) == ("bad", "fail")
+
+
+@pytest.mark.parametrize(("phase", "following"), list(itertools.pairwise((*SERVING, "promoting"))))
+def test_a_candidate_rises_step_by_step_and_passes_before_the_last(phase: str, following: str) -> None:
+    assert after(phase, judged=judged("pass", "promote")).position.phase == following
+
+
+def test_the_last_step_lasts_until_the_verdict() -> None:
+    assert after("step/2", judged=judged("inconclusive")).position.phase == "step/2"
+    assert after("step/2").position.phase == "step/2"
+    assert after("step/1", judged=judged("inconclusive")).position.phase == "step/2"
+
+
+def test_a_step_has_its_own_pairs_and_its_time() -> None:
+    step = PLAN.steps[0]
+    early = Position("step/1", NOW_S - step.bake_s, num_pairs_before=500)
+
+    def follows(position: Position, num_pairs: int) -> str:
+        return decide(position, Facts(NOW_S, num_pairs=num_pairs), PLAN).position.phase
+
+    assert follows(early, 500 + step.min_pairs) == "step/2"
+    assert follows(early, 500 + step.min_pairs - 1) == "step/1"
+    assert follows(replace(early, since_s=early.since_s + 0.1), 500 + step.min_pairs) == "step/1"
+    entered = decide(early, Facts(NOW_S, num_pairs=600), PLAN).position
+    assert (entered.since_s, entered.num_pairs_before) == (NOW_S, 600)
+
+
+@pytest.mark.parametrize("phase", SERVING)
+@pytest.mark.parametrize("order", [None, "pause", "resume", "promote"])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_candidate_that_failed_leaves_whatever_is_asked(phase: str, order: str, is_paused: bool) -> None:
+    where = ("paused", phase) if is_paused else (phase, "")
+    decision = after(*where, order=order, judged=judged("fail", "roll_back"))
+    assert decision.position.phase == "rolling_back"
+    assert decision.reason == "fail: ttft"
+    assert decision.evidence["verdict"] == "fail"
+
+
+@pytest.mark.parametrize("phase", ["preflight", "loading", "cold_start", *SERVING, "paused", "promoting"])
+def test_an_abort_is_obeyed_in_every_phase(phase: str) -> None:
+    paused_in = "step/1" if phase == "paused" else ""
+    decision = after(phase, paused_in, order="abort", outcome=GOOD, judged=judged("pass", "promote"))
+    assert decision.position.phase == "rolling_back"
+    assert decision.evidence["verdict"] == "inconclusive"
+    left = decide(decision.position, Facts(NOW_S, outcome=Outcome(True, "unloaded")), PLAN)
+    assert left.position.phase == "aborted"
+
+
+def test_a_candidate_that_is_above_a_limit_is_watched_and_then_leaves() -> None:
+    hold = judged("inconclusive", "hold")
+    held = after("step/1", judged=hold)
+    assert (held.position.phase, held.position.held_since_s) == ("step/1", NOW_S)
+
+    def later(seconds: float, now: Judged) -> Decision:
+        return decide(held.position, Facts(NOW_S + seconds, judged=now, num_pairs=1000), PLAN)
+
+    assert later(PLAN.hold_s, hold).position.phase == "step/1"
+    left = later(PLAN.hold_s + 1, hold)
+    assert left.position.phase == "rolling_back"
+    assert left.evidence["verdict"] == "inconclusive"
+    freed = later(PLAN.hold_s + 1, judged("inconclusive"))
+    assert (freed.position.phase, freed.position.held_since_s) == ("step/2", None)
+
+
+def test_a_spent_sample_without_a_verdict_is_no_pass() -> None:
+    spent = after("step/2", judged=judged("inconclusive"), num_pairs=PLAN.max_pairs)
+    assert spent.position.phase == "rolling_back"
+    assert spent.evidence["verdict"] == "inconclusive"
+    assert after("step/2", judged=judged("pass"), num_pairs=PLAN.max_pairs).position.phase == "promoting"
+
+
+@pytest.mark.parametrize("phase", SERVING)
+def test_a_pause_keeps_the_weight_and_a_resume_goes_on_where_it_was(phase: str) -> None:
+    paused = after(phase, order="pause", judged=judged("pass", "promote")).position
+    assert (paused.phase, paused.paused_in) == ("paused", phase)
+    assert weights_at(paused, PLAN) == weights_at(Position(phase, 0.0), PLAN)
+    still = decide(paused, Facts(NOW_S + 9e6, judged=judged("pass", "promote"), num_pairs=10**6), PLAN)
+    assert still.position == paused
+    resumed = decide(paused, Facts(NOW_S, order="resume"), PLAN)
+    assert resumed.position == Position(phase, 0.0)
+
+
+def test_an_operator_may_promote_without_a_verdict_and_the_evidence_says_so() -> None:
+    decision = after("paused", "step/1", order="promote", judged=judged("inconclusive"))
+    assert decision.position.phase == "promoting"
+    assert decision.evidence["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("phase", [*SERVING, "promoting"])
+def test_a_candidate_that_does_not_answer_leaves(phase: str) -> None:
+    assert after(phase, down_s=PLAN.down_after_s, num_pairs=0).position.phase == phase
+    down = after(phase, down_s=PLAN.down_after_s + 0.1)
+    assert down.position.phase == "rolling_back"
+    assert down.evidence["verdict"] == "fail"
+
+
+def test_without_evidence_nobody_is_promoted() -> None:
+    decision = after("step/2", broken="lines are missing", judged=judged("pass", "promote"))
+    assert decision.position.phase == "rolling_back"
+    assert decision.evidence["verdict"] == "inconclusive"
+
+
+def test_what_has_ended_stays_ended() -> None:
+    for phase in ENDED:
+        facts = {"order": "abort", "outcome": BAD, "judged": judged("fail"), "down_s": 99.0}
+        assert after(phase, **facts).position.phase == phase
+
+
+def test_a_promoted_pair_is_watched_before_the_old_one_goes() -> None:
+    assert after("promoting").position.phase == "promoting"
+    assert after("promoting", outcome=GOOD).position.phase == "promoted"
+
+
+@pytest.mark.parametrize(
+    ("phase", "candidate"),
+    [
+        ("preflight", None),
+        ("loading", None),
+        ("cold_start", None),
+        ("shadow", 0.0),
+        ("step/1", 0.1),
+        ("step/2", 0.4),
+        ("rolling_back", None),
+        ("rolled_back", None),
+        ("aborted", None),
+    ],
+)
+def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
+    progress = Progress(Position(phase, 0.0), 7, CANDIDATE)
+    table = wanted_arms(begun(), progress, NOW_S)
+    assert table.stable.socket == STABLE
+    assert (table.candidate and table.candidate.weight) == candidate
+    assert sum(table.weights(NOW_S).values()) == pytest.approx(1)
+    assert (table.shadow is None) == (candidate is None)
+    assert table.control is not None
+    assert table.control.weight == (0.0 if candidate is None else PLAN.control_weight)
+    assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == 0
+
+
+@pytest.mark.parametrize("phase", ["promoting", "promoted"])
+def test_a_promoted_pair_is_the_stable_one_without_a_lease(phase: str) -> None:
+    table = wanted_arms(begun(), Progress(Position(phase, 0.0), 7, CANDIDATE), NOW_S)
+    assert table.stable.socket == CANDIDATE
+    assert table.candidate is None
+    assert table.weights(NOW_S + 9e9) == {"stable": 1.0, "control": 0.0}

@@ -1,0 +1,138 @@
+"""What a rollout knows survives, and is nobody else's; run: pytest tests/unit/test_canary_state.py."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.canary.analysis.metrics import ManifestBaseline
+from pipelines.canary.phases import Position
+from pipelines.canary.record import Transition
+from pipelines.canary.rollout import Progress
+from pipelines.canary.state import Store, has_controller, sole_controller
+from pipelines.errors import CanaryError
+from tests.unit.canary_requests import request
+from tests.unit.simulated_world import BEGAN_AT_S, begun
+
+ROLLOUT = replace(begun(), manifest=ManifestBaseline(0.6, 3.1, frozenset({"a", "b"})))
+STEP = Transition(BEGAN_AT_S + 9, "shadow", "step/1", "50 pairs", {"low": float("-inf")}, {"stable": 0.9})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "canary.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Store:
+    store = Store(path)
+    store.begin(ROLLOUT)
+    return store
+
+
+def refusal(path: Path) -> CanaryError:
+    before = path.read_bytes()
+    with pytest.raises(CanaryError) as caught:
+        Store.existing(path)
+    assert path.read_bytes() == before
+    error = caught.value
+    assert all((error.what, error.values, error.limit, error.remedy))
+    return error
+
+
+def test_a_rollout_and_its_progress_are_read_as_they_were_written(store: Store, path: Path) -> None:
+    progress = Progress(Position("step/1", 5.0, 20, "", 3.0, True), 4, "run/c.sock", 99, 12.5)
+    store.advance(ROLLOUT, progress)
+    again = Store.existing(path)
+    assert again.latest() == ROLLOUT
+    assert again.progress(ROLLOUT) == progress
+
+
+def test_it_begins_in_preflight_with_a_new_generation(store: Store) -> None:
+    progress = store.progress(ROLLOUT)
+    assert (progress.position.phase, progress.generation) == ("preflight", ROLLOUT.generation + 1)
+    assert store.record().transitions[0].to_phase == "preflight"
+
+
+def test_the_record_has_only_requests_that_no_other_may_precede(store: Store) -> None:
+    requests = [request(number) for number in range(10)]
+    progress = replace(store.progress(ROLLOUT), complete_until_s=7.0)
+    store.advance(ROLLOUT, progress, requests, [{"prompt": "x"}], STEP)
+    record = store.record()
+    assert record.requests == tuple(requests[:7])
+    assert store.requests(ROLLOUT) == requests
+    assert record.divergences == ({"prompt": "x"},)
+    assert record.transitions[-1] == replace(STEP, evidence={"low": None})
+    assert (record.manifest, record.slo) == (ROLLOUT.manifest, ROLLOUT.plan.slo)
+
+
+def test_one_look_is_written_as_a_whole_or_not_at_all(store: Store, path: Path) -> None:
+    bad = {"prompt": object()}
+    before = store.progress(ROLLOUT)
+    with pytest.raises(TypeError):
+        store.advance(ROLLOUT, replace(before, offset=9), [request(1)], [bad], STEP)
+    again = Store.existing(path)
+    assert again.progress(ROLLOUT) == before
+    assert again.requests(ROLLOUT) == []
+    store.advance(ROLLOUT, replace(before, offset=9), [request(1)])
+    assert again.progress(ROLLOUT).offset == 9
+
+
+def test_orders_are_taken_one_after_the_other(store: Store, path: Path) -> None:
+    assert store.next_order(ROLLOUT) is None
+    Store.existing(path).give(ROLLOUT, "pause")
+    Store.existing(path).give(ROLLOUT, "abort")
+    number, word = store.next_order(ROLLOUT) or (0, "")
+    assert word == "pause"
+    assert store.next_order(ROLLOUT) == (number, "pause")
+    store.advance(ROLLOUT, store.progress(ROLLOUT), order=number)
+    assert (store.next_order(ROLLOUT) or (0, ""))[1] == "abort"
+
+
+def test_an_order_is_for_the_rollout_that_it_was_given_to(store: Store) -> None:
+    store.give(ROLLOUT, "abort")
+    later = begun(canary_id="c2")
+    store.begin(later)
+    assert store.latest() == later
+    assert store.next_order(later) is None
+    store.advance(later, store.progress(later), [request(1)])
+    assert store.requests(ROLLOUT) == []
+
+
+def test_a_file_of_another_version_is_left_as_it_is(store: Store, path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    assert "version 2" in refusal(path).values
+
+
+def test_a_file_of_another_program_is_left_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (number INTEGER)")
+    assert "not written by Draftproof" in refusal(path).values
+
+
+@pytest.mark.parametrize("content", [b"weights of something" * 100, b"{}"])
+def test_a_file_that_is_no_database_is_left_as_it_is(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    assert "not a database" in refusal(path).values
+
+
+def test_without_a_file_there_is_no_rollout_and_none_is_made(path: Path) -> None:
+    with pytest.raises(CanaryError, match="there is no rollout"):
+        Store.existing(path)
+    assert not path.exists()
+    with pytest.raises(CanaryError, match="there is no rollout"):
+        Store(path).record()
+
+
+def test_a_second_controller_is_refused_until_the_first_is_gone(path: Path) -> None:
+    with sole_controller(path):
+        assert has_controller(path)
+        with pytest.raises(CanaryError, match="a rollout is under way"), sole_controller(path):
+            raise AssertionError
+    assert not has_controller(path)
+    with sole_controller(path):
+        pass
