@@ -79,6 +79,7 @@ class Controller:
         self._num_pairs = 0
         self._analysed = -1
         self._answered_at_s = clock()
+        self._told, self._told_at_s = -1, 0.0  # generation, and when the router was told of it
 
     def run(self, show: Callable[[Look], None], sleep: Callable[[float], None] = time.sleep) -> Position:
         """Look until the rollout has ended.
@@ -193,7 +194,7 @@ class Controller:
         """Once the candidate answers nothing any more; one that cannot be unloaded is left where it is."""
         drain_s = self._rollout.plan.drain_s
         try:
-            if since_s < drain_s and self._world.num_open() != 0:
+            if since_s < drain_s and not self._is_drained():
                 return None
             self._world.unload()
         except DraftproofError as error:
@@ -201,6 +202,11 @@ class Controller:
                 return None
             return Outcome(True, f"it gets no requests, but could not be unloaded: {error}")
         return Outcome(True, "its pair is unloaded")
+
+    def _is_drained(self) -> bool:
+        """Whether every request is answered that arrived before the router was told."""
+        found, _ = self._world.observations(self._progress.offset)
+        return any(each.oldest_open_at_s > self._told_at_s for each in found)
 
     def _settle(self) -> Outcome:
         try:
@@ -228,6 +234,8 @@ class Controller:
     def _tell(self) -> None:
         """The table of arms with a new lease; the same table as often as one likes."""
         self._world.write(wanted_arms(self._rollout, self._progress, self._clock()))
+        if self._told != self._progress.generation:
+            self._told, self._told_at_s = self._progress.generation, self._clock()
 
     def _let_lease_end(self) -> None:
         """Nobody watches from now on."""

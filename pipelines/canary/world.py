@@ -39,6 +39,3 @@ class World(Protocol):
 
     def is_answering(self, socket: str) -> bool:
         """Whether a process listens there."""
-
-    def num_open(self) -> int | None:
-        """Requests that the candidate is answering; None if nobody says."""

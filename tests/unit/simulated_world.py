@@ -139,9 +139,6 @@ class SimulatedWorld:
     def is_answering(self, socket: str) -> bool:
         return bool(self.state["is_loaded"]) and not self._has_crashed
 
-    def num_open(self) -> int | None:
-        return 0
-
     # What a test sees and does.
 
     @property
