@@ -1,0 +1,183 @@
+"""The world of a rollout as it is: one Triton server, its run directory, and the two pairs in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket as sockets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.canary.candidate import STABLE_MODEL, CandidatePair, Pair, load_at_start, remove, render_beside
+from pipelines.canary.cold_start import cold_start
+from pipelines.canary.phases import Outcome
+from pipelines.canary.preflight import examine
+from pipelines.canary.repository_api import RepositoryApi
+from pipelines.deploy.models import PAIR_FILE
+from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.triton_install import REPOSITORY_ROOT
+from pipelines.errors import CanaryError
+from pipelines.routing.arms import ArmTable, read_table, write_table
+from pipelines.routing.observation import Observation
+from pipelines.routing.observation_log import read_observations
+
+_CONNECT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rollout begins with.
+
+    Attributes:
+        stable: The pair in service.
+        generation: Of the table of arms.
+    """
+
+    stable: Pair
+    generation: int
+
+
+def find(run_directory: Path) -> Found:
+    """Who serves now: the pair that was promoted last, else that of the recipe.
+
+    Raises:
+        CanaryError: The table of arms cannot be read, or names a pair that is not there.
+    """
+    path = arms_file(run_directory)
+    if not path.is_file():
+        return Found(Pair.read(run_directory), 0)
+    table = read_table(path)
+    return Found(_pair_at(run_directory, table.stable.socket), table.generation)
+
+
+def arms_file(run_directory: Path) -> Path:
+    """What the router follows."""
+    return run_directory / "arms.json"
+
+
+def observations_file(run_directory: Path) -> Path:
+    """What the router writes."""
+    return run_directory / "observations.jsonl"
+
+
+class TritonWorld:
+    """See ``World``.
+
+    Args:
+        run_directory: Of the server.
+        ports: Of the server.
+        stable_socket: Of the pair in service.
+        recipe: Of the candidate.
+        candidate_socket: Of the candidate that was loaded already; "" for none.
+    """
+
+    def __init__(
+        self, run_directory: Path, ports: Ports, stable_socket: str, recipe: str, candidate_socket: str = ""
+    ) -> None:
+        self._run = run_directory
+        self._ports = ports
+        self._stable = _pair_at(run_directory, stable_socket)
+        self._recipe = recipe
+        self._candidate_socket = candidate_socket
+
+    def preflight(self) -> Outcome:
+        """Build, measure and render the candidate, then check it."""
+        candidate = self._render()
+        checks = examine(candidate)
+        evidence = {check.name: {"is_met": check.is_met, **check.evidence} for check in checks}
+        for check in checks:
+            if not check.is_met:
+                remove(candidate)
+                seen = f"{json.dumps(check.evidence)}; {check.limit}; {check.remedy}"
+                return Outcome(False, f"refused, not so: {check.name}; {seen}", evidence)
+        return Outcome(True, f"{len(checks)} checks pass", evidence)
+
+    def load(self) -> Outcome:
+        """Load its models."""
+        pair = self._candidate().pair
+        began_s = time.monotonic()
+        with self._api() as api:
+            for model in pair.models:
+                api.load(model)
+        seconds = time.monotonic() - began_s
+        evidence = {"socket": pair.socket, "models": list(pair.models), "seconds": round(seconds, 2)}
+        return Outcome(True, f"loaded in {seconds:.1f} s", evidence)
+
+    def probe(self) -> Outcome:
+        """Look at its acceptance."""
+        found = cold_start([f"grpc://{HOST}:{self._ports.grpc}"], self._candidate().pair)
+        lengths = ", ".join(f"{probe.mean_acceptance_length:.2f}" for probe in found.probes)
+        return Outcome(not found.reason, found.reason or f"mean acceptance length {lengths}", found.evidence)
+
+    def unload(self) -> None:
+        """Take its models away."""
+        self._take_away(self._candidate())
+
+    def settle(self) -> Outcome:
+        """Let servers of this run directory load it at their start; a pair promoted before it goes.
+
+        The recipe's own pair stays: the models ``generate`` and ``generate_unary`` answer from it.
+        """
+        candidate = self._candidate()
+        load_at_start(self._run, candidate.pair, wanted=True)
+        if self._stable.speculative_model != STABLE_MODEL:
+            load_at_start(self._run, self._stable, wanted=False)
+            self._take_away(CandidatePair(self._stable, Pair.read(self._run), self._run))
+        return Outcome(True, f"router serves {candidate.pair.speculative_model} from now on")
+
+    def write(self, table: ArmTable) -> None:
+        """Replace the table of arms."""
+        write_table(arms_file(self._run), table)
+
+    def observations(self, offset: int) -> tuple[list[Observation], int]:
+        """Read the router's log."""
+        return read_observations(observations_file(self._run), offset)
+
+    def is_answering(self, socket: str) -> bool:
+        """Whether somebody accepts a connection; Triton itself notices no process that was killed."""
+        with sockets.socket(sockets.AF_UNIX) as connection:
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            try:
+                connection.connect(os.path.relpath(REPOSITORY_ROOT / socket))  # short: 107 bytes at most
+            except OSError:
+                return False
+        return True
+
+    def _take_away(self, candidate: CandidatePair) -> None:
+        with self._api() as api:
+            for model in reversed(candidate.pair.models):
+                api.unload(model)
+        remove(candidate)
+
+    def _candidate(self) -> CandidatePair:
+        if not self._candidate_socket:
+            return self._render()
+        pair = _pair_at(self._run, self._candidate_socket)
+        return CandidatePair(pair, self._stable, self._run)
+
+    def _render(self) -> CandidatePair:
+        rendered = render_beside(self._recipe, self._run)
+        self._candidate_socket = rendered.pair.socket
+        return CandidatePair(rendered.pair, self._stable, self._run)
+
+    def _api(self) -> RepositoryApi:
+        return RepositoryApi(f"http://{HOST}:{self._ports.http}")
+
+
+def _pair_at(run_directory: Path, socket: str) -> Pair:
+    for pair in _pairs(run_directory):
+        if pair.socket == socket:
+            return pair
+    raise CanaryError(
+        "no pair of the repository answers at a socket of the rollout",
+        values=f"socket={socket} in {run_directory}",
+        limit="a pair that was rendered there",
+        remedy="run 'make repository'; if it was promoted before, begin the rollout anew",
+    )
+
+
+def _pairs(run_directory: Path) -> Iterator[Pair]:
+    for path in sorted((run_directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}")):
+        yield Pair.read(run_directory, path.parent.name)
