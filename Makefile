@@ -24,6 +24,8 @@ TIMEOUT_S ?=
 URL ?=
 ##= for draft-length: a number, 0 for no speculation, or adaptive
 NUM_DRAFT_TOKENS ?= adaptive
+##= for canary: recipe of the new pair
+CANDIDATE ?=
 ##= text that `ask` continues
 TEXT ?= def main():
 export TEXT
@@ -114,6 +116,11 @@ stop: .venv/run.stamp ## stop the server of `serve`
 .PHONY: draft-length
 draft-length: .venv/run.stamp ## set NUM_DRAFT_TOKENS of requests that do not say, while the server runs
 	@$(venv) -m pipelines.deploy draft-length --recipe "$(RECIPE)" --num-draft-tokens "$(NUM_DRAFT_TOKENS)"
+
+.PHONY: canary
+canary: .venv/run.stamp ## let CANDIDATE's pair take the requests of RECIPE's server step by step, or send it away
+	@test -n "$(CANDIDATE)" || { echo "name the recipe of the new pair: make canary CANDIDATE=<recipe>"; exit 2; }
+	@$(venv) -m pipelines.canary start --recipe "$(RECIPE)" --candidate "$(CANDIDATE)" $(ARGS)
 
 .PHONY: ask
 ask: .venv/run.stamp ## continue TEXT on the server of `serve` (or URL's)
