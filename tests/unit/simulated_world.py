@@ -78,6 +78,7 @@ class SimulatedWorld:
         broken: Names of what fails, among ``preflight``, ``load``, ``probe``, ``unload``, ``settle``.
         crash_at: Request of the candidate in which its process ends.
         overridden_share: Of the requests, from testers who ask the candidate for what it cannot do.
+        open_for_s: How long there is always a request that takes so long.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SimulatedWorld:
         broken: tuple[str, ...] = (),
         crash_at: int | None = None,
         overridden_share: float = 0.0,
+        open_for_s: float = 0.0,
     ) -> None:
         self.folder = folder
         self.arms = folder / "arms.json"
@@ -94,6 +96,7 @@ class SimulatedWorld:
         self._broken = broken
         self._crash_at = crash_at
         self._overridden_share = overridden_share
+        self._open_for_s = open_for_s
         self._pools = _pools()
         self._log = folder / "observations.jsonl"
         self._file = folder / "world.json"
@@ -122,6 +125,7 @@ class SimulatedWorld:
     def unload(self) -> None:
         if "unload" in self._broken:
             raise ServerUnavailableError("no server answers", values="8000")
+        assert self.table.candidate is None, "unloaded while requests go there"
         self._keep(is_loaded=False)
 
     def settle(self) -> Outcome:
@@ -187,7 +191,7 @@ class SimulatedWorld:
             "generation": table.generation,
             "request_id": f"request-{state['number']}",
             "key": str(state["number"]),
-            "oldest_open_at_s": now_s,
+            "oldest_open_at_s": now_s - self._open_for_s,
             "band": rng.choice(list(self._pools)),
         }
         if table.candidate is not None and rng.random() < self._overridden_share:

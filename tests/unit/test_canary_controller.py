@@ -274,3 +274,24 @@ def test_a_load_band_without_a_limit_ends_it_without_a_verdict(tmp_path: Path) -
     Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
     assert "a load band has no limit" in store.record().transitions[-2].reason
     assert judgement(store.record()).verdict == "inconclusive"
+
+
+def test_what_the_log_has_of_an_earlier_rollout_counts_for_nothing(tmp_path: Path) -> None:
+    world = SimulatedWorld(tmp_path, failing(0.5))
+    assert any(each.failure for each in roll_out(world).requests)
+    world = SimulatedWorld(tmp_path)
+    store, rollout = Store(tmp_path / "canary.sqlite"), begun(canary_id="c2")
+    store.begin(rollout)
+    Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+    assert phases(store.record())[-1] == "promoted"
+
+
+@pytest.mark.parametrize(("open_for_s", "waits_s"), [(0.0, 2.0), (3.0, 4.0), (60.0, 4.0)])
+def test_a_pair_that_leaves_is_unloaded_once_nobody_waits_for_it(
+    open_for_s: float, waits_s: float, tmp_path: Path
+) -> None:
+    world = SimulatedWorld(tmp_path, open_for_s=open_for_s)
+    record = roll_out(world, replace(PLAN, drain_s=4.0), ordering(world, {"step/1": "abort"}))
+    leaving, left = record.transitions[-2:]
+    assert left.reason == "its pair is unloaded"
+    assert left.at_s - leaving.at_s == pytest.approx(waits_s)

@@ -1,0 +1,74 @@
+"""Which request counts for whom; run: pytest tests/unit/test_canary_intake.py."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.intake import observed
+from pipelines.routing.observation import Observation
+
+ANSWER = Observation(
+    canary_id="c1",
+    generation=3,
+    request_id="r1",
+    key="s1",
+    arm="candidate",
+    arrived_at_s=5.0,
+    oldest_open_at_s=4.0,
+    band="high",
+    ttft_s=0.02,
+    e2e_latency_s=0.3,
+    num_output_tokens=16,
+    num_rounds=4,
+    total_draft_tokens=16,
+    accepted_per_position=(4, 3, 3, 2),
+    prompt_id="p1",
+    session_id="s1",
+    is_replay=True,
+    tokens="equal",
+)
+
+
+def test_an_answer_keeps_everything_that_is_judged() -> None:
+    [found] = observed(ANSWER, "exact")
+    for field in fields(ObservedRequest):
+        assert getattr(found, field.name) == getattr(ANSWER, field.name), field.name
+
+
+def test_an_answer_after_a_failure_counts_for_nobody_and_each_failure_for_its_arm() -> None:
+    fallen = replace(
+        ANSWER,
+        arm="control",
+        is_replay=False,
+        fallback_from=("candidate", "stable"),
+        fallback_failures=("timeout", "error"),
+    )
+    found = list(observed(fallen, "exact"))
+    assert [(each.arm, each.failure) for each in found] == [("candidate", "timeout"), ("stable", "error")]
+    assert {(each.request_id, each.band, each.session_id) for each in found} == {("r1", "high", "s1")}
+    assert {(each.e2e_latency_s, each.num_output_tokens, each.tokens) for each in found} == {(None, 0, "")}
+
+
+def test_what_a_client_chose_counts_for_nobody() -> None:
+    assert list(observed(replace(ANSWER, overridden=True), "exact")) == []
+    failed = {"fallback_from": ("candidate",), "fallback_failures": ("error",)}
+    assert list(observed(replace(ANSWER, overridden=True, **failed), "exact")) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "runtime", "counts_as"),
+    [
+        ("diverged", "exact", "diverged"),
+        ("diverged", "batch_dependent", "unknown"),  # it may be a tie
+        ("equal", "batch_dependent", "equal"),
+        ("", "exact", ""),
+    ],
+)
+def test_a_difference_may_be_a_tie_where_answers_depend_on_the_batch(
+    tokens: str, runtime: str, counts_as: str
+) -> None:
+    [found] = observed(replace(ANSWER, tokens=tokens), runtime)
+    assert found.tokens == counts_as
