@@ -20,13 +20,13 @@ def observed(observation: Observation, runtime: str) -> Iterator[ObservedRequest
     """
     if observation.overridden:
         return
-    for arm, failure in zip(observation.fallback_from, observation.fallback_failures, strict=True):
+    for arm, reason in zip(observation.fallback_from, observation.fallback_reasons, strict=True):
         yield ObservedRequest(
             observation.request_id,
             arm,
             observation.arrived_at_s,
             observation.band,
-            failure or "error",
+            "timeout" if reason == "timeout" else "error",
             prompt_id=observation.prompt_id,
             session_id=observation.session_id,
             is_replay=observation.is_replay,

@@ -197,7 +197,7 @@ class SimulatedWorld:
         if table.candidate is not None and rng.random() < self._overridden_share:
             return [self._line("candidate", {**common, "failure": "error"}, now_s, rng, overridden=True)]
         if arm == "candidate" and self._crash_at is not None and len(state["candidates"]) > self._crash_at:
-            failed = {"fallback_from": ("candidate",), "fallback_failures": ("error",)}
+            failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
             return [self._line("stable", common, now_s, rng, **failed)]
         found = [self._line(arm, common, now_s, rng)]
         shadow = table.shadow_at(now_s)
@@ -215,7 +215,7 @@ class SimulatedWorld:
             if "is_replay" not in more:
                 drawn = replace(drawn, tokens="")
         if arm == "candidate" and drawn.failure and "is_replay" not in more:
-            more = {"fallback_from": (arm,), "fallback_failures": (drawn.failure,)}
+            more = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
             return self._line("stable", common, now_s, rng, **more)
         return Observation(
             **{"failure": drawn.failure, **common},

@@ -44,7 +44,7 @@ def test_an_answer_after_a_failure_counts_for_nobody_and_each_failure_for_its_ar
         arm="control",
         is_replay=False,
         fallback_from=("candidate", "stable"),
-        fallback_failures=("timeout", "error"),
+        fallback_reasons=("timeout", "out"),
     )
     found = list(observed(fallen, "exact"))
     assert [(each.arm, each.failure) for each in found] == [("candidate", "timeout"), ("stable", "error")]
@@ -54,7 +54,7 @@ def test_an_answer_after_a_failure_counts_for_nobody_and_each_failure_for_its_ar
 
 def test_what_a_client_chose_counts_for_nobody() -> None:
     assert list(observed(replace(ANSWER, overridden=True), "exact")) == []
-    failed = {"fallback_from": ("candidate",), "fallback_failures": ("error",)}
+    failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
     assert list(observed(replace(ANSWER, overridden=True, **failed), "exact")) == []
 
 
