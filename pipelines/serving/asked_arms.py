@@ -60,11 +60,12 @@ class AskedArms:
         self._may_hedge = may_hedge
 
     def ask(self, arm: Arm) -> AsyncGenerator[Response, None]:
-        """The request from its start, with the time that is left."""
+        """The request from its start, in the time that is left; streamed, so that silence tells something."""
         timeout_us = self._call.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - self._began_s)))
-        return stream(self._sockets[arm], replace(self._call, timeout_us=timeout_us))
+        tensors = {**self._call.tensors, "streaming": scalar_tensor(True, np.bool_)}
+        return stream(self._sockets[arm], replace(self._call, tensors=tensors, timeout_us=timeout_us))
 
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Note that an arm is asked."""
@@ -99,3 +100,14 @@ class AskedArms:
             if name in outputs and outputs[name].size:
                 cut[name] = np.delete(outputs[name], np.s_[:num_tokens], axis=axis)
         return {**outputs, **cut}, is_last
+
+
+def joined(responses: Sequence[Response]) -> Response:
+    """One response instead of all those of an answer."""
+    outputs, is_last = responses[-1]
+    text_length = sum(int(each["text_length"].item()) for each, _ in responses)
+    whole: dict[str, npt.NDArray[Any]] = {"text_length": scalar_tensor(text_length, np.int32)}
+    for name, axis in _BY_TOKEN.items():
+        if name in outputs:
+            whole[name] = np.concatenate([each[name] for each, _ in responses], axis=axis)
+    return {**outputs, **whole}, is_last

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from pipelines.routing.observation_log import ObservationLog
 from pipelines.routing.open_requests import OpenRequests, unix_time_s
 from pipelines.routing.order import healthy_first, order_of_asking, passed_over
 from pipelines.routing.shadow import Shadow, is_repeated
-from pipelines.serving.asked_arms import AskedArms
+from pipelines.serving.asked_arms import AskedArms, Response, joined
 from pipelines.serving.inputs import read_scalar
 from pipelines.serving.local_calls import Call, Tensors, stream
 from pipelines.serving.observing import answer_observed, compared, is_comparable, is_streamed, prompt_id
@@ -54,6 +55,7 @@ class _Visit:
         wanted: The arm that it belongs to.
         number: Among the open requests.
         observation: What is noted when it ends, as far as it is known.
+        is_streamed: Whether the client wants chunks.
         output_ids: That the client has.
         last: Outputs of the last response.
     """
@@ -63,6 +65,7 @@ class _Visit:
     wanted: Arm
     number: int
     observation: Observation
+    is_streamed: bool
     output_ids: list[int] = field(default_factory=list)
     last: Tensors = field(default_factory=dict)
 
@@ -129,9 +132,14 @@ class Router:
         )
         try:
             arm = visit.wanted
-            async with aclosing(answer_over(healthy, asked, visit.table.slow_after_s)) as answered:
-                async for arm, (outputs, is_final) in answered:
-                    self._hear(visit, outputs)
+            held: list[Response] = []
+            async with aclosing(self._over(healthy, asked, visit)) as answered:
+                async for arm, response in answered:
+                    self._hear(visit, response[0])
+                    held.append(response)
+                    if not (visit.is_streamed or response[1]):
+                        continue
+                    (outputs, is_final), held = joined(held), []
                     if is_final:
                         passed = passed_over(order, arm, asked.outcomes)
                         self._answered(visit, arm, passed)
@@ -147,6 +155,11 @@ class Router:
             raise
         finally:
             self._end(visit, ended)
+
+    def _over(
+        self, order: tuple[Arm, ...], asked: AskedArms, visit: _Visit
+    ) -> AsyncGenerator[tuple[Arm, Response], None]:
+        return answer_over(order, asked, visit.table.slow_after_s, streaming=visit.is_streamed)
 
     async def end(self) -> None:
         """Repeat nothing any more."""
@@ -183,7 +196,7 @@ class Router:
             prompt_id=prompt_id(call.tensors),
             session_id=session_id,
         )
-        return _Visit(call, table, wanted, number, observation)
+        return _Visit(call, table, wanted, number, observation, is_streamed(call))
 
     def _asked(self, visit: _Visit) -> AskedArms:
         settings = visit.table.settings
@@ -209,7 +222,7 @@ class Router:
     def _hear(self, visit: _Visit, outputs: Tensors) -> None:
         visit.output_ids.extend(outputs["output_ids"].reshape(-1).tolist())
         visit.last = outputs
-        if visit.output_ids and visit.observation.ttft_s is None and is_streamed(visit.call):
+        if visit.output_ids and visit.observation.ttft_s is None and visit.is_streamed:
             ttft_s = unix_time_s() - visit.observation.arrived_at_s
             visit.observation = replace(visit.observation, ttft_s=ttft_s)
 

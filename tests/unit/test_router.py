@@ -268,7 +268,9 @@ def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> N
 def test_what_is_noted_is_what_was_answered(world: World) -> None:
     world.write()
     run(world, ask(world, call_of(request_id="mine", num_draft_tokens=scalar_tensor(2, np.int32))))
-    run(world, ask(world, call_of(streaming=False)))
+    text, last = run(world, ask(world, call_of(streaming=False)))
+    assert text == bytes(last["output_ids"].reshape(-1).astype(np.uint8)) == ANSWER
+    assert last["text_length"].item() == last["accepted_mask"].size == len(ANSWER)
     streamed, whole = world.close()
     assert streamed.request_id.startswith("mine/") and streamed.key == "mine"
     assert (streamed.num_output_tokens, streamed.num_rounds, streamed.total_draft_tokens) == (11, 4, 8)
