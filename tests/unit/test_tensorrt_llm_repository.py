@@ -67,6 +67,7 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     assert set(configs) == {
         *("draft", "target", "target_alone", "speculative"),
         *("generate", "generate_target", "generate_unary", "generate_target_unary"),
+        *("router", "router_unary"),
     }
     for name, config in configs.items():
         assert config.name == name
@@ -186,7 +187,7 @@ def test_clients_cannot_tell_the_runtimes_apart(tmp_path: Path) -> None:
     theirs = configs_of(render_recipe(load_recipe("demo"), engine, engine, tmp_path / "other"))
     for model in (
         *("generate", "generate_target", "generate_unary", "generate_target_unary"),
-        "speculative",
+        *("speculative", "router", "router_unary"),
     ):
         for kind in ("input", "output"):
             assert tensors(ours[model], kind) == tensors(theirs[model], kind), model
