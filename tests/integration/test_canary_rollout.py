@@ -1,0 +1,183 @@
+"""Whole rollouts on a real server while clients stream from ``router``: none of them notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build import beside
+from pipelines.canary import triton_world
+from pipelines.canary.analysis.limits import Limit
+from pipelines.canary.candidate import CandidatePair
+from pipelines.canary.controller import Look
+from pipelines.canary.plan import Shadow, Step
+from pipelines.canary.record import RolloutRecord, judgement
+from pipelines.canary.repository_api import RepositoryApi
+from pipelines.canary.start import start
+from pipelines.canary.triton_world import arms_file
+from pipelines.client import CompletionRequest
+from pipelines.deploy import Ports, Server
+from pipelines.errors import DraftproofError
+from pipelines.routing.arms import read_table
+from tests.integration.conftest import grpc_client, tiny_recipe
+from tests.integration.test_side_by_side import other_draft, processes
+from tests.unit.simulated_world import EASY_LIMITS, PLAN
+
+__all__ = ["other_draft"]
+
+pytestmark = pytest.mark.triton
+
+REQUESTS = [  # many, since tokens are judged by the prompt
+    CompletionRequest(f"def f{number}():\n", max_tokens=12, end_id=-1, temperature=0.9 * (number % 2), seed=7)
+    for number in range(40)
+]
+ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed is no one's concern here
+LIMITS = replace(
+    EASY_LIMITS,
+    min_requests=20,
+    tokens=Limit(0.2, 0.1),
+    errors=Limit(0.3, 0.1),
+    timeouts=Limit(0.3, 0.1),
+    goodput=Limit(0.9, 0.9),
+    acceptance_rate=Limit(0.3, 0.3),
+    acceptance_length=Limit(0.3, 0.3),
+    ttft=ANY,
+    itl=ANY,
+    e2e_tail=Limit(0.9, 0.9),
+    speed_up=dict.fromkeys(EASY_LIMITS.speed_up, ANY),
+)
+QUICK = replace(
+    PLAN,
+    limits="limits.yaml",
+    slo_ttft_s=1.0,
+    slo_itl_s=0.2,
+    shadow=Shadow(1.0, 50.0, 2, 16, min_pairs=20, bake_s=1.0),
+    steps=(Step(0.4, 20, 1.0),),
+    max_pairs=2000,
+    down_after_s=1.0,
+    drain_s=10.0,
+    watch_s=2.0,
+    lease_s=5.0,
+    tick_s=0.5,
+)
+
+
+@dataclass
+class Traffic:
+    """What clients of the router saw."""
+
+    num_answers: int = 0
+    wrong: list[Any] = field(default_factory=list)
+
+
+@contextmanager
+def traffic(server: Server) -> Iterator[Traffic]:
+    with grpc_client(server) as client:
+        expected = [client.generate(request, "generate_target").output_ids for request in REQUESTS]
+    seen, stop = Traffic(), threading.Event()
+
+    def ask() -> None:
+        with grpc_client(server) as client:
+            while not stop.is_set():
+                for request, right in zip(REQUESTS, expected, strict=True):
+                    if stop.is_set():
+                        return
+                    try:
+                        answer: Any = client.stream(request, "router").result().output_ids
+                    except DraftproofError as error:
+                        answer = error
+                    seen.num_answers += 1
+                    if answer != right:
+                        seen.wrong.append(answer)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def server(render: Callable[[str, str], Path]) -> Iterator[Server]:
+    with Server.start(render("tiny-rollout", "in_process"), Ports.free()) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def roll_out(
+    server: Server, other_draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Look], None]], RolloutRecord]:
+    def render(recipe: str, run: Path) -> CandidatePair:
+        record = beside.render_beside(tiny_recipe(recipe, "in_process"), *other_draft, run)
+        return CandidatePair.read(run, record.speculative_model)
+
+    monkeypatch.setattr(triton_world, "render_beside", render)
+    plan = tmp_path / "canary.yaml"
+    document = asdict(QUICK)
+    plan.write_text(yaml.safe_dump({**document, "steps": list(document["steps"])}))
+    plan.with_name("limits.yaml").write_text(yaml.safe_dump(asdict(LIMITS)))
+
+    def act(show: Callable[[Look], None]) -> RolloutRecord:
+        return start(server.directory, "tiny-rollout", "tiny-new", plan, show)
+
+    return act
+
+
+def test_a_good_pair_takes_over_and_every_answer_stays_the_targets_own(
+    server: Server, roll_out: Callable[..., RolloutRecord]
+) -> None:
+    before = len(processes(server, "speculative"))
+    with traffic(server) as seen:
+        record = roll_out(lambda look: None)
+        num_answers = seen.num_answers
+        time.sleep(2)
+    phases = [(each.to_phase, each.reason) for each in record.transitions]
+    assert [phase for phase, _ in phases][-2:] == ["promoting", "promoted"], phases
+    assert judgement(record).verdict == "pass"
+    assert seen.num_answers > num_answers > 100
+    assert seen.wrong == []
+    replays = [each for each in record.requests if each.is_replay]
+    assert {each.tokens for each in replays if not each.failure} == {"equal"}
+    table = read_table(arms_file(server.directory))
+    assert "speculative_" in table.stable.socket
+    assert len(processes(server, "speculative")) == before
+
+
+def test_a_pair_whose_process_is_killed_leaves_and_nobody_notices(
+    server: Server, roll_out: Callable[..., RolloutRecord]
+) -> None:
+    killed: list[int] = []
+
+    def kill(look: Look) -> None:
+        if look.position.phase == "step/1" and not killed:
+            [folder] = (server.directory / "model_repository").glob("speculative_*")
+            killed.extend(processes(server, folder.name))
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+
+    with traffic(server) as seen:
+        record = roll_out(kill)
+        time.sleep(1)
+    assert killed
+    assert record.phase == "rolled_back"
+    assert judgement(record).verdict == "fail"
+    assert seen.wrong == []
+    assert read_table(arms_file(server.directory)).candidate is None
+    assert list((server.directory / "model_repository").glob("speculative_*")) == []
+    with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+        assert not any(each.state == "READY" for each in api.index() if each.name.startswith("speculative_"))
