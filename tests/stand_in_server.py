@@ -31,6 +31,7 @@ INPUT_TYPES = {
     "end_id": "INT32",
     "num_draft_tokens": "INT32",
     "session_id": "BYTES",
+    "arm": "BYTES",
     "min_p": "FP32",
     "repetition_penalty": "FP32",
     "presence_penalty": "FP32",

@@ -47,6 +47,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         "--log-probs": ["2"],
         "--num-draft-tokens": ["0"],
         "--session-id": ["s1"],
+        "--arm": ["stable"],
     }
     arguments = [word for flag, values in flags.items() for value in values for word in (flag, value)]
     with StandInServer(with_log_probs) as server:
@@ -62,6 +63,7 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
             num_log_probs=2,
             use_draft_logits=True,
             session_id="s1",
+            arm="stable",
         )
     )
     assert inputs["text_input"] == asked.pop("prompt")

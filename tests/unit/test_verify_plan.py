@@ -173,6 +173,7 @@ def test_every_parameter_of_a_request_is_used_by_a_kind() -> None:
         "num_draft_tokens",
         "use_draft_logits",
         "end_id",
+        "arm",
         "session_id",
     }
 

@@ -1,0 +1,194 @@
+"""The router in a real server: arms that change while it runs, one that nobody serves, answers as ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+
+from pipelines.client import Client, CompletionRequest
+from pipelines.deploy import Ports, Server
+from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.routing.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
+from pipelines.routing.observation import Observation
+from pipelines.routing.observation_log import log_end, read_observations
+from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
+
+pytestmark = pytest.mark.triton
+
+CONNECT = {"grpc": grpc_client, "http": http_client}
+REQUESTS = tuple(
+    CompletionRequest(f"def f{number}(", max_tokens=12 + number, temperature=number % 2 * 0.8, seed=number)
+    for number in range(8)
+)
+
+
+@pytest.fixture(scope="module")
+def directory(render: Callable[[str, str], Path]) -> Path:
+    return render("tiny-router", "in_process")
+
+
+@pytest.fixture(scope="module")
+def routed(directory: Path) -> Iterator[Server]:
+    with Server.start(directory, Ports.free()) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
+    """Writes a table of arms; the target's own process stands for the candidate, with another socket."""
+    generation = int(read_gauge(routed, "draftproof_router_generation", model="router"))
+
+    def write(candidate: float, socket: str = "target", **others: Any) -> None:
+        nonlocal generation
+        generation += 1
+        table = ArmTable(
+            generation=generation,
+            canary_id="c1",
+            salt="s",
+            stable=ArmSetting(str(directory / "speculative.sock"), 1 - candidate),
+            candidate=ArmSetting(str(directory / f"{socket}.sock"), candidate),
+            control=None,
+            bands=Bands(2, 4),
+            lease_until_s=time.time() + 60,
+            **{"shadow": None, "slow_after_s": 5.0, **others},
+        )
+        write_table(directory / "arms.json", table)
+        followed = generation
+        assert wait_until(
+            lambda: read_gauge(routed, "draftproof_router_generation", model="router") == followed
+        )
+
+    yield write
+    (directory / "arms.json").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def noted(directory: Path) -> Callable[[int], list[Observation]]:
+    """Waits for so many observations since the test began."""
+    path = directory / "observations.jsonl"
+    begin = log_end(path)
+
+    def wait(number: int) -> list[Observation]:
+        assert wait_until(lambda: len(read_observations(path, begin)[0]) >= number)
+        return read_observations(path, begin)[0]
+
+    return wait
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> None:
+    with CONNECT[scheme](routed) as client:
+        for request in REQUESTS:
+            expected = client.generate(request, "generate_target")
+            streamed = client.stream(request, "router").result()
+            whole = client.generate(request, "router")
+            assert streamed.output_ids == whole.output_ids == expected.output_ids
+            assert streamed.text == whole.text == expected.text
+            assert (streamed.arm, whole.arm, whole.fallback_from) == ("stable", "stable", ())
+            assert streamed.num_rounds
+
+
+def test_kserve_calls_are_routed_too(routed: Server, follow: Callable[..., None]) -> None:
+    follow(1.0)
+    kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{routed.ports.grpc}")
+    result = kserve.infer("router_unary", kserve_inputs(b"def main(", 20))
+    kserve.close()
+    with grpc_client(routed) as client:
+        expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate_target")
+    assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
+    assert result.as_numpy("arm").item() == b"candidate"
+
+
+def test_arms_change_under_load_and_every_answer_stays_the_same(
+    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+) -> None:
+    with grpc_client(routed) as client:
+        expected = [client.generate(request, "generate_target").output_ids for request in REQUESTS]
+
+    def ask(number: int) -> str:
+        with grpc_client(routed) as client:
+            answer = client.stream(REQUESTS[number % len(REQUESTS)], "router").result()
+        assert answer.output_ids == expected[number % len(REQUESTS)]
+        assert answer.fallback_from == ()
+        return answer.arm
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, number) for number in range(30)]
+        follow(0.5)
+        asked += [pool.submit(ask, number) for number in range(30)]
+        follow(1.0)
+        last = [pool.submit(ask, number) for number in range(10)]
+        assert {each.result() for each in asked} == {"stable", "candidate"}
+        assert {each.result() for each in last} == {"candidate"}
+    assert {each.arm for each in noted(40)[-10:]} == {"candidate"}
+
+
+def test_a_candidate_that_nobody_serves_loses_no_request(
+    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+) -> None:
+    follow(1.0, socket="absent")
+    with grpc_client(routed) as client:
+        for request in REQUESTS:
+            answer = client.stream(request, "router").result()
+            assert answer.output_ids == client.generate(request, "generate_target").output_ids
+            assert (answer.arm, answer.fallback_from) == ("stable", ("candidate",))
+    assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") in (0, 1)
+    assert wait_until(
+        lambda: read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") == 1
+    )
+    reasons = [each.fallback_reasons for each in noted(len(REQUESTS))]
+    assert reasons == [("error",)] * 5 + [("out",)] * 3
+
+
+def test_a_torn_table_is_not_followed(routed: Server, directory: Path, follow: Callable[..., None]) -> None:
+    follow(1.0)
+    (directory / "arms.json").write_text('{"format": 1, "generation"')
+    with grpc_client(routed) as client:
+        assert client.generate(REQUESTS[0], "router").arm == "candidate"
+
+
+def test_replays_are_compared(
+    routed: Server, follow: Callable[..., None], noted: Callable[[int], list[Observation]]
+) -> None:
+    follow(0.0, shadow=ShadowSetting(1.0, 100.0, 2, 16))
+    with grpc_client(routed) as client:
+        for request in REQUESTS:
+            assert client.generate(request, "router").arm == "stable"
+    found = noted(2 * len(REQUESTS))
+    assert [each.tokens for each in found if each.is_replay] == ["equal"] * len(REQUESTS)
+    originals = {each.request_id for each in found if not each.is_replay}
+    assert {each.request_id for each in found if each.is_replay} == originals
+
+
+def test_a_client_names_its_arm(client_of_router: Client) -> None:
+    answer = client_of_router.generate(CompletionRequest("def f(", max_tokens=4, arm="control"), "router")
+    assert (answer.arm, answer.num_rounds) == ("control", 0)
+    with pytest.raises(InvalidRequestError, match="there is no such arm"):
+        client_of_router.generate(CompletionRequest("def f(", arm="candidate"), "router")
+    with pytest.raises(InvalidRequestError, match="'arm'"):
+        client_of_router.generate(CompletionRequest("def f(", arm="stable"), "generate")
+
+
+@pytest.fixture
+def client_of_router(routed: Server) -> Iterator[Client]:
+    with http_client(routed) as client:
+        yield client
+
+
+def test_what_the_client_did_wrong_is_no_fault_of_an_arm(routed: Server, follow: Callable[..., None]) -> None:
+    follow(0.0)
+    with grpc_client(routed) as client:
+        for _ in range(8):
+            with pytest.raises(PromptTooLongError):
+                client.generate(CompletionRequest("x " * 2000), "router")
+            with pytest.raises(InvalidRequestError):
+                client.generate(CompletionRequest("x", num_draft_tokens=99), "router")
+        assert client.generate(REQUESTS[0], "router").arm == "stable"
+    assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="stable") == 0
