@@ -11,7 +11,7 @@ from pipelines.canary.analysis.limits import Limit
 from pipelines.canary.analysis.measures import MeanRatio
 from pipelines.canary.analysis.metrics import ManifestBaseline, metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
-from pipelines.canary.analysis.verdict import Analysis, Judged, analyse
+from pipelines.canary.analysis.verdict import Analysis, Judged, analyse, judge
 from pipelines.errors import CanaryError
 from tests.unit.canary_requests import SLO, failed, limits, request
 
@@ -56,6 +56,14 @@ def test_a_good_candidate_passes_once_every_loss_is_shown_to_be_small() -> None:
     gain = judged(analysis, "speed_up/low").bounds
     assert gain.estimate == pytest.approx(0.17 / 0.5 - 1)
     assert gain.high < 0
+
+
+def test_losses_of_one_name_are_judged_each_by_its_own_evidence() -> None:
+    harmless, harmful = (
+        metrics_of(rollout(600, e2e_latency_s=seconds), LENIENT, SLO, None) for seconds in (0.17, 1.7)
+    )
+    tails = [next(each for each in found if each.name == "e2e_tail") for found in (harmless, harmful)]
+    assert [each.verdict for each in judge(tails, LENIENT).judged] == ["pass", "fail"]
 
 
 def test_few_requests_are_inconclusive_and_the_number_that_lacks_is_enough() -> None:

@@ -120,12 +120,12 @@ def judge(metrics: Sequence[Metric], limits: Limits) -> Analysis:
     passes only if that very limit errs.
     """
     tested = [metric for metric in metrics if not metric.is_exact]
-    harm = {
-        metric.name: value
-        for metric, value in zip(tested, adjusted([_harm(metric, limits) for metric in tested]), strict=True)
-    }
+    harms = iter(adjusted([_harm(metric, limits) for metric in tested]))
     return Analysis(
-        tuple(_judge(metric, harm.get(metric.name, -math.inf), limits, len(tested)) for metric in metrics)
+        tuple(
+            _judge(metric, -math.inf if metric.is_exact else next(harms), limits, len(tested))
+            for metric in metrics
+        )
     )
 
 
