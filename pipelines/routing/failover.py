@@ -8,9 +8,10 @@ of its answer::
 
     client has      a b c
     next arm says   a b c d e        the client gets d e
-                    a b x            "differs": this arm cannot go on with the answer
+                    a b x            "differs": it is asked again, for what follows a b c
 
-On runtimes that are exact, arms with one target say the same as long as they share seed and prompt.
+On runtimes that are exact, arms with one target say the same as long as they share seed and prompt. An arm
+with another target goes on from what the client has, so that no answer breaks off.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from pipelines.errors import (
     EngineFailedError,
@@ -29,41 +30,10 @@ from pipelines.errors import (
     ServerBusyError,
 )
 from pipelines.routing.arms import Arm
+from pipelines.routing.askable import Arms, Chunk
 from pipelines.routing.breaker import Outcome
 
-Chunk = TypeVar("Chunk")
-
 _CLIENTS_OWN = (InvalidRequestError, RequestTimeoutError, RequestCancelledError)
-
-
-class Arms(Protocol[Chunk]):
-    """What an answer is asked of, and what its chunks are made of."""
-
-    def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
-        """The request from its start, streamed; a chunk has a token at least, or is the last one.
-
-        It is closed after the last chunk; closing it earlier cancels the answer. What it raises is the arm's
-        failure, but for errors of the client's own: nonsense in the request, its deadline, its cancellation.
-        """
-
-    def begin(self, arm: Arm) -> Callable[[Outcome], None]:
-        """Note that an arm is asked; what it returns is called once, with what became of that."""
-
-    def may_hedge(self, arm: Arm) -> bool:
-        """Whether the next arm may be asked because this one is slow.
-
-        A slow candidate always may, since its stand-in carries that load without a rollout too. Where the
-        whole server is slow, a second request for each makes it slower.
-        """
-
-    def output_ids(self, chunk: Chunk) -> Sequence[int]:
-        """New output tokens that a chunk carries."""
-
-    def is_last(self, chunk: Chunk) -> bool:
-        """Whether the answer ends with it; a stream that ends otherwise has failed."""
-
-    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
-        """The chunk less its first tokens, perhaps all; its counts of the whole answer stay."""
 
 
 async def answer_over(
@@ -88,8 +58,8 @@ async def answer_over(
             no other arm could be asked. A candidate's limits may be narrower, and that is not the client's
             fault.
         ServerBusyError: No arm answered, and one of them may later.
-        Exception: What the last arm raised, or the one that gave the tokens which no other arm could go on
-            with. All arms have been cancelled then.
+        Exception: What the arm raised that gave the latest tokens, or the last arm where there are none. No
+            other arm answers, and all have been cancelled.
     """
     race = _Race(order, arms, slow_after_s, streaming=streaming)
     try:
@@ -112,7 +82,7 @@ class _Attempt:
         arm: Which.
         end: Takes the outcome, once.
         heard_at_s: When it was asked, or its latest chunk came.
-        num_seen: Output tokens of its answer so far.
+        num_seen: Output tokens of the answer as far as it has come, those that it was given included.
         has_called: Whether the next arm was asked because this one is slow.
     """
 
@@ -169,6 +139,8 @@ class _Race(Generic[Chunk]):
         self._spent: set[Arm] = set()  # those that run, or cannot answer
         self._late: set[Arm] = set()  # those that another one overtook
         self._delivered: list[int] = []
+        self._last: Chunk | None = None  # that was delivered
+        self._is_nobodys_own = False  # whether an arm would say something else than was delivered
         self._speaker: _Attempt | None = None  # gave what was delivered last
         self._kept: dict[_Attempt, list[Chunk]] = {}  # what is not delivered before the end
 
@@ -179,10 +151,7 @@ class _Race(Generic[Chunk]):
             return False
         arm = min(left, key=lambda arm: arm in self._late)
         self._spent.add(arm)
-        attempt = _Attempt(arm, self._arms.begin(arm), self._loop.time())
-        self._running[attempt] = self._loop.create_task(self._read(attempt))
-        self._tasks.append(self._running[attempt])
-        self._watch(attempt, self._slow_after_s)
+        self._ask(arm)
         return True
 
     def take(self, attempt: _Attempt, event: _Event[Chunk]) -> Sequence[Chunk]:
@@ -203,7 +172,18 @@ class _Race(Generic[Chunk]):
             self._retire(attempt, "cancelled")
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read(self, attempt: _Attempt) -> None:
+    def _ask(self, arm: Arm) -> None:
+        attempt = _Attempt(arm, self._arms.begin(arm), self._loop.time())
+        if self._is_nobodys_own and self._last is not None:
+            attempt.num_seen = len(self._delivered)
+            answer = self._arms.go_on(arm, tuple(self._delivered), self._last)
+        else:
+            answer = self._arms.ask(arm)
+        self._running[attempt] = self._loop.create_task(self._read(attempt, answer))
+        self._tasks.append(self._running[attempt])
+        self._watch(attempt, self._slow_after_s)
+
+    async def _read(self, attempt: _Attempt, answer: AsyncGenerator[Chunk, None]) -> None:
         error: Exception = EngineFailedError(
             f"the arm {attempt.arm} ended an answer without a word",
             values="neither a last chunk nor an error",
@@ -211,7 +191,7 @@ class _Race(Generic[Chunk]):
             remedy="the server's log has the cause; send the request again",
         )
         try:
-            async with aclosing(self._arms.ask(attempt.arm)) as chunks:
+            async with aclosing(answer) as chunks:
                 async for chunk in chunks:
                     attempt.heard_at_s = self._loop.time()
                     self.events.put_nowait((attempt, _Said(chunk)))
@@ -246,8 +226,9 @@ class _Race(Generic[Chunk]):
             return ()
         self._speaker = attempt
         self._delivered += token_ids[num_known:]
+        self._last = self._arms.without_first(chunk, num_known) if num_known else chunk
         self._win(attempt, is_last=is_last)
-        return (self._arms.without_first(chunk, num_known) if num_known else chunk,)
+        return (self._last,)
 
     def _keep(self, attempt: _Attempt, chunk: Chunk) -> Sequence[Chunk]:
         """Give the client the whole answer once it is there."""
@@ -288,10 +269,10 @@ class _Race(Generic[Chunk]):
         self.is_over = not self._running
 
     def _differ(self, attempt: _Attempt) -> None:
-        """It cannot go on with the answer, and so cannot the other arms of its target."""
-        self._spent.update(self._order)
+        """Its target is another one than the speaker's, or one whose answers depend on the batch."""
+        self._is_nobodys_own = True
         self._retire(attempt, "differs")
-        self.is_over = not self._running
+        self._ask(attempt.arm)
 
     def _retire(self, attempt: _Attempt, outcome: Outcome) -> None:
         self._running.pop(attempt).cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from pipelines.routing.arms import Arm
 from pipelines.routing.breaker import Breaker, Outcome
+from pipelines.serving.inputs import read_scalar
 from pipelines.serving.local_calls import Call, Tensors, stream
 from pipelines.serving.triton_wire import scalar_tensor
 from pipelines.text.vocabulary import Vocabulary
@@ -27,6 +29,9 @@ _BY_TOKEN = {
     "top_log_probs": 1,
     "accepted_mask": 1,
 }
+
+# Outputs that are sums over the output so far.
+_SUMS = ("sequence_length", "cum_log_probs")
 
 
 class AskedArms:
@@ -61,11 +66,42 @@ class AskedArms:
 
     def ask(self, arm: Arm) -> AsyncGenerator[Response, None]:
         """The request from its start, in the time that is left; streamed, so that silence tells something."""
+        return self._stream(arm, self._call.tensors)
+
+    async def go_on(
+        self, arm: Arm, output_ids: Sequence[int], last: Response
+    ) -> AsyncGenerator[Response, None]:
+        """What follows these tokens.
+
+        ``prompt_length`` tells prompt from output, so penalties, ``min_tokens``, words and noise are as in
+        one answer. Counts of drafting are of this part alone.
+        """
+        given = self._call.tensors
+        num_prompt, num_known = given["input_ids"].size, len(output_ids)
+        known = np.array(output_ids, given["input_ids"].dtype).reshape(1, -1)
+        max_tokens = read_scalar(given, "request_output_len", int, 0)
+        tensors = {
+            **given,
+            "input_ids": np.concatenate((given["input_ids"].reshape(1, -1), known), axis=1),
+            "input_lengths": scalar_tensor(num_prompt + num_known, np.int32),
+            "prompt_length": scalar_tensor(num_prompt, np.int32),
+            "request_output_len": scalar_tensor(max_tokens - num_known, np.int32),
+        }
+        async with aclosing(self._stream(arm, tensors)) as responses:
+            async for outputs, is_last in responses:
+                whole = {
+                    name: (outputs[name] + last[0][name]).astype(outputs[name].dtype)
+                    for name in _SUMS
+                    if name in outputs
+                }
+                yield {**outputs, **whole}, is_last
+
+    def _stream(self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]]) -> AsyncGenerator[Response, None]:
         timeout_us = self._call.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - self._began_s)))
-        tensors = {**self._call.tensors, "streaming": scalar_tensor(True, np.bool_)}
-        return stream(self._sockets[arm], replace(self._call, tensors=tensors, timeout_us=timeout_us))
+        streamed = {**tensors, "streaming": scalar_tensor(True, np.bool_)}
+        return stream(self._sockets[arm], replace(self._call, tensors=streamed, timeout_us=timeout_us))
 
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Note that an arm is asked."""

@@ -57,7 +57,8 @@ class ChunkStream:
     def __init__(self, vocabulary: Vocabulary, request: GenerationRequest, *, streaming: bool) -> None:
         self._vocabulary = vocabulary
         self._stop_words = request.stop_words
-        self._min_tokens = request.sampling.min_tokens
+        num_known = len(request.input_ids) - request.num_prompt_tokens
+        self._min_tokens = max(0, request.sampling.min_tokens - num_known)
         self._streaming = streaming
         self._boundary = ChunkBoundary(vocabulary, request.stop_words, self._min_tokens)
         self._held_ids: list[int] = []

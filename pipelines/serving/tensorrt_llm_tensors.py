@@ -48,8 +48,9 @@ def plain_tensors(
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         if getattr(sampling, name) != getattr(SamplingParams, name):
             tensors[name] = scalar_tensor(getattr(sampling, name), np.float32)
-    if sampling.min_tokens:
-        tensors["min_tokens"] = scalar_tensor(sampling.min_tokens, np.int32)
+    num_known = len(request.input_ids) - request.num_prompt_tokens
+    if sampling.min_tokens > num_known:
+        tensors["min_tokens"] = scalar_tensor(sampling.min_tokens - num_known, np.int32)
     if bad_words:
         tensors["bad_words_list"] = pack_words(bad_words)[np.newaxis]
     if request.num_log_probs is not None:

@@ -77,7 +77,8 @@ async def speculate(
     ``use_draft_logits``, by the ratio rule (``Sampler.verify``).
 
     Args:
-        request: The whole request; ``draft_input_ids`` empty, all of ``input_ids`` prompt.
+        request: The whole request; ``draft_input_ids`` empty. What of ``input_ids`` is not prompt is output
+            that another pair gave; this one goes on with it.
         draft: Proposes ``max_tokens`` tokens after ``input_ids``; fewer if it would end the output.
         target: Verifies ``draft_input_ids`` and answers with the accepted ones and one of its own, or
             fewer if the output ends among them.

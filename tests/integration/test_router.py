@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc
 
@@ -15,8 +18,13 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy import Ports, Server
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.routing.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
+from pipelines.routing.breaker import Breaker
 from pipelines.routing.observation import Observation
 from pipelines.routing.observation_log import log_end, read_observations
+from pipelines.serving.asked_arms import AskedArms, Response
+from pipelines.serving.local_calls import Call
+from pipelines.serving.triton_wire import scalar_tensor
+from pipelines.text.vocabulary import Vocabulary
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
 
 pytestmark = pytest.mark.triton
@@ -57,7 +65,7 @@ def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
             control=None,
             bands=Bands(2, 4),
             lease_until_s=time.time() + 60,
-            **{"shadow": None, "slow_after_s": 5.0, **others},
+            **{"shadow": None, "replays_match": "stable", "slow_after_s": 5.0, **others},
         )
         write_table(directory / "arms.json", table)
         followed = generation
@@ -192,3 +200,52 @@ def test_what_the_client_did_wrong_is_no_fault_of_an_arm(routed: Server, follow:
                 client.generate(CompletionRequest("x", num_draft_tokens=99), "router")
         assert client.generate(REQUESTS[0], "router").arm == "stable"
     assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="stable") == 0
+
+
+GOES_ON = {
+    "greedy": {},
+    "penalties": {
+        "temperature": scalar_tensor(0.8, np.float32),
+        "repetition_penalty": scalar_tensor(1.3, np.float32),
+        "frequency_penalty": scalar_tensor(0.5, np.float32),
+    },
+    "min_tokens": {"temperature": scalar_tensor(0.8, np.float32), "min_tokens": scalar_tensor(9, np.int32)},
+}
+
+
+@pytest.mark.parametrize("arm", ["speculative", "target"])
+@pytest.mark.parametrize("case", GOES_ON)
+def test_an_arm_goes_on_with_an_answer_as_if_it_had_begun_it(
+    routed: Server, directory: Path, arm: str, case: str
+) -> None:
+    tensors = {
+        "input_ids": np.array([[40, 50, 60, 70]], np.int32),
+        "request_output_len": scalar_tensor(24, np.int32),
+        "seed": scalar_tensor(3, np.uint64),
+        "return_log_probs": scalar_tensor(True, np.bool_),
+        **GOES_ON[case],
+    }
+    call = Call(tensors, "r", 0)
+    asked = AskedArms(
+        call, {"stable": directory / f"{arm}.sock"}, {"stable": Breaker(arm)}, Vocabulary(()), lambda: False
+    )
+
+    async def all_of(responses: AsyncGenerator[Response, None]) -> list[Response]:
+        async with aclosing(responses):
+            return [response async for response in responses]
+
+    def told(responses: list[Response], name: str) -> list[float]:
+        return [value for outputs, _ in responses for value in outputs[name].reshape(-1).tolist()]
+
+    async def scenario() -> None:
+        whole = await all_of(asked.ask("stable"))
+        assert len(whole) > 3
+        for num_chunks in range(1, len(whole)):
+            begin = whole[:num_chunks]
+            rest = await all_of(asked.go_on("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
+            for name in ("output_ids", "output_log_probs"):
+                assert told([*begin, *rest], name) == told(whole, name), num_chunks
+            for name in ("sequence_length", "finish_reason"):
+                assert rest[-1][0][name].item() == whole[-1][0][name].item()
+
+    asyncio.run(scenario())

@@ -42,18 +42,32 @@ def ends(*ids: int) -> Chunk:
 
 @dataclass
 class ScriptedArms:
-    """Each arm follows its script whenever it is asked; all that happened is written down."""
+    """Each arm follows its script whenever it is asked; all that happened is written down.
+
+    Attributes:
+        later: What an arm does that is to go on after so many tokens; without it it is down.
+        given: To arms that were to go on.
+    """
 
     scripts: dict[Arm, Sequence[Step]]
     hedges: Callable[[Arm], bool] = lambda arm: True
+    later: dict[Arm, Callable[[int], Sequence[Step]]] = field(default_factory=dict)
+    given: list[tuple[Arm, tuple[int, ...], Chunk]] = field(default_factory=list)
     asked: list[tuple[Arm, float]] = field(default_factory=list)
     closed: list[tuple[Arm, float]] = field(default_factory=list)
     outcomes: list[tuple[Arm, Outcome]] = field(default_factory=list)
 
-    async def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
+    def ask(self, arm: Arm) -> AsyncGenerator[Chunk, None]:
+        return self._follow(arm, self.scripts[arm])
+
+    def go_on(self, arm: Arm, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
+        self.given.append((arm, tuple(output_ids), last))
+        return self._follow(arm, self.later.get(arm, lambda num_tokens: [DOWN])(len(output_ids)))
+
+    async def _follow(self, arm: Arm, steps: Sequence[Step]) -> AsyncGenerator[Chunk, None]:
         loop = asyncio.get_running_loop()
         try:
-            for step in self.scripts[arm]:
+            for step in steps:
                 if isinstance(step, BaseException):
                     raise step
                 if isinstance(step, Chunk):

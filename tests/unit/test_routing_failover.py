@@ -149,12 +149,38 @@ def test_a_stream_that_breaks_before_its_empty_last_chunk_has_one_from_another_a
         assert received.chunks == [("candidate", says(1, 2)), ("stable", ends())]
 
 
-def test_an_arm_that_says_something_else_does_not_go_on_and_the_client_hears_of_the_failure() -> None:
-    for other in ([says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]):
-        arms = ScriptedArms({"candidate": [says(1, 2), DOWN], "stable": other, "control": [ends(1, 2, 3)]})
-        received = answer(arms)
-        assert received.ids == [1, 2] and received.error is DOWN
-        assert arms.outcomes == [("candidate", "error"), ("stable", "differs")]
+@pytest.mark.parametrize("other", [[says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]])
+def test_an_arm_that_would_have_said_something_else_goes_on_with_what_the_client_has(
+    other: list[Step],
+) -> None:
+    arms = ScriptedArms(
+        {"candidate": [says(1), says(2), DOWN], "stable": other, "control": [ends(1, 2, 3)]},
+        later={"stable": lambda num_tokens: [0.5, says(7), ends(8)]},
+    )
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2, 7, 8]
+    assert arms.given == [("stable", (1, 2), says(2))]
+    assert arms.outcomes == [("candidate", "error"), ("stable", "differs"), ("stable", "answered")]
+
+
+def test_once_an_arm_differs_the_next_one_is_not_asked_from_the_start() -> None:
+    arms = ScriptedArms(
+        {"candidate": [says(1, 2), DOWN], "stable": [ends(9)], "control": [ends(1, 2, 3)]},
+        later={"stable": lambda num_tokens: [says(7), BUSY], "control": lambda num_tokens: [ends(8)]},
+    )
+    received = answer(arms)
+    assert received.is_whole and received.ids == [1, 2, 7, 8]
+    assert arms.given == [("stable", (1, 2), says(1, 2)), ("control", (1, 2, 7), says(7))]
+
+
+def test_where_nobody_goes_on_the_client_hears_of_the_failure_that_broke_its_answer_off() -> None:
+    arms = ScriptedArms(
+        {"candidate": [says(1, 2), DOWN], "stable": [ends(9)], "control": [ends(9)]},
+        later={"stable": lambda num_tokens: [OSError()], "control": lambda num_tokens: [KeyError()]},
+    )
+    received = answer(arms)
+    assert received.ids == [1, 2] and received.error is DOWN
+    assert [arm for arm, _, _ in arms.given] == ["stable", "control"]
 
 
 def test_the_failure_of_the_arm_that_gave_the_tokens_is_what_the_client_hears_of() -> None:
@@ -264,20 +290,23 @@ def test_without_streaming_a_failure_after_some_tokens_is_like_one_before_them()
 
 
 def test_an_arm_that_diverges_does_not_end_the_stream_that_it_was_to_help() -> None:
-    arms = ScriptedArms({"candidate": [says(1), 9.0, ends(2)], "stable": [ends(8)], "control": [ends(1, 2)]})
+    arms = ScriptedArms(
+        {"candidate": [says(1), 2.5, ends(2)], "stable": [ends(8)]},
+        later={"stable": lambda num_tokens: [1.0, ends(9)]},
+    )
     received = answer(arms)
     assert received.is_whole and received.ids == [1, 2] and set(received.arms) == {"candidate"}
-    assert arms.outcomes == [("stable", "differs"), ("candidate", "answered")]
+    assert arms.outcomes == [("stable", "differs"), ("stable", "cancelled"), ("candidate", "answered")]
 
 
-@pytest.mark.parametrize("end", [ends(3), DOWN])
-def test_after_one_arm_has_diverged_no_other_is_asked_whatever_comes(end: Step) -> None:
-    stalling: list[Step] = [says(1), 9.0, says(2), 9.0, end]
-    arms = ScriptedArms({"candidate": stalling, "stable": [ends(8)], "control": [ends(1, 2, 3)]})
+def test_an_arm_that_diverges_takes_a_stream_over_that_stalls() -> None:
+    arms = ScriptedArms(
+        {"candidate": [says(1), FOR_EVER_S], "stable": [ends(8)]},
+        later={"stable": lambda num_tokens: [1.0, ends(9)]},
+    )
     received = answer(arms)
-    assert received.ids == ([1, 2] if end is DOWN else [1, 2, 3])
-    assert received.error is (DOWN if end is DOWN else None)
-    assert [arm for arm, _ in arms.asked] == ["candidate", "stable"]
+    assert received.is_whole and received.ids == [1, 9] and received.times_s == [0.0, SLOW_S + 1]
+    assert arms.outcomes == [("stable", "differs"), ("candidate", "timeout"), ("stable", "answered")]
 
 
 def test_an_arm_that_may_not_be_helped_is_waited_for_and_one_that_fails_is_replaced_all_the_same() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +63,45 @@ def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_
     else:
         assert received.error is not None
     assert Counter(arm for arm, _ in arms.closed) <= Counter(arm for arm, _ in arms.asked)
+
+
+@st.composite
+def differing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]]:
+    """Scripts of three arms, each with an answer of its own, and the arms that come to its end."""
+    scripts: dict[Arm, Sequence[Step]] = {}
+    answers: dict[Arm, list[int]] = {}
+    whole: list[Arm] = []
+    for arm in ALL:
+        answers[arm] = draw(st.lists(st.integers(0, 1), min_size=1, max_size=5))
+        chunks = cut_up(answers[arm], draw(st.sets(st.integers(1, 4))), with_empty_end=draw(st.booleans()))
+        num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
+        script: list[Step] = []
+        for chunk in chunks[:num]:
+            script += [draw(st.sampled_from([0.0, 0.0, 1.0, 3.0])), chunk]
+        if num < len(chunks):
+            script.append(draw(st.sampled_from([DOWN, BUSY, FOR_EVER_S])))
+        else:
+            whole.append(arm)
+        scripts[arm] = script
+    return scripts, answers, whole
+
+
+@given(differing_scripts())
+def test_arms_of_different_targets_end_an_answer_as_long_as_one_of_them_ends_its_own(
+    case: tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]],
+) -> None:
+    scripts, answers, whole = case
+    if not whole:
+        return
+
+    def later(arm: Arm) -> Callable[[int], Sequence[Step]]:
+        return lambda num_tokens: [0.5, Chunk(tuple(answers[arm][num_tokens:]), "stop")]
+
+    arms = ScriptedArms(scripts, later={arm: later(arm) for arm in whole})
+    received = answer(arms)
+    assert received.is_whole
+    begin = 0
+    for arm, chunk in received.chunks:  # each token is what its arm says at that place
+        end = begin + len(chunk.ids)
+        assert list(chunk.ids) == answers[arm][begin:end]
+        begin = end
