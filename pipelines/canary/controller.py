@@ -125,8 +125,12 @@ class Controller:
         transition = self._transition(decision, facts.now_s)
         progress = replace(progress, position=decision.position)
         if transition is not None:
-            socket = str(decision.evidence.get("socket", progress.candidate_socket))
-            progress = replace(progress, generation=progress.generation + 1, candidate_socket=socket)
+            progress = replace(
+                progress,
+                generation=progress.generation + 1,
+                candidate_socket=str(decision.evidence.get("socket", progress.candidate_socket)),
+                same_target=bool(decision.evidence.get("same_target", progress.same_target)),
+            )
         self._store.advance(self._rollout, progress, fresh, divergences, transition, order and order[0])
         self._progress, self._requests = progress, requests
         self._tell()

@@ -18,6 +18,7 @@ from pipelines.canary.report import CanaryReport
 _TEMPLATES = Path(__file__).resolve().parent / "page"
 _CHART_TEMPLATES = Path(chart.__file__).resolve().parent / "page"
 _MOST_DIVERGENCES = 20
+_EXPECTED_OF = {"stable": "Stable", "own_target": "The candidate's target alone"}
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,16 @@ class Divergence:
     Attributes:
         prompt: What both were asked.
         common: How both begin.
-        stable: How the stable pair's goes on.
+        expected_of: Whose answer was right.
+        expected: How that goes on.
         candidate: How the candidate's goes on.
         first_difference: Index of the first token that differs.
     """
 
     prompt: str
     common: str
-    stable: str
+    expected_of: str
+    expected: str
     candidate: str
     first_difference: int
 
@@ -104,13 +107,23 @@ def _changes(record: RolloutRecord) -> list[Change]:
 
 def _divergences(found: Sequence[dict[str, Any]]) -> list[Divergence]:
     return [
-        _divergence(each["prompt"], each["stable_text"], each["candidate_text"], each["first_difference"])
+        _divergence(
+            each["prompt"],
+            _EXPECTED_OF[each["expected_of"]],
+            each["expected_text"],
+            each["candidate_text"],
+            each["first_difference"],
+        )
         for each in found
     ]
 
 
-def _divergence(prompt: str, stable: str, candidate: str, first_difference: int) -> Divergence:
-    pairs = enumerate(zip(stable, candidate, strict=False))
-    shorter = min(len(stable), len(candidate))
+def _divergence(
+    prompt: str, expected_of: str, expected: str, candidate: str, first_difference: int
+) -> Divergence:
+    pairs = enumerate(zip(expected, candidate, strict=False))
+    shorter = min(len(expected), len(candidate))
     start = next((place for place, (ours, theirs) in pairs if ours != theirs), shorter)
-    return Divergence(prompt, stable[:start], stable[start:], candidate[start:], first_difference)
+    return Divergence(
+        prompt, expected[:start], expected_of, expected[start:], candidate[start:], first_difference
+    )

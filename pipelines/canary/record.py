@@ -65,8 +65,8 @@ class RolloutRecord:
             promoting, promoted, rolling_back, rolled_back, paused, aborted.
         transitions: In the order of time.
         requests: Without holes (``ObservedRequest``), arrivals as unix time.
-        divergences: Answers that differ, as far as they were kept: prompt, stable_text, candidate_text and
-            first_difference, the index of a token.
+        divergences: Answers that differ, as far as they were kept
+            (``routing.observation.Divergence``).
         limits: By which it is judged.
         slo: What a good request is.
         manifest: Acceptance of the candidate at its build, if it was measured.

@@ -71,6 +71,7 @@ class Progress:
         position: Phase and what belongs to it.
         generation: Of the table of arms that is to hold.
         candidate_socket: "" until it is known.
+        same_target: Whether both pairs have one target, so that they must say the same.
         offset: Bytes of the router's observations that were taken in.
         complete_until_s: Every request that arrived before this unix time has been taken in.
     """
@@ -78,6 +79,7 @@ class Progress:
     position: Position
     generation: int
     candidate_socket: str = ""
+    same_target: bool = True
     offset: int = 0
     complete_until_s: float = 0.0
 

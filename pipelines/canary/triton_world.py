@@ -96,13 +96,19 @@ class TritonWorld:
 
     def load(self) -> Outcome:
         """Load its models."""
-        pair = self._candidate().pair
+        candidate = self._candidate()
+        pair = candidate.pair
         began_s = time.monotonic()
         with self._api() as api:
             for model in pair.models:
                 api.load(model)
         seconds = time.monotonic() - began_s
-        evidence = {"socket": pair.socket, "models": list(pair.models), "seconds": round(seconds, 2)}
+        evidence = {
+            "socket": pair.socket,
+            "same_target": candidate.same_target,
+            "models": list(pair.models),
+            "seconds": round(seconds, 2),
+        }
         return Outcome(True, f"loaded in {seconds:.1f} s", evidence)
 
     def probe(self) -> Outcome:

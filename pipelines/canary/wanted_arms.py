@@ -39,6 +39,7 @@ def wanted_arms(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
         candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
         control=ArmSetting(rollout.control_socket, weights["control"]) if rollout.control_socket else None,
         shadow=plan.shadow.setting if has_candidate else None,
+        replays_match="stable" if progress.same_target else "own_target",
         bands=plan.bands,
         lease_until_s=now_s + plan.lease_s,
         slow_after_s=plan.slow_after_s,

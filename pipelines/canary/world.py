@@ -20,7 +20,10 @@ class World(Protocol):
         """Check the candidate before anything is loaded."""
 
     def load(self) -> Outcome:
-        """Load the candidate beside the stable pair; the evidence names its ``socket``."""
+        """Load the candidate beside the stable pair.
+
+        The evidence names its ``socket``, and says whether both have one target (``same_target``).
+        """
 
     def probe(self) -> Outcome:
         """Ask the candidate before any client does."""

@@ -28,6 +28,10 @@ Arm = Literal["stable", "candidate", "control"]
 
 Band = Literal["low", "medium", "high"]
 
+Expected = Literal["stable", "own_target"]
+"""Whose answer a replay of the candidate must equal: the stable pair's, if both have one target; else that of
+the candidate's own target without drafting."""
+
 Weights = dict[Arm, float]
 """Share of the requests that each arm is to answer; they sum up to 1."""
 
@@ -57,7 +61,7 @@ class ArmSetting:
 
 @dataclass(frozen=True)
 class ShadowSetting:
-    """Which answers of the stable pair the candidate repeats.
+    """Which answers of the stable pair the candidate repeats; one with a target of its own says each twice.
 
     Attributes:
         share: Of the requests, 0 to 1.
@@ -117,6 +121,7 @@ class ArmTable:
         candidate: The new pair; None outside a rollout.
         control: The target alone; None if it is not served.
         shadow: What the candidate repeats; None for nothing.
+        replays_match: What the candidate's tokens are compared with then.
         bands: Of the load.
         lease_until_s: Unix time at which the candidate's share falls back to the stable pair.
         slow_after_s: Wait for an arm's first token after which the next arm is asked too.
@@ -132,6 +137,7 @@ class ArmTable:
     candidate: ArmSetting | None
     control: ArmSetting | None
     shadow: ShadowSetting | None
+    replays_match: Expected
     bands: Bands
     lease_until_s: float
     slow_after_s: float

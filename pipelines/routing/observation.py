@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.errors import CanaryError
-from pipelines.routing.arms import Arm, Band
+from pipelines.routing.arms import Arm, Band, Expected
 from pipelines.routing.strict_json import parse
 
 FORMAT = 1
@@ -28,13 +28,15 @@ class Divergence:
 
     Attributes:
         prompt: Text.
-        stable_text: What the stable pair answered.
+        expected_of: Who gave the answer that was right: the stable pair, or the candidate's own target alone.
+        expected_text: That answer.
         candidate_text: What the candidate answered.
         first_difference: Output tokens that both begin with.
     """
 
     prompt: str
-    stable_text: str
+    expected_of: Expected
+    expected_text: str
     candidate_text: str
     first_difference: int
 
@@ -69,7 +71,8 @@ class Observation:
         prompt_id: Names prompt and sampling, so that equal names should have equal answers.
         session_id: "" for a request of its own.
         output_hash: ``output_hash`` of the answer's tokens; "" without an answer.
-        tokens: How a replay compares with what it repeats; "" if it was not compared.
+        tokens: How a replay compares with what the candidate should say (``ArmTable.replays_match``); "" if
+            it was not compared.
         divergence: Both texts, where ``tokens`` is "diverged".
     """
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.routing.observation import Divergence, Observation, output_hash
+from pipelines.errors import DraftproofError, RequestTimeoutError
+from pipelines.routing.arms import Expected
+from pipelines.routing.observation import Divergence, Failure, Observation, output_hash
 from pipelines.serving.inputs import read_scalar
 from pipelines.serving.local_calls import Call, Tensors
 from pipelines.speculation.acceptance import count_accepted
@@ -64,24 +66,31 @@ def answer_observed(observation: Observation, outputs: Tensors, output_ids: Sequ
     )
 
 
+def failure_of(error: DraftproofError) -> Failure:
+    """How an answer is noted that ended in an error."""
+    return "timeout" if isinstance(error, RequestTimeoutError) else "error"
+
+
 def compared(
     observation: Observation,
     call: Call,
-    stable_ids: Sequence[int],
+    expected_of: Expected,
+    expected_ids: Sequence[int],
     candidate_ids: Sequence[int],
     vocabulary: Vocabulary,
 ) -> Observation:
     """The observation of a replay with what the comparison says, in readable text where they differ."""
-    if list(stable_ids) == list(candidate_ids):
+    if list(expected_ids) == list(candidate_ids):
         return replace(observation, tokens="equal")
 
     def text(ids: Sequence[int]) -> str:
         return vocabulary.join(ids).decode("utf-8", "replace")
 
-    first_difference = count_accepted(np.array(stable_ids, np.int32), np.array(candidate_ids, np.int32))
+    first_difference = count_accepted(np.array(expected_ids, np.int32), np.array(candidate_ids, np.int32))
     divergence = Divergence(
         text(call.tensors["input_ids"].reshape(-1).tolist()),
-        text(stable_ids),
+        expected_of,
+        text(expected_ids),
         text(candidate_ids),
         first_difference,
     )

@@ -2,12 +2,12 @@
 
 The tokens of every arm come with the seed that the router draws where the client names none. So arms with
 one target give one answer: whoever stands in says what the first one would have said, in mid-stream too,
-and a replay of the candidate can be compared token by token.
+and a replay of the candidate can be compared token by token. An arm with another target goes on from what the
+client has.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections import Counter
@@ -19,14 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from pipelines.errors import (
-    DraftproofError,
-    InvalidRequestError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    ServerBusyError,
-)
-from pipelines.routing.arms import Arm, ArmTable, LiveArms, ShadowSetting
+from pipelines.errors import DraftproofError, InvalidRequestError, RequestCancelledError
+from pipelines.routing.arms import Arm, ArmTable, LiveArms
 from pipelines.routing.breaker import Breaker
 from pipelines.routing.choice import choose, chosen_by_client
 from pipelines.routing.failover import answer_over
@@ -34,11 +28,12 @@ from pipelines.routing.observation import Failure, FallbackReason, Observation
 from pipelines.routing.observation_log import ObservationLog
 from pipelines.routing.open_requests import OpenRequests, unix_time_s
 from pipelines.routing.order import healthy_first, order_of_asking, passed_over
-from pipelines.routing.shadow import Shadow, is_repeated
+from pipelines.routing.shadow import is_repeated
 from pipelines.serving.asked_arms import AskedArms, Response, joined
 from pipelines.serving.inputs import read_scalar
-from pipelines.serving.local_calls import Call, Tensors, stream
-from pipelines.serving.observing import answer_observed, compared, is_comparable, is_streamed, prompt_id
+from pipelines.serving.local_calls import Call, Tensors
+from pipelines.serving.observing import answer_observed, failure_of, is_streamed, prompt_id
+from pipelines.serving.replays import Replays
 from pipelines.serving.text_model import Responses
 from pipelines.serving.triton_wire import scalar_tensor, text_tensor
 from pipelines.speculation.sampling_params import draw_seed
@@ -93,7 +88,7 @@ class Router:
         self._open = OpenRequests()
         self._breakers: dict[str, Breaker] = {}
         self._next_hedge_s = 0.0
-        self._shadow: Shadow[_Visit] | None = None
+        self._replays = Replays(arms, self._open, self._note, vocabulary)
 
     @property
     def table(self) -> ArmTable:
@@ -108,7 +103,7 @@ class Router:
     @property
     def replays(self) -> tuple[int, int]:
         """Replays begun, and dropped."""
-        return (self._shadow.num_begun, self._shadow.num_dropped) if self._shadow else (0, 0)
+        return self._replays.counts
 
     def is_out(self, arm: Arm) -> bool:
         """Whether an arm was taken out because it failed."""
@@ -149,7 +144,7 @@ class Router:
         except (InvalidRequestError, RequestCancelledError):
             raise  # the client's own
         except DraftproofError as error:
-            ended = failure = _failure_of(error)
+            ended = failure = failure_of(error)
             arm = next(reversed(asked.outcomes), visit.wanted)
             visit.observation = replace(visit.observation, arm=arm, failure=failure)
             raise
@@ -163,8 +158,7 @@ class Router:
 
     async def end(self) -> None:
         """Repeat nothing any more."""
-        if self._shadow is not None:
-            await self._shadow.close()
+        await self._replays.end()
 
     def _begin(self, call: Call) -> _Visit:
         table = self._arms.read()
@@ -242,7 +236,7 @@ class Router:
             and not visit.observation.overridden
             and is_repeated(setting, visit.table.salt, visit.observation.request_id)
         ):
-            self._offer(visit)
+            self._replays.offer(visit.call, visit.observation, visit.output_ids)
 
     def _end(self, visit: _Visit, ended: str) -> None:
         self.num_requests[visit.observation.arm, ended] += 1
@@ -252,61 +246,6 @@ class Router:
         oldest_open_at_s = self._open.end(number)
         if is_wanted and observation.generation:  # else there is no rollout, and nobody reads it
             self.log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
-
-    def _offer(self, visit: _Visit) -> None:
-        if self._shadow is None:
-            self._shadow = Shadow(self._shadow_now, self._replay)
-        self._shadow.offer(visit)
-
-    def _shadow_now(self) -> ShadowSetting | None:
-        return self.table.shadow_at(unix_time_s())
-
-    async def _replay(self, visit: _Visit) -> None:
-        """Ask the candidate what the stable pair has answered, and compare."""
-        table = self.table
-        if table.candidate is None or table.canary_id != visit.observation.canary_id:
-            return
-        number, arrived_at_s = self._open.begin()
-        observation = Observation(
-            canary_id=table.canary_id,
-            generation=table.generation,
-            request_id=visit.observation.request_id,
-            key=visit.observation.key,
-            arm="candidate",
-            arrived_at_s=arrived_at_s,
-            oldest_open_at_s=arrived_at_s,
-            band=visit.observation.band,
-            is_replay=True,
-            draft_length=visit.observation.draft_length,
-            prompt_id=visit.observation.prompt_id,
-            session_id=visit.observation.session_id,
-        )
-        is_wanted = True
-        unstreamed = {**visit.call.tensors, "streaming": scalar_tensor(False, np.bool_)}
-        try:
-            call = replace(visit.call, tensors=unstreamed)
-            async with aclosing(stream(Path(table.candidate.socket), call)) as responses:
-                async for outputs, _ in responses:
-                    output_ids = outputs["output_ids"].reshape(-1).tolist()
-                    observation = answer_observed(observation, outputs, output_ids)
-            observation = replace(observation, e2e_latency_s=unix_time_s() - arrived_at_s)
-            if is_comparable(visit.call):
-                observation = compared(
-                    observation, visit.call, visit.output_ids, output_ids, self._vocabulary
-                )
-        except asyncio.CancelledError:
-            is_wanted = False
-            raise
-        except ServerBusyError:
-            is_wanted = False  # its queue is bounded for the sake of those who wait
-        except DraftproofError as error:
-            observation = replace(observation, failure=_failure_of(error))
-        finally:
-            self._note(number, observation, is_wanted=is_wanted)
-
-
-def _failure_of(error: DraftproofError) -> Failure:
-    return "timeout" if isinstance(error, RequestTimeoutError) else "error"
 
 
 def _told(arm: Arm, fallback_from: list[Arm]) -> Tensors:

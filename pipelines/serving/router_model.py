@@ -52,6 +52,7 @@ def arms_without_rollout(parameters: ModelParameters) -> ArmTable:
         candidate=None,
         control=ArmSetting(parameters.text("control_socket"), 0.0),
         shadow=None,
+        replays_match="stable",
         bands=Bands(max(2, max_batch_size // 4), max(3, max_batch_size)),
         lease_until_s=0.0,
         slow_after_s=_SLOW_AFTER_S,

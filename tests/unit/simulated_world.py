@@ -79,6 +79,7 @@ class SimulatedWorld:
         crash_at: Request of the candidate in which its process ends.
         overridden_share: Of the requests, from testers who ask the candidate for what it cannot do.
         open_for_s: How long there is always a request that takes so long.
+        same_target: Whether the candidate has the stable pair's target.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class SimulatedWorld:
         crash_at: int | None = None,
         overridden_share: float = 0.0,
         open_for_s: float = 0.0,
+        same_target: bool = True,
     ) -> None:
         self.folder = folder
         self.arms = folder / "arms.json"
@@ -97,6 +99,7 @@ class SimulatedWorld:
         self._crash_at = crash_at
         self._overridden_share = overridden_share
         self._open_for_s = open_for_s
+        self._same_target = same_target
         self._pools = _pools()
         self._log = folder / "observations.jsonl"
         self._file = folder / "world.json"
@@ -115,7 +118,7 @@ class SimulatedWorld:
         if "load" in self._broken:
             raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
         self._keep(is_loaded=True)
-        return Outcome(True, "loaded in 4.0 s", {"socket": CANDIDATE})
+        return Outcome(True, "loaded in 4.0 s", {"socket": CANDIDATE, "same_target": self._same_target})
 
     def probe(self) -> Outcome:
         is_good = "probe" not in self._broken
@@ -228,7 +231,7 @@ class SimulatedWorld:
             total_draft_tokens=drawn.total_draft_tokens,
             accepted_per_position=drawn.accepted_per_position,
             tokens=cast(Any, drawn.tokens),
-            divergence=Divergence("1 + 1 =", " 2", " 3", 0) if drawn.tokens == "diverged" else None,
+            divergence=Divergence("1 + 1 =", "stable", " 2", " 3", 0) if drawn.tokens == "diverged" else None,
             **more,
         ).to_line()
 
@@ -242,6 +245,7 @@ def _initial() -> ArmTable:
         candidate=None,
         control=ArmSetting(CONTROL, 0.0),
         shadow=None,
+        replays_match="stable",
         bands=Bands(4, 8),
         lease_until_s=0.0,
         slow_after_s=2.0,

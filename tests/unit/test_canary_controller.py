@@ -103,11 +103,23 @@ def test_each_fault_is_rolled_back_within_its_number_of_requests(
     assert not world.state["is_loaded"]
 
 
+@pytest.mark.parametrize(("same_target", "match"), [(True, "stable"), (False, "own_target")])
+def test_a_candidate_is_held_to_the_answers_of_its_own_target(
+    same_target: bool, match: str, tmp_path: Path
+) -> None:
+    world = SimulatedWorld(tmp_path, same_target=same_target)
+    told: dict[str, str] = {}
+    roll_out(world, act=lambda look: told.update({look.position.phase: world.table.replays_match}))
+    assert {"shadow", "step/1", "promoting"} <= told.keys()
+    assert {told["shadow"], told["step/1"]} == {match}
+
+
 def test_divergences_are_kept_as_readable_text(tmp_path: Path) -> None:
     record = roll_out(SimulatedWorld(tmp_path, diverging(0.02)))
     assert record.divergences[0] == {
         "prompt": "1 + 1 =",
-        "stable_text": " 2",
+        "expected_of": "stable",
+        "expected_text": " 2",
         "candidate_text": " 3",
         "first_difference": 0,
     }

@@ -174,6 +174,8 @@ def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
     assert (table.candidate and table.candidate.weight) == candidate
     assert sum(table.weights(NOW_S).values()) == pytest.approx(1)
     assert (table.shadow is None) == (candidate is None)
+    assert table.replays_match == "stable"
+    assert wanted_arms(begun(), replace(progress, same_target=False), NOW_S).replays_match == "own_target"
     assert table.control is not None
     assert table.control.weight == (0.0 if candidate is None else PLAN.control_weight)
     assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == 0

@@ -19,7 +19,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     manifest = ManifestBaseline(0.7, 3.1, frozenset({"b", "a"}))
     record = rollout(
         requests=(request(0), failed(1, failure="timeout"), request(2, "stable", session_id="s")),
-        divergences=({"prompt": "p", "stable_text": "a", "candidate_text": "b", "first_difference": 0},),
+        divergences=({"prompt": "p", "expected_text": "a", "candidate_text": "b", "first_difference": 0},),
         manifest=manifest,
     )
     assert RolloutRecord.from_json(record.to_json()) == record

@@ -73,11 +73,18 @@ FAILED = rollout(
     divergences=(
         {
             "prompt": f"Continue: {NASTY}",
-            "stable_text": f"def read(path):\n    return path.read_text() {NASTY}",
+            "expected_of": "stable",
+            "expected_text": f"def read(path):\n    return path.read_text() {NASTY}",
             "candidate_text": "def read(path):\n    return path.write_text()",
             "first_difference": 9,
         },
-        {"prompt": "", "stable_text": "one", "candidate_text": "one two", "first_difference": 1},
+        {
+            "prompt": "",
+            "expected_of": "own_target",
+            "expected_text": "one",
+            "candidate_text": "one two",
+            "first_difference": 1,
+        },
     ),
 )
 
@@ -250,11 +257,14 @@ def test_texts_are_shown_as_they_are(browser: Browser, pages: dict[str, Path]) -
         "Array.from(document.querySelectorAll('.sides pre'), each => each.textContent)"
     )
     assert shown == [
-        FAILED.divergences[0]["stable_text"],
+        FAILED.divergences[0]["expected_text"],
         FAILED.divergences[0]["candidate_text"],
         "one(ends here)",
         "one two",
     ]
+    assert browser.value(
+        "Array.from(document.querySelectorAll('.sides > div'), each => each.firstChild.textContent)"
+    ) == ["Stable:", "Candidate:", "The candidate's target alone:", "Candidate:"]
     marked = browser.value("Array.from(document.querySelectorAll('mark'), each => each.textContent)")
     assert marked[1] == "write_text()"
 

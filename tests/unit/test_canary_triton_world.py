@@ -20,7 +20,7 @@ from pipelines.canary.rollout import Progress
 from pipelines.canary.triton_world import TritonWorld, arms_file, find
 from pipelines.canary.wanted_arms import wanted_arms
 from pipelines.deploy import Ports
-from pipelines.deploy.models import models_at_start
+from pipelines.deploy.models import PAIR_FILE, models_at_start
 from pipelines.errors import CanaryError
 from tests.unit.simulated_world import begun
 from tests.unit.test_canary_preflight import DEMO, GIB, run, write_engine
@@ -99,6 +99,17 @@ def test_a_candidate_comes_and_goes(
     world_of(run, loaded.evidence["socket"]).unload()  # by the controller that goes on
     assert told[len(models) :] == [f"unload {model}" for model in reversed(models)]
     assert speculative_models(run) == ["speculative"]
+
+
+@pytest.mark.parametrize(("target", "is_same"), [("target-1", True), ("target-2", False)])
+def test_what_was_loaded_says_whether_its_target_is_the_stable_one(
+    run: Path, told: list[str], engines: Callable[..., None], target: str, is_same: bool
+) -> None:
+    engines(2)
+    socket = world_of(run).load().evidence["socket"]
+    path = next((run / "model_repository").glob(f"speculative_*/{PAIR_FILE}"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "target_fingerprint": target}))
+    assert world_of(run, socket).load().evidence["same_target"] is is_same
 
 
 def test_a_refused_candidate_leaves_nothing_and_is_not_loaded(

@@ -4,124 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerBusyError
-from pipelines.routing.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms, ShadowSetting, write_table
-from pipelines.routing.observation import Observation
-from pipelines.routing.observation_log import ObservationLog, read_observations
-from pipelines.serving.call_server import CallServer
-from pipelines.serving.local_calls import Call, Tensors
-from pipelines.serving.responder import Outlet, Responder
+from pipelines.routing.arms import LiveArms
+from pipelines.serving.local_calls import Call
+from pipelines.serving.responder import Responder
 from pipelines.serving.router import Router
 from pipelines.serving.triton_wire import scalar_tensor, text_tensor
-from pipelines.text.vocabulary import Vocabulary
-
-VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-ANSWER = b"def main():"
-
-Behave = Callable[[Call, Responder], None]
-
-
-def outputs_of(tokens: bytes, end: int, *, drafts: bool = True) -> Tensors:
-    """A response with these tokens, of which the answer then has ``end``."""
-    ids = np.frombuffer(tokens, np.uint8).astype(np.int32)
-    outputs: Tensors = {
-        "output_ids": ids.reshape(1, 1, -1),
-        "text_length": scalar_tensor(len(ids), np.int32),
-        "sequence_length": scalar_tensor(end, np.int32),
-        "output_log_probs": np.empty((1, 1, 0), np.float32),
-        "finish_reason": text_tensor("length" if end == len(ANSWER) else ""),
-    }
-    if drafts:
-        outputs |= {
-            "accepted_mask": np.zeros((1, len(ids)), np.bool_),
-            "num_rounds": scalar_tensor(4, np.int32),
-            "total_draft_tokens": scalar_tensor(8, np.int32),
-            "accepted_per_position": np.array([[3, 1]], np.int32),
-        }
-    return outputs
-
-
-def answers(text: bytes = ANSWER, *, size: int = 3, delay_s: float = 0.0) -> Behave:
-    def behave(call: Call, responder: Responder) -> None:
-        time.sleep(delay_s)
-        streaming = bool(call.tensors["streaming"].item())
-        step = size if streaming else len(text)
-        for begin in range(0, len(text), step):
-            end = min(begin + step, len(text))
-            responder.send(outputs_of(text[begin:end], end), is_final=end == len(text))
-
-    return behave
-
-
-def fails(error: DraftproofError, after: int = 0) -> Behave:
-    def behave(call: Call, responder: Responder) -> None:
-        if after:
-            responder.send(outputs_of(ANSWER[:after], after), is_final=False)
-        responder.fail(error)
-
-    return behave
-
-
-class World:
-    """Three sockets and a router in front of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.asked: list[tuple[Arm, Call]] = []
-        self.behave: dict[Arm, Behave] = {}
-        self._servers: list[CallServer] = []
-        names: tuple[Arm, ...] = ("stable", "candidate", "control")
-        for arm in names:
-            self.behave[arm] = answers()
-            self._servers.append(CallServer(folder / arm, self._serve(arm)))
-        self.log = ObservationLog(folder / "log")
-        self.router = Router(LiveArms(folder / "arms.json", self.table()), self.log, VOCABULARY)
-
-    def table(self, candidate: float = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
-        def setting(name: Arm, weight: float) -> ArmSetting:
-            return ArmSetting(str(self.folder / name), weight)
-
-        given: dict[str, Any] = {
-            "generation": 1,
-            "canary_id": "c1",
-            "salt": "s",
-            "shadow": None,
-            "bands": Bands(2, 4),
-            "lease_until_s": time.time() + 60,
-            "slow_after_s": 5.0,
-        }
-        return ArmTable(
-            stable=setting("stable", 1 - candidate - control),
-            candidate=setting("candidate", candidate),
-            control=setting("control", control),
-            **{**given, **others},
-        )
-
-    def write(self, *args: Any, **others: Any) -> None:
-        write_table(self.folder / "arms.json", self.table(*args, **others))
-
-    def close(self) -> list[Observation]:
-        """What was noted."""
-        self.log.close()
-        for server in self._servers:
-            server.close()
-        self._servers = []
-        return read_observations(self.folder / "log", 0)[0]
-
-    def _serve(self, arm: Arm) -> Callable[[Call, Outlet], None]:
-        def take(call: Call, outlet: Outlet) -> None:
-            self.asked.append((arm, call))
-            self.behave[arm](call, Responder(outlet, call.request_id))
-
-        return take
+from tests.unit.router_world import (
+    ANSWER,
+    VOCABULARY,
+    World,
+    answers,
+    arm_of,
+    ask,
+    call_of,
+    fails,
+    outputs_of,
+    run,
+)
 
 
 @pytest.fixture
@@ -129,38 +36,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
     world.close()
-
-
-def call_of(prompt: bytes = b"x", *, streaming: bool = True, request_id: str = "", **others: Any) -> Call:
-    tensors = {
-        "input_ids": np.frombuffer(prompt, np.uint8).astype(np.int32).reshape(1, -1),
-        "streaming": scalar_tensor(streaming, np.bool_),
-        **others,
-    }
-    return Call(tensors, request_id, 0)
-
-
-async def ask(world: World, call: Call) -> tuple[bytes, Tensors]:
-    text, last = b"", {}
-    async with aclosing(world.router.answer(call)) as responses:
-        async for outputs, _ in responses:
-            text += bytes(outputs["output_ids"].reshape(-1).astype(np.uint8))
-            last = outputs
-    return text, last
-
-
-def run(world: World, work: Any) -> Any:
-    async def to_the_end() -> Any:
-        try:
-            return await asyncio.wait_for(work, 20)
-        finally:
-            await world.router.end()
-
-    return asyncio.run(to_the_end())
-
-
-def arm_of(last: Tensors) -> str:
-    return str(last["arm"].item().decode())
 
 
 def test_without_a_rollout_the_stable_pair_answers_and_nothing_is_noted(world: World) -> None:
@@ -227,14 +102,53 @@ def test_the_target_alone_is_the_last_to_stand_in(world: World) -> None:
     assert last["fallback_from"].item() == b"candidate,stable"
 
 
-def test_an_arm_that_says_something_else_does_not_go_on_with_the_answer(world: World) -> None:
+def goes_on(call: Call, responder: Responder) -> None:
+    """Says ``dex main():``, whatever output it is given."""
+    num_known = call.tensors["input_ids"].size - call.tensors.get("prompt_length", np.array(1)).item()
+    answers(b"dex main():"[num_known:])(call, responder)
+
+
+@pytest.mark.parametrize("after", [1, 4, 10])
+def test_a_candidate_with_another_target_that_fails_in_mid_stream_loses_no_request(
+    world: World, after: int
+) -> None:
     world.write(1.0)
-    world.behave["candidate"] = fails(EngineFailedError("gone"), after=4)
-    world.behave["stable"] = world.behave["control"] = answers(b"dex main():")
-    with pytest.raises(EngineFailedError, match="gone"):
+    world.behave["candidate"] = fails(EngineFailedError("gone"), after)
+    world.behave["stable"] = goes_on
+    call = call_of(request_output_len=scalar_tensor(11, np.int32), seed=scalar_tensor(5, np.uint64))
+    text, last = run(world, ask(world, call))
+    assert text == ANSWER[:after] + b"dex main():"[after:]
+    assert (arm_of(last), last["fallback_from"].item()) == ("stable", b"candidate")
+    (noted,) = world.close()
+    assert (noted.arm, noted.fallback_reasons, noted.failure) == ("stable", ("error",), "")
+    if after == 1:
+        return  # both begin with the same token
+    asked = world.asked[-1][1].tensors
+    assert bytes(asked["input_ids"].reshape(-1).astype(np.uint8)) == b"x" + ANSWER[:after]
+    told = {name: asked[name].item() for name in ("prompt_length", "input_lengths", "request_output_len")}
+    assert told == {"prompt_length": 1, "input_lengths": 1 + after, "request_output_len": 11 - after}
+    assert asked["seed"].item() == 5
+    assert last["sequence_length"].item() == 11
+
+
+def test_a_request_is_lost_only_if_no_arm_goes_on_with_it(world: World) -> None:
+    world.write(1.0)
+    world.behave["candidate"] = fails(EngineFailedError("the candidate is gone"), after=4)
+    world.behave["stable"] = fails(EngineFailedError("the stable pair is gone"), after=2)
+    world.behave["control"] = fails(EngineFailedError("the control is gone"))
+    with pytest.raises(EngineFailedError, match="the candidate is gone"):
         run(world, ask(world, call_of()))
     (noted,) = world.close()
     assert noted.failure == "error"
+
+
+def test_who_waits_for_the_whole_answer_has_that_of_one_arm(world: World) -> None:
+    world.write(1.0)
+    world.behave["candidate"] = fails(EngineFailedError("gone"), after=4)
+    world.behave["stable"] = goes_on
+    text, _ = run(world, ask(world, call_of(streaming=False)))
+    assert text == b"dex main():"
+    assert all("prompt_length" not in call.tensors for _, call in world.asked)
 
 
 def test_a_slow_candidate_is_helped_out(world: World) -> None:
@@ -312,68 +226,3 @@ def test_a_client_that_leaves_is_not_noted_and_its_arm_is_told(world: World) -> 
     assert world.router.num_open == 0
     assert world.router.num_requests == {("stable", "left"): 1}
     assert world.close() == []
-
-
-SHADOW = ShadowSetting(share=1.0, max_per_s=1000.0, max_in_flight=2, max_queue=4)
-
-
-async def settled(world: World) -> None:
-    while world.router.num_open:  # ``run`` bounds it
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize(("said", "tokens"), [(ANSWER, "equal"), (b"def mean():", "diverged")])
-def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: str) -> None:
-    world.write(shadow=SHADOW)
-    world.behave["candidate"] = answers(said)
-
-    async def scenario() -> None:
-        text, last = await ask(world, call_of(b"prompt"))
-        assert (text, arm_of(last)) == (ANSWER, "stable")
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    original, replay = world.close()
-    assert (original.tokens, replay.tokens) == ("", tokens)
-    assert (replay.arm, replay.is_replay, replay.request_id) == ("candidate", True, original.request_id)
-    stable_call, candidate_call = (call for _, call in world.asked)
-    assert stable_call.tensors["seed"].item() == candidate_call.tensors["seed"].item()
-    if tokens == "diverged":
-        assert replay.divergence is not None
-        assert (replay.divergence.prompt, replay.divergence.first_difference) == ("prompt", 5)
-        assert (replay.divergence.stable_text, replay.divergence.candidate_text) == (
-            "def main():",
-            "def mean():",
-        )
-    else:
-        assert replay.divergence is None
-
-
-def test_a_replay_never_holds_the_answer_back(world: World) -> None:
-    world.write(shadow=SHADOW)
-    world.behave["candidate"] = lambda call, responder: None
-
-    async def scenario() -> None:
-        began_s = time.monotonic()
-        for _ in range(12):
-            assert (await ask(world, call_of()))[0] == ANSWER
-        assert time.monotonic() - began_s < 5
-        begun, dropped = world.router.replays
-        assert (begun, dropped) == (2, 6)
-
-    run(world, scenario())
-
-
-def test_the_ratio_rule_is_not_compared(world: World) -> None:
-    world.write(shadow=SHADOW)
-    world.behave["candidate"] = answers(b"def mean():")
-
-    async def scenario() -> None:
-        await ask(world, call_of(use_draft_logits=scalar_tensor(True, np.bool_)))
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    _, replay = world.close()
-    assert (replay.tokens, replay.divergence) == ("", None)

@@ -30,6 +30,7 @@ TABLE = ArmTable(
     candidate=ArmSetting("/run/candidate.sock", 0.2),
     control=ArmSetting("/run/control.sock", 0.1),
     shadow=ShadowSetting(share=0.5, max_per_s=4.0, max_in_flight=2, max_queue=16),
+    replays_match="own_target",
     bands=Bands(medium_from=4, high_from=8),
     lease_until_s=1000.0,
     slow_after_s=2.0,
@@ -42,6 +43,7 @@ ALONE = ArmTable(
     candidate=None,
     control=None,
     shadow=None,
+    replays_match="stable",
     bands=Bands(medium_from=4, high_from=8),
     lease_until_s=0.0,
     slow_after_s=2.0,
@@ -120,6 +122,7 @@ SOCKET = {"socket": "/run/candidate.sock"}
         ({"slow_after_s": 0}, "slow_after_s=0"),
         ({"slow_after_s": True}, "slow_after_s=True"),
         ({"lease_until_s": "soon"}, "lease_until_s='soon'"),
+        ({"replays_match": "control"}, "replays_match='control'"),
     ],
 )
 def test_what_no_router_could_follow_is_refused(tmp_path: Path, changes: dict[str, Any], seen: str) -> None:

@@ -49,7 +49,7 @@ FULL = dataclasses.replace(
     session_id="s1",
     output_hash=output_hash([1, 2]),
     tokens="diverged",
-    divergence=Divergence("Wie? \u2028\n\udcff", "so\n", "anders", 4),
+    divergence=Divergence("Wie? \u2028\n\udcff", "own_target", "so\n", "anders", 4),
 )
 
 
@@ -109,7 +109,7 @@ def changed(**changes: Any) -> bytes:
         (changed(is_replay=1), "is_replay=1"),
         (changed(accepted_per_position=[1, True]), "accepted_per_position[1]=True"),
         (changed(fallback_from="stable"), "fallback_from='stable'"),
-        (changed(divergence={"prompt": ""}), "divergence.stable_text"),
+        (changed(divergence={"prompt": ""}), "divergence.expected_of"),
         (changed(draft_lenght=3), "draft_lenght"),
     ],
 )
