@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
         **SAMPLED,
         "end_id": scalar_tensor(-1, np.int32),
         "min_tokens": scalar_tensor(7, np.int32),
-        "stop_words_list": "short",
+        "stop_words_list": "letters",
     },
     "bad words": {**SAMPLED, "end_id": scalar_tensor(-1, np.int32), "bad_words_list": "short"},
     "log probabilities": {
@@ -59,7 +59,11 @@ CASES: dict[str, dict[str, Any]] = {
         "num_log_probs": scalar_tensor(2, np.int32),
     },
 }
-WORDS = {"abc": [[1, 2], [5, 6], [9, 10], [3, 3]], "short": [[1, 4], [2, 5], [6], [11, 12]]}
+WORDS = {
+    "abc": [[1, 2], [5, 6], [9, 10], [3, 3]],
+    "short": [[1, 4], [2, 5], [6], [11, 12]],
+    "letters": [[each] for each in range(1, 8)],
+}
 
 
 @pytest.fixture
