@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipelines.serving import tensorrt_llm_engines
 from pipelines.serving.contract import GenerationCall
 from pipelines.serving.output_end import OutputEnd
 from pipelines.serving.tensorrt_llm_engines import TensorRtLlmEngines
+from pipelines.serving.tensorrt_llm_tensors import plain_tensors
 from pipelines.speculation.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
@@ -336,6 +338,17 @@ def test_a_bad_word_in_other_tokens_is_an_error() -> None:
     end.take(np.array([1, 2], np.int32))
     with pytest.raises(EngineFailedError, match="other tokens"):
         end.take(np.array([3], np.int32))
+
+
+@pytest.mark.parametrize(("num_known", "left"), [(0, 3), (2, 1), (3, None), (5, None)])
+def test_an_answer_that_goes_on_has_only_the_rest_of_min_tokens_to_wait_for(
+    num_known: int, left: int | None
+) -> None:
+    asked = request(sampling=SamplingParams(min_tokens=3))
+    known = np.concatenate((asked.input_ids, np.ones(num_known, np.int32)))
+    asked = replace(asked, input_ids=known, prompt_length=len(asked.input_ids))
+    tensors = plain_tensors(asked, 16, (), streaming=True)
+    assert (tensors["min_tokens"].item() if "min_tokens" in tensors else None) == left
 
 
 def test_stop_words_begin_after_min_tokens() -> None:
