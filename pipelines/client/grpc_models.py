@@ -39,16 +39,15 @@ class GrpcModels(GrpcTransport):
         for name, array in inputs.items():
             message.inputs.add(name=name, datatype=model.inputs[name].datatype, shape=array.shape)
             message.raw_input_contents.append(_raw(array))
-        responses: list[Tensors] = []
+        call = self._stub.ModelStreamInfer(iter((message,)), timeout=self._timeouts.total_s)
         try:
-            for arrival in self._stub.ModelStreamInfer(iter((message,)), timeout=self._timeouts.total_s):
-                if arrival.error_message:
-                    raise refusal(arrival.error_message)
-                if arrival.infer_response.outputs:
-                    responses.append(_tensors(arrival.infer_response))
+            arrivals = list(call)  # to its end: see ``GrpcCall.close``
         except grpc.RpcError as error:
             raise as_error(error, self._address, self._timeouts) from error
-        return responses
+        for arrival in arrivals:
+            if arrival.error_message:
+                raise refusal(arrival.error_message)
+        return [_tensors(each.infer_response) for each in arrivals if each.infer_response.outputs]
 
 
 def _raw(array: npt.NDArray[Any]) -> bytes:

@@ -142,6 +142,7 @@ class GrpcCall:
             if arrival is None:
                 raise unreachable(self._address, "the stream ended before the last response")
             if arrival.error_message:
+                self._is_finished = True  # it is the last response
                 raise refusal(arrival.error_message)
             response = arrival.infer_response
             self._is_finished = response.parameters["triton_final_response"].bool_param
@@ -150,7 +151,11 @@ class GrpcCall:
         return None
 
     def close(self) -> None:
-        """Cancel what is not yet answered; a complete answer ends its call by itself."""
+        """Cancel what is not yet answered; a complete answer, or an error, ends its call by itself.
+
+        A call that is cancelled while it ends may never be let go by Triton 2.51 (its pull request 8078), nor
+        the model with it: the server then waits for its exit timeout and ends with an error.
+        """
         if not self._is_finished:
             self._is_finished = True
             self._call.cancel()

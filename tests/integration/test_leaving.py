@@ -181,6 +181,38 @@ def test_a_killed_server_leaves_no_client_waiting(render: Callable[[str, str], P
     assert wait_until(lambda: not models_of(server))
 
 
+def test_a_server_that_is_stopped_under_streams_ends_in_good_order(
+    render: Callable[[str, str], Path],
+) -> None:
+    """Clients ask on until they get an error; no call may keep Triton from unloading its model."""
+    patience_s = 30  # unloading takes long on a busy machine; what is kept is kept for ever
+    server = Server.start(render("tiny-stopped", "in_process"), Ports.free(), exit_timeout_s=patience_s)
+    refusals: list[str] = []
+
+    def ask(client: Client) -> None:
+        while True:
+            try:
+                client.stream(CompletionRequest("def f(", max_tokens=64, end_id=-1)).result()
+            except DraftproofError as error:
+                refusals.append(str(error))
+                return
+
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        server.wait_ready()
+        clients = [stack.enter_context(grpc_client(server)) for _ in range(MAX_BATCH_SIZE + MAX_QUEUE_SIZE)]
+        with ThreadPoolExecutor(len(clients)) as pool:
+            asking = [pool.submit(ask, client) for client in clients]
+            time.sleep(1)
+            assert not refusals
+            assert server.stop(kill_after_s=patience_s + 15)
+            for each in asking:
+                each.result()
+    assert len(refusals) == len(clients)
+    log = server.log.read_text(encoding="utf-8", errors="replace")
+    assert "Exit timeout expired" not in log, log[-2000:]
+
+
 def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[[str, str], Path]) -> None:
     from pipelines.deploy import Ports
 
