@@ -157,6 +157,11 @@ test-unit: .venv/test.stamp .venv/torch.stamp ## the tests that start no server
 test-statistical: .venv/test.stamp ## test the sampled law at full size, with the power of each test (minutes)
 	@$(venv) -m pytest tests/statistical -m statistical -o faulthandler_timeout=3600 $(ARGS)
 
+.PHONY: drills
+drills: .venv/test.stamp ## roll bad and good candidates out under load, with the controller killed too (half an hour), then `figures`
+	@$(venv) -m tests.drills --output docs/results/canary-drills.json $(ARGS)
+	@$(venv) -m docs.figures
+
 .PHONY: check
 check: .venv/test.stamp ## lint, format, types, architecture
 	@$(venv) -m ruff check

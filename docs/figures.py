@@ -15,6 +15,7 @@ from pathlib import Path
 
 from docs.acceptance_table import predicted_acceptance
 from docs.bench_tables import every_load, headline
+from docs.drill_table import drills
 from docs.peer_tables import peers
 from docs.words import Document, conditions, listed, times
 from pipelines.bench.document import FORMAT
@@ -220,6 +221,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "law": (RESULTS / "law-demo.json", "make results", _law),
     "sampler": (RESULTS / "sampler-demo-large.json", "make results", _sampler),
     "acceptance": (RESULTS / "acceptance-demo.json", "make results", predicted_acceptance),
+    "drills": (RESULTS / "canary-drills.json", "make drills", drills),
     "pair": (PAIR, "make evaluate-demo", _pair),
 }
 """Block name -> result file, the command that makes it, and what turns it into text."""

@@ -277,3 +277,34 @@ def test_the_demo_block_has_one_line_per_model_and_transport(tmp_path: Path) -> 
     text = _fill("demo", demo, tmp_path)
     assert "| HTTP, whole answers | target alone | - | - | 1.23 | 51.9 | - | - | 1.00 |" in text
     assert "PASS: 36 answers, 2,304 tokens, 1,200 of them accepted draft tokens; 0 answers differ" in text
+
+
+def _drill(**changes: Any) -> dict[str, Any]:
+    drill = {
+        "drill": "its process crashes",
+        "phase": "rolled_back",
+        "decided_in": "step/1",
+        "num_asked": 2345,
+    }
+    counts = {"num_requests": 1234, "most_requests": 3000, "num_fallbacks": 7, "num_lost": 0, "num_wrong": 0}
+    return {**drill, **counts, "seconds": 61.4, "faults": [], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "| 1,234 (3,000) | 61 | 2,345 | 7 | 0 | 0 |"),
+        (
+            {"num_lost": 2, "faults": ["2 requests were lost"]},
+            "- **its process crashes: not as it has to be**: 2",
+        ),
+    ],
+)
+def test_the_drills_say_what_they_took_and_what_clients_noticed(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    about = {"num_clients": 4, "num_prompts": 300, "num_draft_tokens": 4}
+    text = _fill("drills", {"drills": [_drill(**changes)], **about, **_about()}, tmp_path)
+    assert "| its process crashes | rolled back | step/1 |" in text
+    assert words in text
+    assert ("**2**" in text) is bool(changes)

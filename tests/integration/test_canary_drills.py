@@ -1,0 +1,71 @@
+"""Bad candidates on a real server under load: each leaves, and no client notices (all: make drills)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.canary.analysis.limits import Limit
+from pipelines.client import CompletionRequest
+from tests.drills.drill import CRASHING, DIVERGING, FAILING, KILLED_UP, LESS_ACCEPTED, TOKENIZER, Drill
+from tests.drills.running import run_drill
+from tests.drills.setting import PLAN, Setting, drill_limits
+from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
+
+pytestmark = pytest.mark.triton
+
+ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed is no one's concern here
+LIMITS = replace(
+    drill_limits(),
+    tokens=Limit(0.05, 0.01),
+    errors=Limit(0.1, 0.003),
+    timeouts=Limit(0.3, 0.1),
+    goodput=Limit(0.9, 0.9),
+    acceptance_rate=Limit(0.1, 0.05),
+    survival=ANY,
+    ttft=ANY,
+    itl=ANY,
+    e2e_tail=Limit(0.9, 0.9),
+    speed_up=dict.fromkeys(("low", "medium", "high"), ANY),
+)
+SHADOW = replace(PLAN.shadow, min_pairs=120, bake_s=1.0)
+REQUESTS = tuple(
+    CompletionRequest(
+        f"def f{number}():\n",
+        max_tokens=12,
+        end_id=-1,
+        temperature=0.9 * (number % 2),
+        seed=number % 2 or None,
+    )
+    for number in range(100)
+)
+SLOW = (TOKENIZER, LESS_ACCEPTED, FAILING, KILLED_UP)
+
+
+@pytest.fixture
+def setting(tiny_pair: tuple[Path, Path]) -> Setting:
+    engine = {"checkpoint": "unused", "kv_cache": {"num_blocks": 128}}
+    serving = {
+        "max_batch_size": MAX_BATCH_SIZE,
+        "max_num_tokens": 128,
+        "max_seq_len": MAX_SEQ_LEN,
+        "max_queue_size": MAX_QUEUE_SIZE,
+        "max_draft_len": MAX_DRAFT_LEN,
+        "num_draft_tokens": 4,
+        "engine_access": "in_process",
+    }
+    recipe = {"name": "tiny", "runtime": "embedded", "target": engine, "draft": engine, "serving": serving}
+    plan = replace(PLAN, shadow=SHADOW, steps=(replace(PLAN.steps[0], min_pairs=20, bake_s=1.0),), tick_s=0.5)
+    return Setting(recipe, *tiny_pair, REQUESTS, plan, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "drill",
+    [DIVERGING, CRASHING, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
+    ids=lambda drill: drill.name,
+)
+def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setting, tmp_path: Path) -> None:
+    result = run_drill(drill, setting, tmp_path)
+    assert result.faults == (), result
