@@ -22,6 +22,7 @@ from tests.drills.faults import add_fault
 
 def main(orders: dict[str, Any]) -> None:
     def render(recipe: str, run: Path) -> CandidatePair:
+        print("preflight", flush=True)
         engines = Path(orders["draft"]), Path(orders["target"])
         record = beside.render_beside(parse_recipe(orders["recipe"], Path(recipe)), *engines, run)
         if orders["fault"]:
@@ -33,7 +34,6 @@ def main(orders: dict[str, Any]) -> None:
             print(look.position.phase, flush=True)
 
     triton_world.render_beside = render  # type: ignore[assignment]
-    print("preflight", flush=True)
     start(Path(orders["run"]), "drill", orders["recipe"]["name"], Path(orders["plan"]), show)
 
 

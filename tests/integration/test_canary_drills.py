@@ -33,7 +33,7 @@ LIMITS = replace(
 SHADOW = replace(PLAN.shadow, min_pairs=120, bake_s=1.0)
 REQUESTS = tuple(
     CompletionRequest(
-        f"def f{number}():\n",
+        f"class C{number}:\n",
         max_tokens=12,
         end_id=-1,
         temperature=0.9 * (number % 2),
