@@ -24,7 +24,7 @@ LIMITS = replace(
     timeouts=Limit(0.3, 0.1),
     goodput=Limit(0.9, 0.9),
     acceptance_rate=Limit(0.1, 0.05),
-    survival=ANY,
+    survival=Limit(0.9, 0.9),
     ttft=ANY,
     itl=ANY,
     e2e_tail=Limit(0.9, 0.9),
@@ -33,7 +33,7 @@ LIMITS = replace(
 SHADOW = replace(PLAN.shadow, min_pairs=120, bake_s=1.0)
 REQUESTS = tuple(
     CompletionRequest(
-        f"class C{number}:\n",
+        f"def f{number}():\n",
         max_tokens=12,
         end_id=-1,
         temperature=0.9 * (number % 2),
@@ -57,7 +57,13 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
         "engine_access": "in_process",
     }
     recipe = {"name": "tiny", "runtime": "embedded", "target": engine, "draft": engine, "serving": serving}
-    plan = replace(PLAN, shadow=SHADOW, steps=(replace(PLAN.steps[0], min_pairs=20, bake_s=1.0),), tick_s=0.5)
+    plan = replace(
+        PLAN,
+        shadow=SHADOW,
+        steps=(replace(PLAN.steps[0], min_pairs=20, bake_s=1.0),),
+        max_pairs=3000,
+        tick_s=0.5,
+    )
     return Setting(recipe, *tiny_pair, REQUESTS, plan, LIMITS)
 
 
