@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_GONE = "nobody has answered|errors"
+"""Its requests fail from the crash on: whichever is shown first."""
+
 PHASES_UP = ("preflight", "loading", "cold_start", "shadow", "step/1", "promoting")
 
 
@@ -36,7 +39,7 @@ DIVERGING = Drill("another output for 1 % of prompts", "rolled_back", 1500, "fai
 LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 3000, "acceptance", "less accepted")
 SLOWER = Drill("30 % slower", "rolled_back", 6000, "itl|e2e_tail|speed_up", "slower")
 FAILING = Drill("2 % of requests fail", "rolled_back", 3000, "errors", "failing")
-CRASHING = Drill("its process crashes", "rolled_back", 3000, "nobody has answered", "crashing")
+CRASHING = Drill("its process crashes", "rolled_back", 3000, _GONE, "crashing")
 KILLED_UP = Drill(
     "a good candidate, the controller killed in each phase",
     "promoted",
@@ -48,7 +51,7 @@ KILLED_DOWN = Drill(
     "its process crashes, the controller killed while it leaves",
     "rolled_back",
     3000,
-    "nobody has answered",
+    _GONE,
     "crashing",
     killed_in=("step/1", "rolling_back"),
 )
