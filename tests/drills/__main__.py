@@ -21,6 +21,7 @@ from build.repository import measure_pair
 from pipelines.command_line import EXIT_FAIL, EXIT_PASS
 from pipelines.conditions import conditions, engine_conditions
 from pipelines.deploy.triton_install import REPOSITORY_ROOT
+from pipelines.running_server import stopped_by_signals
 from pipelines.whole_file import write_whole
 from tests.drills.drill import DRILLS
 from tests.drills.running import Result, as_document, run_drill
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only not in drill.name:
             continue
         (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="drill-", dir=REPOSITORY_ROOT / ".run") as folder:
+        with (
+            stopped_by_signals(),
+            tempfile.TemporaryDirectory(prefix="drill-", dir=REPOSITORY_ROOT / ".run") as folder,
+        ):
             result = run_drill(drill, setting, Path(folder))
         print(_line(result), flush=True)
         results.append(result)

@@ -113,12 +113,16 @@ def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
     while True:
         with subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) as controller:
             assert controller.stdout is not None
-            for line in controller.stdout:
-                phase = line.strip()
-                if phase in killed_in and phase not in killed:
-                    killed.append(phase)
-                    os.kill(controller.pid, signal.SIGKILL)
-                    break
+            try:
+                for line in controller.stdout:
+                    phase = line.strip()
+                    if phase in killed_in and phase not in killed:
+                        killed.append(phase)
+                        os.kill(controller.pid, signal.SIGKILL)
+                        break
+            except BaseException:
+                controller.kill()  # else the end of this block waits for the end of the rollout
+                raise
         if controller.returncode != -signal.SIGKILL:
             return killed
 
