@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 
 from pipelines.deploy.ports import HOST, Ports
 
-EXIT_TIMEOUT_S = 5  # Triton waits so long for requests in flight when it is told to end
+EXIT_TIMEOUT_S = (
+    10  # Triton waits so long for requests in flight, then for its models, when it is told to end
+)
 _STUB_TIMEOUT_S = 120  # for a model's process to come up
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 

@@ -14,7 +14,7 @@ from tests.drills.running import run_drill
 from tests.drills.setting import PLAN, Setting, drill_limits
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.drills]
 
 ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed is no one's concern here
 LIMITS = replace(
@@ -41,7 +41,6 @@ REQUESTS = tuple(
     )
     for number in range(100)
 )
-SLOW = (TOKENIZER, LESS_ACCEPTED, FAILING, KILLED_UP)
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
 
 @pytest.mark.parametrize(
     "drill",
-    [DIVERGING, CRASHING, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
+    [TOKENIZER, DIVERGING, CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP],
     ids=lambda drill: drill.name,
 )
 def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setting, tmp_path: Path) -> None:
