@@ -243,8 +243,8 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_copied(
 
 def start_slow_build(tmp_path: Path, raw: dict[str, Any], started: Path) -> subprocess.Popen[bytes]:
     """A build in a session of its own, whose ``trtllm-build`` goes on until ``started`` is deleted."""
-    command = [sys.executable, "-m", "build.engines", "--recipe", str(write_recipe(tmp_path, raw))]
-    command += ["--engines", str(tmp_path / "engines")]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "build.engines"]  # jobs ignore it
+    command += ["--recipe", str(write_recipe(tmp_path, raw)), "--engines", str(tmp_path / "engines")]
     environment = {**os.environ, "STAND_IN_FAULT": "slow", "STAND_IN_STARTED": str(started)}
     process = subprocess.Popen(
         command,
