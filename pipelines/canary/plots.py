@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.bench.chart import Chart, Labels, Point, Series, bar_chart, line_chart
-from pipelines.canary.analysis.observed import Arm, ObservedRequest
+from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.sequences import Bounds
 from pipelines.canary.analysis.verdict import Judged
 from pipelines.canary.record import RolloutRecord
+from pipelines.routing.arms import Arm
 
 ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.canary.analysis.faults import DRILLS, NO_FAULT
-from pipelines.canary.analysis.observed import Arm, ObservedRequest
+from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.quantiles import nearest_rank
 from pipelines.canary.analysis.sections import analysis_section, simulation_section
 from pipelines.canary.analysis.sequences import Bounds, sequence
@@ -19,6 +19,7 @@ from pipelines.canary.analysis.verdict import Judged, analyse
 from pipelines.canary.plots import ARMS, acceptance_by_position
 from pipelines.canary.record import LEAVING, Judgement, RolloutRecord, judgement
 from pipelines.errors import CanaryError
+from pipelines.routing.arms import Arm
 from pipelines.validation.section import Section, Table
 
 _FIRST_LOOK = 10

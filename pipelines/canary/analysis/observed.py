@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Arm = Literal["stable", "candidate", "control"]
-"""The pair in service, the new one, and the target alone."""
-
-Failure = Literal["", "error", "timeout"]
+from pipelines.routing.arms import Arm
+from pipelines.routing.observation import Failure
 
 Tokens = Literal["", "equal", "tie", "unknown", "diverged"]
 """Against the target's own answer: "" was not compared, "unknown" differs by a margin that is not known."""

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.canary.analysis.observed import Arm, ObservedRequest
+from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.routing.arms import Arm
 
 
 @dataclass(frozen=True)

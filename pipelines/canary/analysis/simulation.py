@@ -19,9 +19,10 @@ from pipelines.bench.slo import Slo
 from pipelines.canary.analysis.faults import Fault
 from pipelines.canary.analysis.limits import Limits
 from pipelines.canary.analysis.metrics import Metric, metrics_of
-from pipelines.canary.analysis.observed import Arm, ObservedRequest
+from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Analysis, Word, judge
 from pipelines.errors import CanaryError
+from pipelines.routing.arms import Arm
 from pipelines.validation.rates import clopper_pearson
 
 _GROWTH = 1.1  # between looks
