@@ -183,6 +183,7 @@ results: .venv/run.stamp ## measure anew what README quotes (wants an idle machi
 	$(call record,acceptance-demo,make -s acceptance RECIPE=demo)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
 	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
+	$(call record,router-demo-large,$(venv) -m pipelines.bench.router_cost --recipe demo-large)
 	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
 	@$(venv) -m docs.figures
 

@@ -17,6 +17,7 @@ from docs.acceptance_table import predicted_acceptance
 from docs.bench_tables import every_load, headline
 from docs.drill_table import drills
 from docs.peer_tables import peers
+from docs.router_table import router_cost
 from docs.words import Document, conditions, listed, times
 from pipelines.bench.document import FORMAT
 
@@ -221,6 +222,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "law": (RESULTS / "law-demo.json", "make results", _law),
     "sampler": (RESULTS / "sampler-demo-large.json", "make results", _sampler),
     "acceptance": (RESULTS / "acceptance-demo.json", "make results", predicted_acceptance),
+    "router": (RESULTS / "router-demo-large.json", "make results", router_cost),
     "drills": (RESULTS / "canary-drills.json", "make drills", drills),
     "pair": (PAIR, "make evaluate-demo", _pair),
 }

@@ -70,6 +70,21 @@ def test_the_sampler_is_shown_beside_the_step_it_belongs_to(tmp_path: Path) -> N
     assert "500.0 M parameters" in text
 
 
+def test_what_the_router_adds_is_shown_with_its_interval_and_its_sign(tmp_path: Path) -> None:
+    added = {"direct_ms": 21.0, "routed_ms": 21.2, "num_pairs": 7}
+    cost = {
+        "ttft": {**added, "added_ms": {"value": 0.21, "low": -0.04, "high": 0.5}},
+        "itl": {**added, "added_ms": {"value": -0.01, "low": -0.02, "high": 0.0}},
+        "speed_ratio": {"value": 0.994, "low": 0.98, "high": 1.01},
+        **{"num_at_once": 8, "max_tokens": 40, "num_different": 1},
+    }
+    text = _fill("router", {**cost, **_about()}, tmp_path)
+    assert "| first token | 21.00 ms | 21.20 ms | +0.21 ms | -0.04 to +0.50 ms |" in text
+    assert "| each further token | 21.00 ms | 21.20 ms | -0.01 ms | -0.02 to +0.00 ms |" in text
+    assert "8 at once: 0.99 times the output tokens per second (0.98 to 1.01). 7 pairs" in text
+    assert "**1 answers differed.**" in text
+
+
 def _about() -> dict[str, Any]:
     return {
         "conditions": {
