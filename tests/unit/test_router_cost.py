@@ -30,9 +30,9 @@ class Server:
         self._count = itertools.count()
 
     def ask(self, request: CompletionRequest, model: str) -> Generation:
-        self.asked.append((request.text, model))
+        self.asked.append((request.prompt, model))
         is_routed = model == "router"
-        cold_s = 9.0 * ((request.text, model) not in self.asked[:-1])
+        cold_s = 9.0 * ((request.prompt, model) not in self.asked[:-1])
         ttft_s = 1.0 + 1e-6 * next(self._count) + cold_s + self.added_s * is_routed
         return answer(ttft=ttft_s, e2e=ttft_s + 2.0, **self.changes if is_routed else {})
 
@@ -73,7 +73,7 @@ def test_answers_of_one_token_have_no_time_per_further_token() -> None:
 
     def ask(request: CompletionRequest, model: str) -> Generation:
         generation = server.ask(request, model)
-        return answer(1) if request.text == "text 0" else generation
+        return answer(1) if request.prompt == "text 0" else generation
 
     cost = measure_router_cost(PROMPTS, 2, Workers([ask] * BUSY.num_at_once))
     assert cost.ttft.num_pairs == 2 * len(PROMPTS.requests)
