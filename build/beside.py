@@ -9,7 +9,9 @@ Nothing here was tried with engines of TensorRT-LLM: there it is rendered only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from build.manifest import verify_manifest
 from build.memory_plan import MemoryPlan
@@ -40,7 +42,7 @@ def render_beside(
         memory: How the new pair's engines share their GPUs; needed on TensorRT-LLM alone.
 
     Returns:
-        What was rendered.
+        What was rendered; the pair of the repository itself, if it is no other.
 
     Raises:
         EngineLoadError: A file of an engine is missing or was changed since it was built.
@@ -51,7 +53,10 @@ def render_beside(
     served = PairRecord.read(repository / PairNames().speculative)
     _check_runtime(recipe, served)
     draft, target = verify_manifest(draft_engine), verify_manifest(target_engine)
-    suffix = f"_{pair_fingerprint(recipe, draft, target)[:SHORT_HASH]}"
+    fingerprint = pair_fingerprint(recipe, draft, target)
+    if fingerprint == served.fingerprint:
+        return served
+    suffix = f"_{fingerprint[:SHORT_HASH]}"
     has_own_draft = engine_fingerprint(draft) != served.draft_fingerprint
     has_own_target = engine_fingerprint(target) != served.target_fingerprint
     standard = PairNames()
@@ -67,8 +72,10 @@ def render_beside(
     )
     for socket in (values["speculative_socket"], values["target_socket"]):
         _check_socket(socket)
+    there = repository / names.speculative
+    loads_at_start = there.exists() and PairRecord.read(there).loads_at_start  # promoted before
     record = PairRecord.of(
-        recipe, draft, target, values, names, list(models), loads_at_start=False, memory=memory
+        recipe, draft, target, values, names, list(models), loads_at_start=loads_at_start, memory=memory
     )
     with scratch_beside(repository) as scratch:
         for name, template in models.items():
@@ -77,6 +84,59 @@ def render_beside(
         for name in models:
             put_in_place(scratch / name, repository / name)
     return record
+
+
+def models_beside(
+    run_directory: Path, runtime: str, draft: Mapping[str, Any], target: Mapping[str, Any]
+) -> list[Path]:
+    """Models of other pairs, which stay when the recipe's own pair is rendered anew.
+
+    Args:
+        run_directory: With or without a repository.
+        runtime: Of the recipe.
+        draft: Manifest of the engine that the recipe's own pair will have.
+        target: Likewise.
+
+    Returns:
+        Their folders.
+
+    Raises:
+        RepositoryError: A pair that servers load at their start could not be loaded any more.
+    """
+    repository = run_directory / "model_repository"
+    own = {"draft": engine_fingerprint(draft), "target": engine_fingerprint(target)}
+    kept = []
+    for folder in sorted(repository.glob(f"{PairNames().speculative}_*")):
+        pair = PairRecord.read(folder)
+        missing = _missing(pair, runtime, own)
+        if not missing:
+            kept += [repository / model for model in pair.models]
+        elif pair.loads_at_start:
+            raise RepositoryError(
+                "a pair that was promoted cannot be loaded any more",
+                values=f"{folder}, recipe {pair.name}: {'; '.join(missing)}",
+                limit="engines and a runtime as at its promotion",
+                remedy=f"bring them back (make engines RECIPE={pair.name}), or let the recipe's own pair "
+                f"answer: remove {repository} and {run_directory / 'arms.json'}",
+            )
+    return kept
+
+
+def _missing(pair: PairRecord, runtime: str, own: Mapping[str, str]) -> list[str]:
+    """What keeps a pair from standing beside the recipe's own, whose engines have these fingerprints."""
+    if pair.runtime != runtime:
+        return [f"it is of {pair.runtime}, the recipe of {runtime}"]
+    engines = {
+        "draft": (pair.draft_engine_dir, pair.draft_fingerprint),
+        "target": (pair.target_engine_dir, pair.target_fingerprint),
+    }
+    missing = [f"{path} is gone" for path, _ in engines.values() if not Path(path).is_dir()]
+    shared = ["target"] if runtime == "embedded" else ["draft", "target"]
+    for role in shared:
+        has_own = any(model.startswith(f"{role}_") for model in pair.models)
+        if not has_own and engines[role][1] != own[role]:
+            missing.append(f"it shares the {role} with the recipe's own pair, which has another one now")
+    return missing
 
 
 def _needed(runtime: str, names: PairNames, *, has_own_draft: bool, has_own_target: bool) -> dict[str, str]:

@@ -151,7 +151,8 @@ class PairRecord:
                 "the record of a model's pair cannot be used",
                 values=f"{path}: {error!r}",
                 limit=f"format {FORMAT}, as 'make repository' of this version writes it",
-                remedy="run 'make repository', then 'make stop serve'",
+                remedy="run 'make repository', then 'make stop serve'; if it is named again, remove the "
+                "model's folder",
             ) from None
 
 

@@ -1,7 +1,8 @@
 """Renders ``model_repository/`` for a recipe: ``python -m build.repository --recipe demo``.
 
-The result is ``.run/<recipe>/model_repository/``, replaced as a whole. With ``--beside`` the recipe's pair is
-added to a repository that is there, and may be served at the moment (``build/beside.py``).
+The result is ``.run/<recipe>/model_repository/``, replaced as a whole but for the pairs that a rollout put
+beside the recipe's own. With ``--beside`` the recipe's pair is added so to a repository that is there, and
+may be served at the moment (``build/beside.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from build.beside import render_beside
+from build.beside import models_beside, render_beside
 from build.command_line import add_runtime, print_line, recipe_parser, run_command
 from build.engines import build_engines
 from build.launch import write_launch_file
@@ -51,14 +52,15 @@ def render_recipe(
 
     Raises:
         EngineLoadError: A file of an engine is missing or was changed since it was built.
-        RepositoryError: See ``render_repository``.
+        RepositoryError: See ``render_repository`` and ``models_beside``.
     """
     manifests = verify_manifest(draft_engine), verify_manifest(target_engine)
     destination = run / recipe.name / "model_repository"
     values = template_values(
         recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve(), memory
     )
-    models = render_repository(TEMPLATES, recipe.runtime, values, destination)
+    beside = models_beside(destination.parent, recipe.runtime, *manifests)
+    models = render_repository(TEMPLATES, recipe.runtime, values, destination, beside)
     names = PairNames()
     own = [model for model in models if model in asdict(names).values()]
     record = PairRecord.of(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from build.recipe import REPOSITORY_ROOT
@@ -77,7 +77,11 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
 
 
 def render_repository(
-    templates: Path, runtime: str, values: Mapping[str, str], destination: Path
+    templates: Path,
+    runtime: str,
+    values: Mapping[str, str],
+    destination: Path,
+    beside: Sequence[Path] = (),
 ) -> list[str]:
     """Render every model of a runtime and put the result in place as a whole.
 
@@ -86,9 +90,10 @@ def render_repository(
         runtime: ``embedded`` or ``tensorrt_llm``.
         values: See ``template_values``.
         destination: The repository that Triton reads; replaced if it is there.
+        beside: Folders of models that are to be in it as they are.
 
     Returns:
-        Names of the models.
+        Names of the models that were rendered.
 
     Raises:
         RepositoryError: A template cannot be rendered, or a value is used by none.
@@ -105,6 +110,8 @@ def render_repository(
         unused = set(values)
         for name in models:
             unused -= render_model(templates / name, runtime, values, staging / name)
+        for folder in beside:
+            shutil.copytree(folder, staging / folder.name)
         if unused:
             raise RepositoryError(
                 "no template uses some of the values",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,62 @@ def test_records_come_back_as_they_were_written(tmp_path: Path, run: Path) -> No
     assert not record.loads_at_start
     assert (served.target_fingerprint, served.draft_fingerprint) == ("target-1", "draft-1")
     assert set(served.models) == {"draft", "target", "speculative"}
+
+
+def test_the_recipes_own_pair_is_not_rendered_a_second_time(tmp_path: Path, run: Path) -> None:
+    before = contents(run)
+    record = render_beside(DEMO, *other_pair(tmp_path, draft="draft-1"), run)
+    assert record == PairRecord.read(run / "model_repository" / "speculative")
+    assert contents(run) == before
+
+
+def promote(run: Path, record: PairRecord) -> None:
+    for model in record.models:
+        dataclasses.replace(record, loads_at_start=True).write(run / "model_repository" / model)
+
+
+def test_a_promoted_pair_that_is_rendered_again_stays_promoted(tmp_path: Path, run: Path) -> None:
+    pair = other_pair(tmp_path, target="target-2")
+    promote(run, render_beside(DEMO, *pair, run))
+    before = contents(run)
+    assert render_beside(DEMO, *pair, run).loads_at_start
+    assert contents(run) == before
+
+
+def test_other_pairs_stay_when_the_recipes_own_is_rendered_again(tmp_path: Path, run: Path) -> None:
+    """``make serve`` does so each time, and one of them may answer everything."""
+    promote(run, render_beside(DEMO, *other_pair(tmp_path, target="target-2"), run))
+    render_beside(DEMO, *other_pair(tmp_path / "trial"), run)
+    before = contents(run)
+    at_start = models_at_start(run / "model_repository")
+    render_recipe(DEMO, tmp_path / "draft-1", tmp_path / "target-1", tmp_path)
+    assert contents(run) == before
+    assert models_at_start(run / "model_repository") == at_start
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("target-1", "it shares the target with the recipe's own pair, which has another one now"),
+        ("target-2", "target-2 is gone"),
+    ],
+)
+def test_a_promoted_pair_that_could_not_be_loaded_is_named(
+    tmp_path: Path, run: Path, target: str, says: str
+) -> None:
+    engines = other_pair(tmp_path, target=target)
+    record = render_beside(DEMO, *engines, run)
+    new = [write_engine(tmp_path / "new" / name, name) for name in ("draft-1", "target-3")]
+    if target != "target-1":
+        shutil.rmtree(engines[1])
+    promote(run, record)
+    before = contents(run)
+    with pytest.raises(RepositoryError, match=rf"promoted cannot be loaded.*{says}; .*; .*RECIPE=demo\)"):
+        render_recipe(DEMO, *new, tmp_path)
+    assert contents(run) == before
+    record.write(run / "model_repository" / record.speculative_model)  # on trial: nobody needs it
+    render_recipe(DEMO, *new, tmp_path)
+    assert not list((run / "model_repository").glob("*_" + record.fingerprint[:8]))
 
 
 def changed(**serving: Any) -> Recipe:
