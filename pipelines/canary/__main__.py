@@ -96,9 +96,7 @@ def _start(options: argparse.Namespace) -> int:
     directory = run_directory(options.recipe)
     try:
         with stopped_by_signals():
-            record = start(
-                directory, options.recipe, options.candidate, options.plan, LiveView(sys.stderr).show
-            )
+            record = start(directory, options.candidate, options.plan, LiveView(sys.stderr).show)
     except KeyboardInterrupt:
         print("\nthe stable pair has all requests again; the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED

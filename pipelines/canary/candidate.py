@@ -165,27 +165,28 @@ def render_beside(recipe: str, run_directory: Path, runtime: str = "") -> Candid
     return CandidatePair.read(run_directory, json.loads(lines[-1])["speculative_model"])
 
 
-def remove(candidate: CandidatePair) -> None:
+def remove(run_directory: Path, pair: Pair) -> None:
     """Take a pair that is not loaded out of the repository; what is gone already is no error.
 
     Raises:
         CanaryError: The pair is in service.
     """
-    repository = candidate.run_directory / "model_repository"
-    if _loads_at_start(candidate):
+    repository = run_directory / "model_repository"
+    if _loads_at_start(run_directory, pair):
         raise CanaryError(
             "a pair in service cannot be removed",
-            values=f"{candidate.pair.speculative_model} in {repository}",
+            values=f"{pair.speculative_model} in {repository}",
             limit="a pair that a server does not load at its start",
             remedy="roll out another pair, or serve another recipe",
         )
-    with tempfile.TemporaryDirectory(prefix=".removed-", dir=candidate.run_directory) as scratch:
-        for model in reversed(candidate.pair.models):  # the loop first: who asks it finds nobody at once
+    with tempfile.TemporaryDirectory(prefix=".removed-", dir=run_directory) as scratch:
+        for model in reversed(pair.models):  # the loop first: who asks it finds nobody at once
             if (repository / model).exists():
                 (repository / model).rename(Path(scratch) / model)
             shutil.rmtree(Path(scratch) / model, ignore_errors=True)
-    for socket in {candidate.pair.socket, candidate.pair.control_socket} - {candidate.stable.control_socket}:
-        (REPOSITORY_ROOT / socket).unlink(missing_ok=True)
+    sockets = {pair.speculative_model: pair.socket, pair.control_model: pair.control_socket}
+    for model in sockets.keys() & set(pair.models):  # a target that is shared answers on
+        (REPOSITORY_ROOT / sockets[model]).unlink(missing_ok=True)
 
 
 def load_at_start(run_directory: Path, pair: Pair, *, wanted: bool) -> None:
@@ -207,9 +208,9 @@ def load_at_start(run_directory: Path, pair: Pair, *, wanted: bool) -> None:
         write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def _loads_at_start(candidate: CandidatePair) -> bool:
+def _loads_at_start(run_directory: Path, pair: Pair) -> bool:
     """What the repository says now; a pair that is gone is loaded by nobody."""
     try:
-        return Pair.read(candidate.run_directory, candidate.pair.speculative_model).loads_at_start
+        return Pair.read(run_directory, pair.speculative_model).loads_at_start
     except DraftproofError:
         return False

@@ -129,6 +129,9 @@ class Controller:
                 progress,
                 generation=progress.generation + 1,
                 candidate_socket=str(decision.evidence.get("socket", progress.candidate_socket)),
+                candidate_control_socket=str(
+                    decision.evidence.get("control_socket", progress.candidate_control_socket)
+                ),
                 same_target=bool(decision.evidence.get("same_target", progress.same_target)),
             )
         self._store.advance(self._rollout, progress, fresh, divergences, transition, order and order[0])
@@ -191,6 +194,8 @@ class Controller:
         if position.phase == "rolling_back":
             return self._unload(since_s)
         if position.phase == "promoting" and since_s >= plan.watch_s:
+            return self._keep()
+        if position.phase == "settling":
             return self._settle()
         return None
 
@@ -212,11 +217,17 @@ class Controller:
         found, _ = self._world.observations(self._progress.offset)
         return any(each.oldest_open_at_s > self._told_at_s for each in found)
 
+    def _keep(self) -> Outcome:
+        try:
+            return self._world.keep()
+        except DraftproofError as error:
+            return Outcome(False, f"it could not be made permanent: {error}")
+
     def _settle(self) -> Outcome:
         try:
             return self._world.settle()
         except DraftproofError as error:
-            return Outcome(True, f"it has all requests, but was not made permanent: {error}")
+            return Outcome(True, f"it serves, but the pair before could not be taken away: {error}")
 
     def _down_s(self) -> float:
         now_s, position = self._clock(), self._progress.position

@@ -9,6 +9,7 @@ those of ``build/memory_plan.py``, whose workspace is an estimate too.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,20 +39,23 @@ class Memory:
     available: int
 
 
-def memory_of(candidate: Pair, stable: Pair) -> tuple[Memory, ...]:
+def memory_of(candidate: Pair, loaded: Sequence[Pair]) -> tuple[Memory, ...]:
     """What loading a pair takes and finds.
+
+    Args:
+        candidate: To be loaded.
+        loaded: Those that are.
 
     Raises:
         CanaryError: An engine does not say what it takes.
     """
+    if candidate.loads_at_start:  # so it is loaded
+        return ()
     if candidate.runtime == "embedded":
         return (Memory("host", _embedded_bytes(candidate), available_bytes()),)
+    usable = min(pair.gpu_usable_bytes for pair in (candidate, *loaded))
     return tuple(
-        Memory(
-            device,
-            needed,
-            min(candidate.gpu_usable_bytes, stable.gpu_usable_bytes) - stable.gpu_bytes.get(device, 0),
-        )
+        Memory(device, needed, usable - sum(pair.gpu_bytes.get(device, 0) for pair in loaded))
         for device, needed in candidate.gpu_bytes.items()
     )
 

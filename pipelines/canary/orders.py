@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.canary.phases import ENDED, Order, Position
+from pipelines.canary.phases import Order, Position
 from pipelines.canary.state import Store, has_controller
 from pipelines.errors import CanaryError
 
@@ -55,13 +55,13 @@ _WHEN: dict[Order, str] = {
     "pause": "in shadow and in the steps",
     "resume": "while it is paused",
     "promote": "in shadow and in the steps, paused or not",
-    "abort": "until it is promoted, or leaves anyway",
+    "abort": "until it is the stable pair, or leaves anyway",
 }
 
 
 def _fits(order: Order, position: Position) -> bool:
     if order == "abort":
-        return position.phase not in ENDED and not position.is_leaving
+        return not (position.is_leaving or position.is_stable)
     if order == "resume":
         return bool(position.paused_in)
     return position.is_judged and not (order == "pause" and position.paused_in)

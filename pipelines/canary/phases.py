@@ -2,7 +2,7 @@
 
 ::
 
-    preflight > loading > cold_start > shadow > step/1 > ... > promoting > promoted
+    preflight > loading > cold_start > shadow > step/1 > ... > promoting > settling > promoted
         |          |           |          |  ^     |  ^             |
         |          |           |          v  |     v  |             |
         |          |           |         paused   paused            |
@@ -63,6 +63,11 @@ class Position:
     def is_leaving(self) -> bool:
         """Whether it is decided that the candidate goes."""
         return self.phase in ("rolling_back", "rolled_back", "aborted")
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the candidate is the stable pair, for good: nobody stands behind it any more."""
+        return self.phase in ("settling", "promoted")
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,8 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
         return Decision(position)
     if position.phase == "rolling_back":
         return _leave_behind(position, facts)
+    if position.phase == "settling":
+        return _settle(position, facts)
     if facts.order == "abort":
         return _roll_back(position, facts, "an operator aborted it", is_abort=True)
     if position.phase in PREPARING:
@@ -153,7 +160,7 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
         reason = f"nobody has answered at its socket for {facts.down_s:.1f} s"
         return _roll_back(position, facts, reason, "fail", {"down_s": facts.down_s})
     if position.phase == "promoting":
-        return _settle(position, facts)
+        return _keep(position, facts)
     return _judge(position, facts, plan)
 
 
@@ -183,8 +190,16 @@ def _leave_behind(position: Position, facts: Facts) -> Decision:
     return _go(position, facts, ended, facts.outcome.reason, facts.outcome.evidence)
 
 
+def _keep(position: Position, facts: Facts) -> Decision:
+    if facts.outcome is None:
+        return Decision(position)
+    if not facts.outcome.is_good:
+        return _roll_back(position, facts, facts.outcome.reason)
+    return _go(position, facts, "settling", facts.outcome.reason, facts.outcome.evidence)
+
+
 def _settle(position: Position, facts: Facts) -> Decision:
-    if facts.outcome is None or not facts.outcome.is_good:
+    if facts.outcome is None:
         return Decision(position)
     return _go(position, facts, "promoted", facts.outcome.reason, facts.outcome.evidence)
 

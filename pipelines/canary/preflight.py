@@ -53,7 +53,7 @@ def examine(candidate: CandidatePair) -> tuple[Check, ...]:
         _ends_texts_alike(pair, stable),
         _is_whole(pair),
         _takes_the_draft_length(pair),
-        _has_room(pair, stable),
+        _has_room(candidate),
     )
 
 
@@ -206,8 +206,10 @@ def _draft_length_in_force(pair: Pair) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _has_room(pair: Pair, stable: Pair) -> Check:
-    memory = memory_of(pair, stable)
+def _has_room(candidate: CandidatePair) -> Check:
+    recipes_own = Pair.read(candidate.run_directory)
+    loaded = {each.socket: each for each in (recipes_own, candidate.stable)}
+    memory = memory_of(candidate.pair, tuple(loaded.values()))
     return Check(
         "there is memory for it beside the pair in service",
         all(each.needed <= each.available for each in memory),

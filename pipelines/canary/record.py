@@ -17,7 +17,7 @@ from pipelines.errors import CanaryError
 
 FORMAT = 1
 
-PROMOTING = ("promoting", "promoted")
+PROMOTING = ("promoting", "settling", "promoted")
 """Phases in which it is decided that the candidate stays."""
 
 LEAVING = ("rolling_back", "rolled_back", "aborted")
@@ -62,7 +62,7 @@ class RolloutRecord:
         recipe_candidate: Of the new one.
         began_at_s: Unix time.
         phase: As the controller names it: preflight, loading, cold_start, shadow, step/1 and so on,
-            promoting, promoted, rolling_back, rolled_back, paused, aborted.
+            promoting, settling, promoted, rolling_back, rolled_back, paused, aborted.
         transitions: In the order of time.
         requests: Without holes (``ObservedRequest``), arrivals as unix time.
         divergences: Answers that differ, as far as they were kept

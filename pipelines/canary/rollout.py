@@ -71,6 +71,7 @@ class Progress:
         position: Phase and what belongs to it.
         generation: Of the table of arms that is to hold.
         candidate_socket: "" until it is known.
+        candidate_control_socket: Of the candidate's target alone; likewise.
         same_target: Whether both pairs have one target, so that they must say the same.
         offset: Bytes of the router's observations that were taken in.
         complete_until_s: Every request that arrived before this unix time has been taken in.
@@ -79,6 +80,7 @@ class Progress:
     position: Position
     generation: int
     candidate_socket: str = ""
+    candidate_control_socket: str = ""
     same_target: bool = True
     offset: int = 0
     complete_until_s: float = 0.0

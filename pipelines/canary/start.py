@@ -29,7 +29,6 @@ def state_file(run_directory: Path) -> Path:
 
 def start(
     run_directory: Path,
-    recipe: str,
     candidate: str,
     plan_file: Path,
     show: Callable[[Look], None],
@@ -39,8 +38,7 @@ def start(
 
     Args:
         run_directory: Of the server.
-        recipe: Of the pair in service.
-        candidate: Recipe of the new one.
+        candidate: Recipe of the new pair.
         plan_file: Read at the beginning only: who goes on keeps to what was begun.
         show: Gets each look.
         make_world: None for the server of the run directory.
@@ -57,7 +55,7 @@ def start(
         store = Store(state)
         rollout = store.latest()
         if rollout is None or store.progress(rollout).position.phase in ENDED:
-            rollout = _new(run_directory, recipe, candidate, plan_file)
+            rollout = _new(run_directory, candidate, plan_file)
             world = make_world(rollout, "")
             store.begin(rollout)
         else:
@@ -78,8 +76,9 @@ def _server_of(run_directory: Path) -> MakeWorld:
     return make_world
 
 
-def _new(run_directory: Path, recipe: str, candidate: str, plan_file: Path) -> Rollout:
-    if candidate == recipe:
+def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
+    found = find(run_directory)
+    if candidate == found.stable.name:
         raise CanaryError(
             "the candidate is the pair in service",
             values=f"recipe {candidate}",
@@ -89,7 +88,6 @@ def _new(run_directory: Path, recipe: str, candidate: str, plan_file: Path) -> R
     plan = read_plan(plan_file)
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
     _check_bands(plan, limits)
-    found = find(run_directory)
     now_s = time.time()
     return Rollout(
         canary_id=time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s)),

@@ -6,7 +6,6 @@ import json
 import os
 import socket as sockets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +77,7 @@ class TritonWorld:
     ) -> None:
         self._run = run_directory
         self._ports = ports
-        self._stable = _pair_at(run_directory, stable_socket)
+        self._stable_socket = stable_socket
         self._recipe = recipe
         self._candidate_socket = candidate_socket
 
@@ -89,10 +88,11 @@ class TritonWorld:
         evidence = {check.name: {"is_met": check.is_met, **check.evidence} for check in checks}
         for check in checks:
             if not check.is_met:
-                remove(candidate)
+                if not candidate.pair.loads_at_start:
+                    remove(self._run, candidate.pair)
                 seen = f"{json.dumps(check.evidence)}; {check.limit}; {check.remedy}"
                 return Outcome(False, f"refused, not so: {check.name}; {seen}", evidence)
-        return Outcome(True, f"{len(checks)} checks pass", evidence)
+        return Outcome(True, f"{len(checks)} checks pass", {**evidence, "socket": candidate.pair.socket})
 
     def load(self) -> Outcome:
         """Load its models."""
@@ -105,6 +105,7 @@ class TritonWorld:
         seconds = time.monotonic() - began_s
         evidence = {
             "socket": pair.socket,
+            "control_socket": pair.control_socket,
             "same_target": candidate.same_target,
             "models": list(pair.models),
             "seconds": round(seconds, 2),
@@ -119,19 +120,20 @@ class TritonWorld:
 
     def unload(self) -> None:
         """Take its models away."""
-        self._take_away(self._candidate())
+        self._take_away(self._candidate_socket)
+
+    def keep(self) -> Outcome:
+        """Let servers of this run directory load it at their start."""
+        pair = _pair_at(self._run, self._candidate_socket)
+        if not pair.loads_at_start:
+            load_at_start(self._run, pair, wanted=True)
+        return Outcome(True, f"servers load {pair.speculative_model} at their start")
 
     def settle(self) -> Outcome:
-        """Let servers of this run directory load it at their start; a pair promoted before it goes.
-
-        The recipe's own pair stays: the models ``generate`` and ``generate_unary`` answer from it.
-        """
-        candidate = self._candidate()
-        load_at_start(self._run, candidate.pair, wanted=True)
-        if self._stable.speculative_model != STABLE_MODEL:
-            load_at_start(self._run, self._stable, wanted=False)
-            self._take_away(CandidatePair(self._stable, Pair.read(self._run), self._run))
-        return Outcome(True, f"router serves {candidate.pair.speculative_model} from now on")
+        """Take the pair away that was the stable one."""
+        self._take_away(self._stable_socket)
+        pair = _pair_at(self._run, self._candidate_socket)
+        return Outcome(True, f"router serves {pair.speculative_model} from now on")
 
     def write(self, table: ArmTable) -> None:
         """Replace the table of arms."""
@@ -151,39 +153,51 @@ class TritonWorld:
                 return False
         return True
 
-    def _take_away(self, candidate: CandidatePair) -> None:
+    def _take_away(self, socket: str) -> None:
+        """Unload and remove a pair; one that is gone is no error.
+
+        The recipe's own stays, whatever became of it: ``generate`` and ``generate_unary`` answer from it.
+        """
+        pair = _find_pair(self._run, socket)
+        if pair is None or pair.speculative_model == STABLE_MODEL:
+            return
+        load_at_start(self._run, pair, wanted=False)
         with self._api() as api:
-            for model in reversed(candidate.pair.models):
+            for model in reversed(pair.models):
                 api.unload(model)
-        remove(candidate)
+        remove(self._run, pair)
 
     def _candidate(self) -> CandidatePair:
         if not self._candidate_socket:
             return self._render()
-        pair = _pair_at(self._run, self._candidate_socket)
-        return CandidatePair(pair, self._stable, self._run)
+        return self._beside_stable(_pair_at(self._run, self._candidate_socket))
 
     def _render(self) -> CandidatePair:
         rendered = render_beside(self._recipe, self._run)
         self._candidate_socket = rendered.pair.socket
-        return CandidatePair(rendered.pair, self._stable, self._run)
+        return self._beside_stable(rendered.pair)
+
+    def _beside_stable(self, pair: Pair) -> CandidatePair:
+        return CandidatePair(pair, _pair_at(self._run, self._stable_socket), self._run)
 
     def _api(self) -> RepositoryApi:
         return RepositoryApi(f"http://{HOST}:{self._ports.http}")
 
 
 def _pair_at(run_directory: Path, socket: str) -> Pair:
-    for pair in _pairs(run_directory):
-        if pair.socket == socket:
-            return pair
+    if (pair := _find_pair(run_directory, socket)) is not None:
+        return pair
     raise CanaryError(
         "no pair of the repository answers at a socket of the rollout",
         values=f"socket={socket} in {run_directory}",
         limit="a pair that was rendered there",
-        remedy="run 'make repository'; if it was promoted before, begin the rollout anew",
+        remedy=f"remove {arms_file(run_directory)}: then the recipe's own pair answers everything",
     )
 
 
-def _pairs(run_directory: Path) -> Iterator[Pair]:
+def _find_pair(run_directory: Path, socket: str) -> Pair | None:
     for path in sorted((run_directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}")):
-        yield Pair.read(run_directory, path.parent.name)
+        pair = Pair.read(run_directory, path.parent.name)
+        if pair.socket == socket:
+            return pair
+    return None

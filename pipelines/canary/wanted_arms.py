@@ -12,6 +12,8 @@ def weights_at(position: Position, plan: Plan) -> dict[str, float]:
     """Share of the requests that each arm is to answer."""
     step = step_of(position, plan)
     candidate = 0.0 if step is None else step.weight
+    if position.phase == "promoting":
+        candidate = 1.0
     control = plan.control_weight if position.is_judged else 0.0
     return {"stable": 1.0 - candidate - control, "candidate": candidate, "control": control}
 
@@ -27,18 +29,18 @@ def wanted_arms(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
     position, plan = progress.position, rollout.plan
     weights = weights_at(position, plan)
     is_ready = bool(progress.candidate_socket) and position.phase not in PREPARING
-    is_promoted = position.phase in ("promoting", "promoted")
-    has_candidate = is_ready and not position.is_leaving and not is_promoted
+    has_candidate = is_ready and not position.is_leaving and not position.is_stable
+    stable, control = rollout.stable_socket, rollout.control_socket
+    if position.is_stable:  # both at once: what one of them begins, the other says to the end
+        stable, control = progress.candidate_socket, progress.candidate_control_socket
     return ArmTable(
         generation=progress.generation,
         canary_id="" if position.phase in ENDED else rollout.canary_id,
         salt=rollout.canary_id,
-        stable=ArmSetting(
-            progress.candidate_socket if is_promoted else rollout.stable_socket, weights["stable"]
-        ),
+        stable=ArmSetting(stable, weights["stable"]),
         candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
-        control=ArmSetting(rollout.control_socket, weights["control"]) if rollout.control_socket else None,
-        shadow=plan.shadow.setting if has_candidate else None,
+        control=ArmSetting(control, weights["control"]) if control else None,
+        shadow=plan.shadow.setting if position.is_judged else None,
         replays_match="stable" if progress.same_target else "own_target",
         bands=plan.bands,
         lease_until_s=now_s + plan.lease_s,

@@ -22,7 +22,8 @@ class World(Protocol):
     def load(self) -> Outcome:
         """Load the candidate beside the stable pair.
 
-        The evidence names its ``socket``, and says whether both have one target (``same_target``).
+        The evidence names its ``socket`` and that of its target alone (``control_socket``), and says whether
+        both pairs have one target (``same_target``).
         """
 
     def probe(self) -> Outcome:
@@ -31,8 +32,11 @@ class World(Protocol):
     def unload(self) -> None:
         """Take the candidate away; one that is not there is no error."""
 
+    def keep(self) -> Outcome:
+        """Let every later server have the candidate, beside the stable pair; ``unload`` takes it back."""
+
     def settle(self) -> Outcome:
-        """Make the promoted candidate the pair that is served without any rollout."""
+        """Take away the pair that was the stable one before the candidate."""
 
     def write(self, table: ArmTable) -> None:
         """Tell the router, which follows at once."""

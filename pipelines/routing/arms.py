@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 FORMAT = 1
 
 Arm = Literal["stable", "candidate", "control"]
-"""The pair in service, the new one, and the target alone."""
+"""The pair in service, the new one, and the target alone of the pair in service."""
 
 Band = Literal["low", "medium", "high"]
 
@@ -119,7 +119,7 @@ class ArmTable:
         salt: Decides, with a request's key, where the request goes (``choice``).
         stable: The pair in service.
         candidate: The new pair; None outside a rollout.
-        control: The target alone; None if it is not served.
+        control: The stable pair's target alone; None if it is not served.
         shadow: What the candidate repeats; None for nothing.
         replays_match: What the candidate's tokens are compared with then.
         bands: Of the load.

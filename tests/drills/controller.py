@@ -34,7 +34,7 @@ def main(orders: dict[str, Any]) -> None:
             print(look.position.phase, flush=True)
 
     triton_world.render_beside = render  # type: ignore[assignment]
-    start(Path(orders["run"]), "drill", orders["recipe"]["name"], Path(orders["plan"]), show)
+    start(Path(orders["run"]), orders["recipe"]["name"], Path(orders["plan"]), show)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def roll_out(
     plan.with_name("limits.yaml").write_text(yaml.safe_dump(asdict(LIMITS)))
 
     def act(show: Callable[[Look], None]) -> RolloutRecord:
-        return start(server.directory, "tiny-rollout", "tiny-new", plan, show)
+        return start(server.directory, "tiny-new", plan, show)
 
     return act
 

@@ -94,5 +94,5 @@ def test_the_memory_that_is_asked_for_is_about_what_is_taken(
         line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line
     )
     resident = int(fields["VmRSS"].split()[0]) * 1024
-    [memory] = memory_of(candidate.pair, candidate.stable)
+    [memory] = memory_of(candidate.pair, [candidate.stable])
     assert 0.5 * memory.needed < resident < 1.2 * memory.needed

@@ -260,8 +260,8 @@ def test_what_is_asked_again_is_done_once(served: Served) -> None:
     assert processes(server, model) == [process]
     api.unload(model)
     api.unload(model)
-    remove(served.candidate)
-    remove(served.candidate)
+    remove(server.directory, served.candidate.pair)
+    remove(server.directory, served.candidate.pair)
     assert model not in [state.name for state in api.index()]
     api.unload(model)
     with pytest.raises(CanaryError, match=f"could not be loaded; {model}: HTTP 500"):

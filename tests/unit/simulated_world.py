@@ -26,7 +26,8 @@ from pipelines.routing.observation_log import read_observations
 from tests.unit.canary_requests import limits, recorded_traffic
 
 BEGAN_AT_S = 1_700_000_000.0
-STABLE, CANDIDATE, CONTROL = "run/stable.sock", "run/candidate.sock", "run/control.sock"
+STABLE, CANDIDATE = "run/stable.sock", "run/candidate.sock"
+CONTROL, CANDIDATE_CONTROL = "run/control.sock", "run/candidate_control.sock"
 PER_S = 25
 
 _EASY = Limit(0.25, 0.25)
@@ -75,7 +76,8 @@ class SimulatedWorld:
     Args:
         folder: Another one of the same folder goes on with it.
         fault: Of the candidate.
-        broken: Names of what fails, among ``preflight``, ``load``, ``probe``, ``unload``, ``settle``.
+        broken: Names of what fails, among ``preflight``, ``load``, ``probe``, ``unload``, ``keep`` and
+            ``settle``.
         crash_at: Request of the candidate in which its process ends.
         overridden_share: Of the requests, from testers who ask the candidate for what it cannot do.
         open_for_s: How long there is always a request that takes so long.
@@ -105,7 +107,8 @@ class SimulatedWorld:
         self._file = folder / "world.json"
         if not self._file.is_file():
             write_table(self.arms, _initial())
-            self._keep(now_s=BEGAN_AT_S, number=0, is_loaded=False, is_settled=False, candidates=[])
+            self._remember(now_s=BEGAN_AT_S, number=0, is_loaded=False, candidates=[])
+            self._remember(is_kept=False, is_settled=False)
 
     # What a controller sees.
 
@@ -117,8 +120,9 @@ class SimulatedWorld:
     def load(self) -> Outcome:
         if "load" in self._broken:
             raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
-        self._keep(is_loaded=True)
-        return Outcome(True, "loaded in 4.0 s", {"socket": CANDIDATE, "same_target": self._same_target})
+        self._remember(is_loaded=True)
+        sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
+        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": self._same_target})
 
     def probe(self) -> Outcome:
         is_good = "probe" not in self._broken
@@ -129,12 +133,21 @@ class SimulatedWorld:
         if "unload" in self._broken:
             raise ServerUnavailableError("no server answers", values="8000")
         assert self.table.candidate is None, "unloaded while requests go there"
-        self._keep(is_loaded=False)
+        self._remember(is_loaded=False, is_kept=False)
+
+    def keep(self) -> Outcome:
+        if "keep" in self._broken:
+            raise RepositoryError("the repository could not be written")
+        assert self.table.stable.socket != CANDIDATE, "no server would have it after a restart"
+        self._remember(is_kept=True)
+        return Outcome(True, "servers load it at their start")
 
     def settle(self) -> Outcome:
         if "settle" in self._broken:
             raise RepositoryError("the repository could not be rendered")
-        self._keep(is_settled=True)
+        sockets = {each.socket for each in self.table.settings.values()}
+        assert sockets == {CANDIDATE, CANDIDATE_CONTROL}, "taken away while requests may go there"
+        self._remember(is_settled=True)
         return Outcome(True, "it serves without a rollout")
 
     def write(self, table: ArmTable) -> None:
@@ -178,7 +191,7 @@ class SimulatedWorld:
     def _has_crashed(self) -> bool:
         return self._crash_at is not None and len(self.state["candidates"]) >= self._crash_at
 
-    def _keep(self, **changes: Any) -> None:
+    def _remember(self, **changes: Any) -> None:
         known = self.state if self._file.is_file() else {}
         self._file.write_text(json.dumps({**known, **changes}), encoding="utf-8")
 

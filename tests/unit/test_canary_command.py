@@ -107,7 +107,7 @@ def test_a_good_candidate_ends_in_zero(
     assert roll_out() == 0
     shown = capsys.readouterr()
     assert last_line(shown.out)["verdict"] == "pass"
-    assert re.findall(r"^\d\d:\d\d:\d\d  (\S+)", shown.err, re.MULTILINE)[-2:] == ["promoting", "promoted"]
+    assert re.findall(r"^\d\d:\d\d:\d\d  (\S+)", shown.err, re.MULTILINE)[-2:] == ["settling", "promoted"]
 
 
 def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(
@@ -179,13 +179,13 @@ def test_the_same_command_goes_on_with_the_plan_of_the_beginning(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(run, "demo", "demo-int8", plan_file, interrupt)
+        start(run, "demo-int8", plan_file, interrupt)
     plan_file.write_text("{}")
-    record = start(run, "demo", "demo-int8", plan_file, lambda look: None)
+    record = start(run, "demo-int8", plan_file, lambda look: None)
     assert record.phase == "promoted"
     assert simulated.sockets == ["", "run/candidate.sock"]
     with pytest.raises(CanaryError, match="a key is missing"):
-        start(run, "demo", "demo-int8", plan_file, lambda look: None)  # a new one
+        start(run, "demo-int8", plan_file, lambda look: None)  # a new one
 
 
 def test_who_interrupts_it_is_told_where_the_requests_go(
@@ -233,6 +233,7 @@ def test_an_order_waits_for_the_controller(
         ("promote", "cold_start"),
         ("promote", "promoting"),
         ("abort", "rolling_back"),
+        ("abort", "settling"),
         ("abort", "promoted"),
     ],
 )

@@ -30,7 +30,16 @@ from pipelines.canary.state import Store, sole_controller
 from pipelines.errors import CanaryError
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.rollout_process import FAULTS
-from tests.unit.simulated_world import EASY_LIMITS, PLAN, STABLE, SimulatedWorld, begun
+from tests.unit.simulated_world import (
+    CANDIDATE,
+    CANDIDATE_CONTROL,
+    CONTROL,
+    EASY_LIMITS,
+    PLAN,
+    STABLE,
+    SimulatedWorld,
+    begun,
+)
 
 BAD = less_accepted(0.5)
 SHORT = replace(
@@ -71,7 +80,7 @@ def stay_dead(world: SimulatedWorld, phase: str) -> None:
     """Nobody controls for longer than the lease."""
     dead_at_s = world.clock()
     world.sleep(1.2 * PLAN.lease_s)
-    if phase in ("promoting", "promoted"):
+    if phase in ("settling", "promoted"):
         return  # it is the stable pair
     assert world.candidate_requests_since(dead_at_s + PLAN.lease_s) == 0
 
@@ -88,11 +97,13 @@ def check_end(world: SimulatedWorld, record: RolloutRecord, last: str) -> None:
     assert set(seen.values()) <= {1}
     generation = store.progress(rollout).generation
     assert world.table.generation == generation == len(steps)
+    assert world.table.control is not None
     if last == "promoted":
-        assert world.state["is_settled"]
+        assert world.state["is_kept"] and world.state["is_settled"]
+        assert (world.table.stable.socket, world.table.control.socket) == (CANDIDATE, CANDIDATE_CONTROL)
     else:
-        assert not world.state["is_loaded"]
-        assert world.table.stable.socket == STABLE
+        assert not world.state["is_loaded"] and not world.state["is_kept"]
+        assert (world.table.stable.socket, world.table.control.socket) == (STABLE, CONTROL)
         assert world.table.weights(world.clock())["stable"] == 1
 
 
@@ -129,7 +140,7 @@ def dying_before(number: int, patch: pytest.MonkeyPatch) -> None:
         write(self, statement, *values)
 
     patch.setattr(Store, "_write", written)
-    for name in ("write", "load", "unload", "settle", "probe", "sleep"):
+    for name in ("write", "load", "unload", "keep", "settle", "probe", "sleep"):
         act = getattr(SimulatedWorld, name)
 
         def done(self: SimulatedWorld, *values: Any, act: Any = act, name: str = name) -> Any:

@@ -12,7 +12,8 @@ from pipelines.canary.analysis.verdict import Action, Word
 from pipelines.canary.phases import ENDED, Decision, Facts, Judged, Outcome, Position, decide
 from pipelines.canary.rollout import Progress
 from pipelines.canary.wanted_arms import wanted_arms, weights_at
-from tests.unit.simulated_world import CANDIDATE, PLAN, STABLE, begun
+from pipelines.routing.arms import ArmSetting
+from tests.unit.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PLAN, STABLE, begun
 
 NOW_S = 1000.0
 GOOD = Outcome(True, "good", {"seen": 1})
@@ -148,9 +149,23 @@ def test_what_has_ended_stays_ended() -> None:
         assert after(phase, **facts).position.phase == phase
 
 
-def test_a_promoted_pair_is_watched_before_the_old_one_goes() -> None:
+def test_a_pair_with_all_requests_is_watched_before_the_old_one_goes() -> None:
     assert after("promoting").position.phase == "promoting"
-    assert after("promoting", outcome=GOOD).position.phase == "promoted"
+    assert after("promoting", outcome=GOOD).position.phase == "settling"
+    assert after("settling").position.phase == "settling"
+    assert after("settling", outcome=GOOD).position.phase == "promoted"
+
+
+def test_a_pair_that_no_later_server_would_have_is_not_promoted() -> None:
+    decision = after("promoting", outcome=BAD)
+    assert decision.position.phase == "rolling_back"
+    assert (decision.reason, decision.evidence["verdict"]) == ("bad", "inconclusive")
+
+
+def test_there_is_no_way_back_once_the_old_pair_goes() -> None:
+    """It may be gone already."""
+    assert after("settling", order="abort", down_s=99.0).position.phase == "settling"
+    assert after("settling", order="abort", down_s=99.0, outcome=GOOD).position.phase == "promoted"
 
 
 @pytest.mark.parametrize(
@@ -162,28 +177,31 @@ def test_a_promoted_pair_is_watched_before_the_old_one_goes() -> None:
         ("shadow", 0.0),
         ("step/1", 0.1),
         ("step/2", 0.4),
+        ("promoting", 1.0),
         ("rolling_back", None),
         ("rolled_back", None),
         ("aborted", None),
     ],
 )
 def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
-    progress = Progress(Position(phase, 0.0), 7, CANDIDATE)
+    progress = Progress(Position(phase, 0.0), 7, CANDIDATE, CANDIDATE_CONTROL)
     table = wanted_arms(begun(), progress, NOW_S)
     assert table.stable.socket == STABLE
     assert (table.candidate and table.candidate.weight) == candidate
     assert sum(table.weights(NOW_S).values()) == pytest.approx(1)
-    assert (table.shadow is None) == (candidate is None)
+    is_judged = candidate is not None and phase != "promoting"
+    assert (table.shadow is not None) == is_judged
     assert table.replays_match == "stable"
     assert wanted_arms(begun(), replace(progress, same_target=False), NOW_S).replays_match == "own_target"
-    assert table.control is not None
-    assert table.control.weight == (0.0 if candidate is None else PLAN.control_weight)
+    assert table.control == ArmSetting(CONTROL, PLAN.control_weight if is_judged else 0.0)
     assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == 0
 
 
-@pytest.mark.parametrize("phase", ["promoting", "promoted"])
-def test_a_promoted_pair_is_the_stable_one_without_a_lease(phase: str) -> None:
-    table = wanted_arms(begun(), Progress(Position(phase, 0.0), 7, CANDIDATE), NOW_S)
+@pytest.mark.parametrize("phase", ["settling", "promoted"])
+def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the_control(phase: str) -> None:
+    progress = Progress(Position(phase, 0.0), 7, CANDIDATE, CANDIDATE_CONTROL)
+    table = wanted_arms(begun(), progress, NOW_S)
     assert table.stable.socket == CANDIDATE
+    assert table.control == ArmSetting(CANDIDATE_CONTROL, 0.0)
     assert table.candidate is None
     assert table.weights(NOW_S + 9e9) == {"stable": 1.0, "control": 0.0}

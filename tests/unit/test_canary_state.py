@@ -44,7 +44,8 @@ def refusal(path: Path) -> CanaryError:
 
 
 def test_a_rollout_and_its_progress_are_read_as_they_were_written(store: Store, path: Path) -> None:
-    progress = Progress(Position("step/1", 5.0, 20, "", 3.0, True), 4, "run/c.sock", 99, 12.5)
+    position = Position("step/1", 5.0, 20, "", 3.0, True)
+    progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)
     assert again.latest() == ROLLOUT

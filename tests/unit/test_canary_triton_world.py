@@ -16,12 +16,13 @@ from build import beside
 from pipelines.canary import memory, triton_world
 from pipelines.canary.candidate import CandidatePair, Pair
 from pipelines.canary.phases import Position
-from pipelines.canary.rollout import Progress
+from pipelines.canary.rollout import Progress, Rollout
 from pipelines.canary.triton_world import TritonWorld, arms_file, find
 from pipelines.canary.wanted_arms import wanted_arms
 from pipelines.deploy import Ports
 from pipelines.deploy.models import PAIR_FILE, models_at_start
 from pipelines.errors import CanaryError
+from pipelines.routing.arms import read_table
 from tests.unit.simulated_world import begun
 from tests.unit.test_canary_preflight import DEMO, GIB, run, write_engine
 
@@ -61,11 +62,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide which engines the candidate's recipe has."""
 
-    def decide(number: int, **manifest: Any) -> None:
-        folders = [
-            write_engine(tmp_path / f"{role}-{number}", **{"fingerprint": f"{role}-{number}", **manifest})
-            for role in ("draft", "target")
-        ]
+    def decide(draft: int, target: int | None = None, **manifest: Any) -> None:
+        numbers = {"draft": draft, "target": draft if target is None else target}
+        folders = [tmp_path / f"{role}-{number}" for role, number in numbers.items()]
+        for folder in folders:
+            if not folder.exists():
+                write_engine(folder, **{"fingerprint": folder.name, **manifest})
 
         def render(recipe: str, directory: Path) -> CandidatePair:
             record = beside.render_beside(replace(DEMO, name=recipe), *folders, directory)
@@ -133,16 +135,23 @@ def test_it_loads_also_after_a_controller_was_killed_while_it_did(
     assert first.evidence["socket"] == again.evidence["socket"]
 
 
-def promote(run: Path, stable: Pair) -> Pair:
+def promote(run: Path) -> Pair:
     """As a whole rollout does it; the new pair."""
-    world = world_of(run)
-    world.preflight()
-    candidate_socket = world.load().evidence["socket"]
-    rollout = replace(begun(), stable_socket=stable.socket)
-    progress = Progress(Position("promoting", 0.0), 4, candidate_socket)
+    world, stable = world_of(run), find(run).stable
+    assert world.preflight().is_good
+    loaded = world.load().evidence
+    assert world.keep().is_good
+    rollout = replace(begun(), stable_socket=stable.socket, control_socket=stable.control_socket)
+    position = Position("settling", 0.0)
+    progress = Progress(position, 4, loaded["socket"], loaded["control_socket"], loaded["same_target"])
     world.write(wanted_arms(rollout, progress, 0.0))
-    world.settle()
+    assert world_of_rollout(run, rollout, progress).settle().is_good
     return find(run).stable
+
+
+def world_of_rollout(run: Path, rollout: Rollout, progress: Progress) -> TritonWorld:
+    """That of a controller that goes on."""
+    return TritonWorld(run, Ports.free(), rollout.stable_socket, "new", progress.candidate_socket)
 
 
 def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
@@ -151,24 +160,130 @@ def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
     before = find(run)
     assert (before.stable.speculative_model, before.generation) == ("speculative", 0)
     engines(2)
-    second = promote(run, before.stable)
+    second = promote(run)
     assert find(run).generation == 4
     at_start = set(models_at_start(run / "model_repository"))
     assert set(second.models) | {"speculative", "generate"} <= at_start
     del told[:]
     engines(3)
-    third = promote(run, second)
+    third = promote(run)
     assert third.speculative_model not in ("speculative", second.speculative_model)
-    assert f"unload {second.speculative_model}" in told
-    assert "unload speculative" not in told  # generate answers from it
+    assert [word for word in told if word.startswith("unload")] == [
+        f"unload {model}"
+        for model in reversed(second.models)  # not speculative: generate answers from it
+    ]
     assert speculative_models(run) == ["speculative", third.speculative_model]
+
+
+def test_what_stands_in_for_a_promoted_pair_is_its_own_target(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    engines(2)
+    second = promote(run)
+    assert second.control_model == f"target_{second.hash}"
+    control = read_table(arms_file(run)).control
+    assert control is not None
+    assert control.socket == second.control_socket != Pair.read(run).control_socket
+
+
+def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines: Callable[..., None]) -> None:
+    """It was there all the time: nothing is rendered, and nothing of it goes if it fails."""
+    first = find(run).stable
+    files = sorted(path.name for path in (run / "model_repository").iterdir())
+    engines(2)
+    promote(run)
+    engines(1)
+    world = world_of(run)
+    assert world.preflight().is_good
+    loaded = world.load().evidence
+    assert (loaded["socket"], loaded["control_socket"]) == (first.socket, first.control_socket)
+    assert loaded["same_target"] is False
+    del told[:]
+    world.unload()
+    assert told == []
+    assert Pair.read(run) == first
+    assert promote(run) == first
+    assert read_table(arms_file(run)).stable.socket == first.socket
+    assert sorted(path.name for path in (run / "model_repository").iterdir()) == files
+
+
+def test_a_promoted_pair_is_refused_as_a_candidate_and_goes_on(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    engines(2)
+    second = promote(run)
+    socket = run / Path(second.socket).name
+    socket.touch()
+    checked = world_of(run).preflight()
+    assert not checked.is_good
+    assert "it is another pair than the one in service" in checked.reason
+    assert Pair.read(run, second.speculative_model) == second
+    assert second.loads_at_start
+    assert socket.exists()
+
+
+def test_a_candidate_that_shares_the_recipes_target_leaves_it_its_socket(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    """The stable pair has another one by then."""
+    engines(2)
+    promote(run)
+    engines(3, target=1)
+    world = world_of(run)
+    assert world.load().evidence["control_socket"] == Pair.read(run).control_socket
+    (run / "target.sock").touch()
+    world.unload()
+    assert (run / "target.sock").exists()
+
+
+def test_a_pair_that_was_kept_and_then_leaves_is_gone_for_later_servers_too(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    before = models_at_start(run / "model_repository")
+    engines(2)
+    world = world_of(run)
+    world.load()
+    world.keep()
+    assert models_at_start(run / "model_repository") != before
+    world.unload()
+    world.unload()
+    assert models_at_start(run / "model_repository") == before
+    assert speculative_models(run) == ["speculative"]
+
+
+def test_who_goes_on_finds_the_old_pair_gone_and_is_done(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    engines(2)
+    second = promote(run)
+    engines(3)
+    third = promote(run)
+    rollout = replace(begun(), stable_socket=second.socket)
+    progress = Progress(Position("settling", 0.0), 4, third.socket)
+    assert world_of_rollout(run, rollout, progress).settle().is_good
+
+
+def test_the_memory_of_all_loaded_pairs_counts(
+    run: Path, told: list[str], engines: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines(2)
+    second = promote(run)
+    engines(1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    assert world_of(run).preflight().is_good  # it is loaded already
+    own, stable, new = (
+        replace(each, runtime="tensorrt_llm", gpu_bytes={"0": taken}, gpu_usable_bytes=10, loads_at_start=on)
+        for each, taken, on in ((Pair.read(run), 4, True), (second, 3, True), (second, 5, False))
+    )
+    [room] = memory.memory_of(new, [own, stable])
+    assert (room.needed, room.available) == (5, 3)
 
 
 def test_a_table_that_names_nobody_is_refused(
     run: Path, told: list[str], engines: Callable[..., None]
 ) -> None:
     engines(2)
-    promote(run, find(run).stable)
+    promote(run)
     arms = arms_file(run)
     arms.write_text(arms.read_text().replace(".sock", ".gone"))
     with pytest.raises(CanaryError, match="no pair of the repository answers at a socket"):

@@ -79,15 +79,15 @@ def test_removing_leaves_nothing_of_it_and_everything_else(tmp_path: Path, run: 
     found = rendered(tmp_path, run)
     (run / f"{found.pair.speculative_model}.sock").touch()
     (run / "speculative.sock").touch()
-    remove(found)
-    remove(found)
+    remove(run, found.pair)
+    remove(run, found.pair)
     assert sorted(run.rglob("*")) == sorted([*before, run / "speculative.sock"])
 
 
 def test_a_shared_target_keeps_its_socket(tmp_path: Path, run: Path) -> None:
     found = rendered(tmp_path, run, target="target-1")
     (run / "target.sock").touch()
-    remove(found)
+    remove(run, found.pair)
     assert (run / "target.sock").exists()
 
 
@@ -96,11 +96,11 @@ def test_a_pair_in_service_is_loaded_at_the_start_and_cannot_be_removed(tmp_path
     load_at_start(run, found.pair, wanted=True)
     assert set(found.pair.models) <= set(models_at_start(run / "model_repository"))
     with pytest.raises(CanaryError, match=f"in service cannot be removed; {found.pair.speculative_model}"):
-        remove(found)
+        remove(run, found.pair)
     load_at_start(run, found.stable, wanted=False)
     assert "speculative" not in models_at_start(run / "model_repository")
     load_at_start(run, found.pair, wanted=False)
-    remove(found)
+    remove(run, found.pair)
     with pytest.raises(CanaryError, match="not in the repository"):
         load_at_start(run, found.pair, wanted=True)
 

@@ -1,0 +1,325 @@
+"""A pair with another target takes over on a real server, goes back, and fails: whose tokens clients get.
+
+The two targets answer every request differently, so an answer tells which of them gave it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from build import beside
+from build.repository import render_recipe
+from pipelines.canary import triton_world
+from pipelines.canary.analysis.limits import Limit
+from pipelines.canary.candidate import CandidatePair, Pair
+from pipelines.canary.controller import Look
+from pipelines.canary.orders import give_order
+from pipelines.canary.phases import Order
+from pipelines.canary.record import RolloutRecord
+from pipelines.canary.repository_api import RepositoryApi
+from pipelines.canary.start import start, state_file
+from pipelines.canary.triton_world import TritonWorld, arms_file, find
+from pipelines.client import CompletionRequest, Generation
+from pipelines.deploy import Ports, Server
+from pipelines.errors import CanaryError
+from pipelines.routing.arms import Arm, read_table
+from tests.integration.conftest import grpc_client, tiny_recipe
+from tests.integration.test_canary_rollout import LIMITS, QUICK
+from tests.integration.test_side_by_side import processes
+from tests.tiny_engines import build_tiny_pair
+
+pytestmark = pytest.mark.triton
+
+FIRST, SECOND = "tiny-first", "tiny-second"
+LONG = 400
+REQUESTS = [
+    CompletionRequest(f"def f{number}():\n", max_tokens=12, end_id=-1, temperature=0.9 * (number % 2), seed=7)
+    for number in range(20)
+]
+PLAN = replace(QUICK, slow_after_s=30.0)  # no arm helps another out because the machine is slow
+ANY = Limit(0.9, 0.9)
+LAX = replace(LIMITS, acceptance_rate=ANY, acceptance_length=ANY, survival=ANY)
+SETTLED_S = 1.0  # until the router has read a table that was just written
+
+Engines = tuple[Path, Path]
+Answer = tuple[int, ...]
+Say = Callable[[CompletionRequest], Answer]
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engines]:
+    """By recipe."""
+    return {
+        FIRST: tiny_pair,
+        SECOND: build_tiny_pair(tmp_path_factory.mktemp("second"), 3, quantization="none"),
+    }
+
+
+def target_alone(server: Server, request: CompletionRequest) -> Answer:
+    with grpc_client(server) as client:
+        return client.generate(request, "generate_target").output_ids
+
+
+@pytest.fixture(scope="module")
+def right(
+    engines: dict[str, Engines], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[CompletionRequest, Answer]]:
+    """What the target of each recipe says by itself, on a server of its own."""
+    said = {}
+    for name, pair in engines.items():
+        run = render_recipe(tiny_recipe(name, "in_process"), *pair, tmp_path_factory.mktemp("alone")).parent
+        with Server.start(run, Ports.free()) as server:
+            server.wait_ready()
+            asked = (*REQUESTS, replace(REQUESTS[0], max_tokens=LONG))
+            said[name] = {request: target_alone(server, request) for request in asked}
+    assert all(said[FIRST][request] != said[SECOND][request] for request in REQUESTS)
+    return said
+
+
+@dataclass
+class Rollouts:
+    """A run directory whose candidates are rendered from ``engines``.
+
+    Attributes:
+        run: It.
+        plan: File.
+        right: By recipe.
+        asked_in: Phases in which every arm was asked by its name.
+        wrong: Answers that are not those of the target of the arm that gave them.
+    """
+
+    run: Path
+    plan: Path
+    right: dict[str, dict[CompletionRequest, Answer]]
+    asked_in: list[str] = field(default_factory=list)
+    wrong: list[object] = field(default_factory=list)
+
+    def recipe_at(self, socket: str) -> str:
+        """Of the target that answers at a socket, by its engine."""
+        repository = self.run / "model_repository"
+        for folder in repository.glob("speculative*"):
+            pair = Pair.read(self.run, folder.name)
+            if socket in (pair.socket, pair.control_socket):
+                return pair.name
+        raise LookupError(socket)
+
+    def arms(self) -> dict[Arm, str]:
+        """Whose target each arm is."""
+        settings = read_table(arms_file(self.run)).settings
+        return {arm: self.recipe_at(setting.socket) for arm, setting in settings.items()}
+
+    def roll_out(
+        self, server: Server, candidate: str, orders: dict[str, Order] | None = None
+    ) -> RolloutRecord:
+        """Carry one out; each arm is asked in each phase, and orders are given when a phase begins."""
+
+        def show(look: Look) -> None:
+            if look.transition is None:
+                return
+            self.ask_all(server, look.position.phase)
+            if order := (orders or {}).get(look.position.phase):
+                give_order(state_file(self.run), order)
+
+        return start(self.run, candidate, self.plan, show)
+
+    def ask_all(self, server: Server, moment: str) -> None:
+        self.asked_in.append(moment)
+        with grpc_client(server) as client:
+            for arm, recipe in self.arms().items():
+                for request in REQUESTS[:4]:
+                    answer = client.stream(replace(request, arm=arm), "router").result()
+                    if (answer.arm, answer.output_ids) != (arm, self.right[recipe][request]):
+                        self.wrong.append((moment, arm, recipe, answer))
+
+
+@pytest.fixture
+def rollouts(
+    engines: dict[str, Engines],
+    right: dict[str, dict[CompletionRequest, Answer]],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Rollouts:
+    def render(recipe: str, run: Path) -> CandidatePair:
+        record = beside.render_beside(tiny_recipe(recipe, "in_process"), *engines[recipe], run)
+        return CandidatePair.read(run, record.speculative_model)
+
+    monkeypatch.setattr(triton_world, "render_beside", render)
+    plan = tmp_path / "canary.yaml"
+    document = asdict(PLAN)
+    plan.write_text(yaml.safe_dump({**document, "steps": list(document["steps"])}))
+    plan.with_name("limits.yaml").write_text(yaml.safe_dump(asdict(LAX)))
+    return Rollouts(make_repository(engines, tmp_path_factory.mktemp("run")), plan, right)
+
+
+def make_repository(engines: dict[str, Engines], run: Path) -> Path:
+    """As ``make serve`` does before it starts a server."""
+    return render_recipe(tiny_recipe(FIRST, "in_process"), *engines[FIRST], run).parent
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a client of ``router`` got, and when."""
+
+    from_s: float
+    to_s: float
+    request: CompletionRequest
+    answer: Generation
+
+
+@contextmanager
+def traffic(server: Server) -> Iterator[list[Heard]]:
+    heard: list[Heard] = []
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        try:
+            with grpc_client(server) as client:
+                while not stop.is_set():
+                    for request in REQUESTS:
+                        from_s = time.time()
+                        answer = client.stream(request, "router").result()
+                        heard.append(Heard(from_s, time.time(), request, answer))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield heard
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+def check(
+    heard: list[Heard], record: RolloutRecord, right: dict[str, dict[CompletionRequest, Answer]]
+) -> None:
+    """Each answer is that of the target of the arm that it names, as the arms were when it was asked."""
+    changed_s = next((each.at_s for each in record.transitions if each.to_phase == "settling"), float("inf"))
+    names = {"before": record.recipe_stable, "after": record.recipe_candidate}
+    seen: set[tuple[str, str]] = set()
+    for each in heard:
+        if each.answer.arm == "candidate":
+            moments = ["before"]
+            may_be = [names["after"]]
+        else:
+            moments = ["before"] * (each.from_s < changed_s + SETTLED_S)
+            moments += ["after"] * (each.to_s > changed_s)
+            may_be = [names[moment] for moment in moments]
+        assert each.answer.fallback_from == ()
+        assert each.answer.output_ids in [right[recipe][each.request] for recipe in may_be], each
+        seen |= {(each.answer.arm, moment) for moment in moments}
+    assert {("stable", "before"), ("control", "before"), ("candidate", "before")} <= seen
+    assert (("stable", "after") in seen) == (record.phase == "promoted")
+
+
+def models(server: Server) -> dict[str, str]:
+    """Of pairs: name -> whether it is loaded."""
+    with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+        return {
+            each.name: each.state
+            for each in api.index()
+            if each.name.startswith(("speculative", "target")) and each.state != "UNAVAILABLE"
+        }
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "model_repository").iterdir())
+
+
+def test_a_pair_with_another_target_takes_over_and_the_first_one_comes_back(
+    rollouts: Rollouts, engines: dict[str, Engines]
+) -> None:
+    run, right = rollouts.run, rollouts.right
+    at_first = folders(run)
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        loaded_at_first = models(server)
+        with traffic(server) as heard:
+            record = rollouts.roll_out(server, SECOND)
+            time.sleep(2 * SETTLED_S)
+        assert record.phase == "promoted", record.transitions
+        assert {each.tokens for each in record.requests if each.is_replay and not each.failure} == {"equal"}
+        check(heard, record, right)
+        assert rollouts.arms() == {"stable": SECOND, "control": SECOND}
+        check_that_the_target_alone_goes_on(server, run, right[SECOND])
+
+    make_repository(engines, run.parent)
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        assert rollouts.arms() == {"stable": SECOND, "control": SECOND}
+        rollouts.ask_all(server, "after a restart")
+        check_that_it_is_refused_and_unharmed(rollouts, SECOND)
+
+        with traffic(server) as heard:
+            record = rollouts.roll_out(server, FIRST, {"step/1": "promote"})
+            time.sleep(2 * SETTLED_S)
+        assert (record.phase, record.recipe_stable) == ("promoted", SECOND), record.transitions
+        check(heard, record, right)
+        assert rollouts.arms() == {"stable": FIRST, "control": FIRST}
+        assert models(server) == loaded_at_first
+    assert folders(run) == at_first
+    phases = ("shadow", "step/1", "promoting", "settling", "promoted")
+    assert {*phases, "after a restart"} <= set(rollouts.asked_in)
+    assert rollouts.wrong == []
+
+
+def test_a_pair_with_another_target_that_leaves_leaves_everything_as_it_was(rollouts: Rollouts) -> None:
+    run = rollouts.run
+    at_first = folders(run)
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        loaded_at_first = models(server)
+        with traffic(server) as heard:
+            record = rollouts.roll_out(server, SECOND, {"step/1": "abort"})
+            time.sleep(2 * SETTLED_S)
+        assert record.phase == "aborted", record.transitions
+        check(heard, record, rollouts.right)
+        assert rollouts.arms() == {"stable": FIRST, "control": FIRST}
+        assert models(server) == loaded_at_first
+    assert folders(run) == at_first
+    assert rollouts.wrong == []
+
+
+def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -> None:
+    """A candidate that is the pair in service, by its name and under another one."""
+    stable = find(rollouts.run).stable
+    with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
+        start(rollouts.run, in_service, rollouts.plan, lambda look: None)
+    world = TritonWorld(rollouts.run, Ports.free(), stable.socket, in_service)
+    assert "it is another pair than the one in service" in world.preflight().reason
+    assert find(rollouts.run).stable == stable
+
+
+def check_that_the_target_alone_goes_on(
+    server: Server, run: Path, right: dict[CompletionRequest, Answer]
+) -> None:
+    """Where the promoted pair breaks off, its own target says the rest: no answer is of two targets."""
+    stable = find(run).stable
+    request = replace(REQUESTS[0], max_tokens=LONG)
+    with grpc_client(server) as client, RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+        stream = client.stream(request, "router")
+        next(stream)
+        for process in processes(server, stable.speculative_model):
+            os.kill(process, signal.SIGKILL)
+        answer = stream.result()
+        assert (answer.arm, answer.fallback_from) == ("control", ("stable",))
+        assert answer.output_ids == right[request]
+        api.reload(stable.speculative_model)
+        answer = client.stream(REQUESTS[1], "router").result()
+        assert answer.output_ids == right[REQUESTS[1]]
