@@ -94,6 +94,7 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 def _start(options: argparse.Namespace) -> int:
     directory = run_directory(options.recipe)
+    print(f"{options.candidate}: built and measured first, if it is not yet", file=sys.stderr)
     try:
         with stopped_by_signals():
             record = start(directory, options.candidate, options.plan, LiveView(sys.stderr).show)

@@ -112,10 +112,11 @@ class Controller:
         if not broken:
             broken = self._analyse(requests, progress.complete_until_s)
         order = self._store.next_order(self._rollout)
+        outcome = self._work()
         facts = Facts(
-            now_s=self._clock(),
+            now_s=self._clock(),  # after the work, which may take minutes
             order=order and order[1],
-            outcome=self._work(),
+            outcome=outcome,
             judged=_judged(self._analysis),
             num_pairs=self._num_pairs,
             down_s=self._down_s(),
@@ -205,12 +206,12 @@ class Controller:
         try:
             if since_s < drain_s and not self._is_drained():
                 return None
-            self._world.unload()
+            became = self._world.unload()
         except DraftproofError as error:
             if since_s < 2 * drain_s:
                 return None
             return Outcome(True, f"it gets no requests, but could not be unloaded: {error}")
-        return Outcome(True, "its pair is unloaded")
+        return Outcome(True, became)
 
     def _is_drained(self) -> bool:
         """Whether every request is answered that arrived before the router was told."""

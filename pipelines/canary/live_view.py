@@ -42,7 +42,8 @@ def record_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
     yield f"{record.recipe_candidate} beside {record.recipe_stable} ({record.canary_id}): {record.phase}"
     yield from map(transition_line, record.transitions)
     more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
-    yield f"{judged.verdict}: {judged.reason}{more}"
+    said = judged.reason.removeprefix(f"{judged.verdict}: ")
+    yield f"{judged.verdict}: {said}{more}"
 
 
 class LiveView:

@@ -118,9 +118,10 @@ class TritonWorld:
         lengths = ", ".join(f"{probe.mean_acceptance_length:.2f}" for probe in found.probes)
         return Outcome(not found.reason, found.reason or f"mean acceptance length {lengths}", found.evidence)
 
-    def unload(self) -> None:
+    def unload(self) -> str:
         """Take its models away."""
-        self._take_away(self._candidate_socket)
+        is_gone = self._take_away(self._candidate_socket)
+        return "its pair is unloaded" if is_gone else "its pair is the recipe's own and stays for generate"
 
     def keep(self) -> Outcome:
         """Let servers of this run directory load it at their start."""
@@ -153,19 +154,23 @@ class TritonWorld:
                 return False
         return True
 
-    def _take_away(self, socket: str) -> None:
+    def _take_away(self, socket: str) -> bool:
         """Unload and remove a pair; one that is gone is no error.
 
         The recipe's own stays, whatever became of it: ``generate`` and ``generate_unary`` answer from it.
+
+        Returns:
+            Whether it is gone.
         """
         pair = _find_pair(self._run, socket)
         if pair is None or pair.speculative_model == STABLE_MODEL:
-            return
+            return pair is None
         load_at_start(self._run, pair, wanted=False)
         with self._api() as api:
             for model in reversed(pair.models):
                 api.unload(model)
         remove(self._run, pair)
+        return True
 
     def _candidate(self) -> CandidatePair:
         if not self._candidate_socket:

@@ -29,8 +29,8 @@ class World(Protocol):
     def probe(self) -> Outcome:
         """Ask the candidate before any client does."""
 
-    def unload(self) -> None:
-        """Take the candidate away; one that is not there is no error."""
+    def unload(self) -> str:
+        """Take the candidate away; one that is not there is no error. Says what became of it."""
 
     def keep(self) -> Outcome:
         """Let every later server have the candidate, beside the stable pair; ``unload`` takes it back."""

@@ -129,11 +129,12 @@ class SimulatedWorld:
         length = 3.2 if is_good else 1.0
         return Outcome(is_good, f"mean acceptance length {length}", {"mean_acceptance_length": length})
 
-    def unload(self) -> None:
+    def unload(self) -> str:
         if "unload" in self._broken:
             raise ServerUnavailableError("no server answers", values="8000")
         assert self.table.candidate is None, "unloaded while requests go there"
         self._remember(is_loaded=False, is_kept=False)
+        return "its pair is unloaded"
 
     def keep(self) -> Outcome:
         if "keep" in self._broken:

@@ -120,7 +120,7 @@ def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(
     assert roll_out(less_accepted(0.5)) == 1
     assert last_line(capsys.readouterr().out)["phase"] == "rolled_back"
     assert command.main(["status"]) == 0
-    assert "fail: acceptance_rate" in capsys.readouterr().out
+    assert "\nfail: acceptance_rate" in capsys.readouterr().out
     assert command.main(["verdict"]) == 1
     assert last_line(capsys.readouterr().out)["action"] == "roll_back"
     assert command.main(["report", "--results", str(tmp_path / "results")]) == 0

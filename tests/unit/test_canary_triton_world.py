@@ -199,7 +199,7 @@ def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines:
     assert (loaded["socket"], loaded["control_socket"]) == (first.socket, first.control_socket)
     assert loaded["same_target"] is False
     del told[:]
-    world.unload()
+    assert world.unload() == "its pair is the recipe's own and stays for generate"
     assert told == []
     assert Pair.read(run) == first
     assert promote(run) == first
