@@ -17,6 +17,7 @@ from pipelines.canary.analysis.counts import FloatArray, Side
 
 BoolArray = npt.NDArray[np.bool_]
 Own = TypeVar("Own")
+Compared = TypeVar("Compared", bound="TwoArms")
 
 
 class Measure(Protocol):
@@ -88,23 +89,51 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class MeanDifference:
-    """Mean of one arm less that of another, of values in [0, 1]: of shares, in points.
+class TwoArms:
+    """Values of two arms, one of each to a trial.
 
     Attributes:
         candidate: [n].
         baseline: [n], of the same pairs.
-        sign: 1 where more is worse, -1 where less is.
     """
 
     candidate: FloatArray
     baseline: FloatArray
-    sign: Literal[1, -1] = 1
 
     @property
     def num(self) -> int:
         """Pairs."""
         return len(self.candidate)
+
+    def first(self: Compared, num: int) -> Compared:
+        """What was known after ``num`` pairs."""
+        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])
+
+
+@dataclass(frozen=True)
+class RatioOfTimes(TwoArms):
+    """Some ratio of the times of both arms, less 1.
+
+    Attributes:
+        candidate: [n], at least 0, inf where there was no answer.
+        baseline: [n], likewise.
+    """
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        """Ratios from 0 to 10."""
+        return -1.0, 9.0
+
+
+@dataclass(frozen=True)
+class MeanDifference(TwoArms):
+    """Mean of one arm less that of another, of values in [0, 1]: of shares, in points.
+
+    Attributes:
+        sign: 1 where more is worse, -1 where less is.
+    """
+
+    sign: Literal[1, -1] = 1
 
     @property
     def losses(self) -> tuple[float, float]:
@@ -127,31 +156,18 @@ class MeanDifference:
             return bets.log_evidence(excess, 1 + loss, growth)
         return bets.log_evidence(-excess, 1 - loss, growth)
 
-    def first(self, num: int) -> MeanDifference:
-        """What was known after ``num`` pairs."""
-        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])
-
 
 @dataclass(frozen=True)
-class MeanRatio:
+class MeanRatio(TwoArms):
     """Mean of one arm over that of another, of values in [0, 1]; the loss is relative.
 
     A ratio r of means is a mean of differences: that of x - r y is 0.
 
     Attributes:
-        candidate: [n].
-        baseline: [n], of the same pairs; or a known mean, n times.
         sign: 1 where more is worse: the ratio is 1 + loss. -1 where less is: it is 1 - loss.
     """
 
-    candidate: FloatArray
-    baseline: FloatArray
     sign: Literal[1, -1]
-
-    @property
-    def num(self) -> int:
-        """Pairs."""
-        return len(self.candidate)
 
     @property
     def losses(self) -> tuple[float, float]:
@@ -173,34 +189,13 @@ class MeanRatio:
             return bets.log_evidence(excess, ratio, growth)
         return bets.log_evidence(-excess, 1.0, growth)
 
-    def first(self, num: int) -> MeanRatio:
-        """What was known after ``num`` pairs."""
-        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])
-
 
 @dataclass(frozen=True)
-class MedianRatio:
+class MedianRatio(RatioOfTimes):
     """Median of the ratios of pairs less 1: of two arms whose times differ by a factor, that factor.
 
     Neither a unit nor a bound is needed, and a request that failed may count as infinitely slow.
-
-    Attributes:
-        candidate: [n], at least 0, inf where there was no answer.
-        baseline: [n], of the same pairs.
     """
-
-    candidate: FloatArray
-    baseline: FloatArray
-
-    @property
-    def num(self) -> int:
-        """Pairs."""
-        return len(self.candidate)
-
-    @property
-    def losses(self) -> tuple[float, float]:
-        """Ratios from 0 to 10."""
-        return -1.0, 9.0
 
     @property
     def estimate(self) -> float | None:
@@ -215,7 +210,3 @@ class MedianRatio:
         limits = (1 + loss) * self.baseline
         is_beyond = self.candidate > limits if side == "above" else self.candidate < limits
         return float(counts.log_evidence("above", growth * is_beyond.sum(), growth * self.num, 0.5))
-
-    def first(self, num: int) -> MedianRatio:
-        """What was known after ``num`` pairs."""
-        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])

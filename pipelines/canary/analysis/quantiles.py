@@ -14,37 +14,24 @@ inverting those of its rate; two-sample tests as the least over the common quant
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipelines.canary.analysis import counts
 from pipelines.canary.analysis.counts import FloatArray, Side
+from pipelines.canary.analysis.measures import RatioOfTimes
 
 
 @dataclass(frozen=True)
-class QuantileRatio:
-    """Quantile of the candidate over that of the baseline, less 1.
+class QuantileRatio(RatioOfTimes):
+    """Quantile of the candidate over that of the baseline, less 1; they need not be pairs.
 
     Attributes:
-        candidate: [n], at least 0, inf where there was no answer.
-        baseline: [n], in the same order of time; they need not be pairs.
         quantile: Which, between 0 and 1.
     """
 
-    candidate: FloatArray
-    baseline: FloatArray
     quantile: float
-
-    @property
-    def num(self) -> int:
-        """Requests of each arm."""
-        return len(self.candidate)
-
-    @property
-    def losses(self) -> tuple[float, float]:
-        """Ratios from 0 to 10."""
-        return -1.0, 9.0
 
     @property
     def estimate(self) -> float | None:
@@ -60,10 +47,6 @@ class QuantileRatio:
         candidate = np.sort(self.candidate)
         high, low = (candidate, scaled) if side == "above" else (scaled, candidate)
         return _log_evidence_apart(low, high, self.quantile, growth)
-
-    def first(self, num: int) -> QuantileRatio:
-        """What was known after ``num`` requests of each arm."""
-        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])
 
 
 def _log_evidence_apart(low: FloatArray, high: FloatArray, quantile: float, growth: float) -> float:
