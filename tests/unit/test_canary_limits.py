@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pipelines.canary.analysis.counts import Side
 from pipelines.canary.analysis.limits import DEFAULT, Limit, read_limits
+from pipelines.canary.analysis.metrics import metrics_of
 from pipelines.errors import CanaryError
+from tests.unit.canary_requests import LIMITS, SLO, request
 
 
 def written(folder: Path, document: Any) -> Path:
@@ -37,9 +41,13 @@ def test_the_default_limits_are_those_of_the_issue() -> None:
     [
         ({"alfa": 0.1}, "unknown key; alfa; .*; did you mean alpha?"),
         ({"zzz": 1}, "unknown key; zzz; .*; remove it"),
-        ({"alpha": 0}, "alpha=0; a number between 0 and 1"),
+        ({"alpha": 0}, "alpha=0; a number between 0 and 0.5, neither of them"),
         ({"alpha": True}, "alpha=True"),
-        ({"confidence": 1}, "confidence=1"),
+        ({"confidence": 1}, "confidence=1; a number between 0.5 and 1"),
+        ({"confidence": 0.05}, "confidence=0.05"),  # meant as alpha: whatever was seen would pass
+        ({"quantile": 1}, "quantile=1"),
+        ({"quantile": float("inf")}, "quantile=inf"),
+        ({"survival_positions": 0}, "survival_positions=0"),
         ({"min_requests": 0}, "min_requests=0; a whole number"),
         ({"min_requests": 2.5}, "min_requests=2.5"),
         ({"runtime": "fast"}, "runtime='fast'; exact, batch_dependent"),
@@ -48,13 +56,15 @@ def test_the_default_limits_are_those_of_the_issue() -> None:
         ({"errors": {"pass_below": 0.1, "rollback_abov": 1}}, "did you mean errors.rollback_above?"),
         (
             {"ttft": {"pass_below": "0.1", "rollback_above": 1}},
-            "ttft.pass_below='0.1'; a number from -1 to 9",
+            "ttft.pass_below='0.1'; a number between -1 and 9, neither of them",
         ),
         ({"ttft": {"pass_below": 10, "rollback_above": 1}}, "ttft.pass_below=10"),
         ({"ttft": {"pass_below": float("nan"), "rollback_above": 1}}, "ttft.pass_below=nan"),
+        ({"manifest": {"pass_below": 0.05, "rollback_above": 1}}, "manifest.rollback_above=1"),
         ({"speed_up": {}}, "speed_up={}; load bands"),
         ({"speed_up": {1: {}}}, "speed_up={1: {}}"),
         ({"speed_up": {"low": {"pass_below": 0}}}, "speed_up.low.rollback_above"),
+        ({"speed_up": {"low": {"pass_below": 0, "rollback_above": -1}}}, "speed_up.low.rollback_above=-1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -67,6 +77,37 @@ def test_what_makes_no_sense_is_refused(
     assert raised.value.values
     assert raised.value.limit
     assert raised.value.remedy
+
+
+METRICS = metrics_of([request(0), request(1, "stable"), request(2, "control")], LIMITS, SLO)
+LOSSES = {metric.name.partition("/")[0]: metric.measure.losses for metric in METRICS}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("which", ["pass_below", "rollback_above"])
+def test_no_limit_lies_where_its_loss_cannot(
+    tmp_path: Path, document: dict[str, Any], loss: str, which: str
+) -> None:
+    """Evidence for such a limit would be nonsense: a drop of 1 leaves nothing to bet."""
+    least, most = LOSSES[loss]
+    limit = document[loss]["low"] if loss == "speed_up" else document[loss]
+    for beyond in (least, most, least - 0.5, most + 0.5, float("nan"), float("inf"), -float("inf"), True):
+        limit[which] = beyond
+        with pytest.raises(CanaryError, match=rf"{loss}(\.low)?\.{which}=.*; a number between ") as raised:
+            read_limits(written(tmp_path, document))
+        assert all((raised.value.what, raised.value.values, raised.value.limit, raised.value.remedy))
+    for inside in (0.99 * least + 0.01 * most, 0.01 * least + 0.99 * most):
+        limit[which] = inside
+        read = getattr(read_limits(written(tmp_path, document)), loss)
+        assert getattr(read["low"] if loss == "speed_up" else read, which) == inside
+
+
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_every_limit_that_is_read_gives_evidence(side: Side) -> None:
+    for metric in METRICS:
+        least, most = metric.measure.losses
+        for loss in (least + 1e-6, 0.5 * (least + most), most - 1e-6):
+            assert not math.isnan(metric.measure.log_evidence(side, loss)), metric.name
 
 
 def test_a_missing_key_and_a_file_that_is_none_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:

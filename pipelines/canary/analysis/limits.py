@@ -2,7 +2,8 @@
 
 Every loss has two limits. The candidate passes once its loss is shown to be below ``pass_below``, and fails
 once it is shown to be above ``rollback_above``. Shown to be above ``pass_below`` alone, it is held: more
-requests will not let it pass.
+requests will not let it pass. Either limit may be the lower one: what it takes to show that nothing is lost
+need not be what it takes to show that something is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,28 @@ from pipelines.errors import CanaryError
 DEFAULT = Path(__file__).with_name("limits.yaml")
 
 RUNTIMES = ("exact", "batch_dependent")
+
+# What a loss can be at all lies strictly between these, as the measures have it (``Measure.losses``): a limit
+# on the edge or beyond it would be reached never or always, and bets on it have no stake.
+_RISE, _DROP, _DIFFERENCE, _SHARE = (-1, 9), (-9, 1), (-1, 1), (0, 1)
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "alpha": (0, 0.5),
+    "confidence": (0.5, 1),
+    "quantile": (0, 1),
+    "tokens": _SHARE,
+    "errors": _DIFFERENCE,
+    "timeouts": _DIFFERENCE,
+    "goodput": _DIFFERENCE,
+    "acceptance_rate": _DROP,
+    "acceptance_length": _DROP,
+    "survival": _DROP,
+    "manifest": _DROP,
+    "ttft": _RISE,
+    "itl": _RISE,
+    "e2e_tail": _RISE,
+    "speed_up": _RISE,
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,8 @@ class Limits:
         acceptance_rate: Relative drop, as of those that follow.
         acceptance_length: Of tokens per round.
         survival: Of rounds in which a position was accepted.
-        manifest: Of acceptance rate and length against what was measured at the build.
+        manifest: Relative drop of acceptance rate, length and survival at the cold start, from what was
+            measured at the build; not a matter of chance, so above ``pass_below`` it is held at once.
         ttft: Relative rise, as of those that follow.
         itl: Time per output token.
         e2e_tail: A high quantile of end-to-end latency.
@@ -137,11 +161,10 @@ def _value(path: Path, name: str, kind: Any, value: Any) -> Any:
             raise _refuse(path, "a value is out of range", f"{name}={value!r}", "a whole number, 1 at least")
         return value
     if kind is float:
-        is_number = type(value) in (int, float)
-        if "." in name and not (is_number and -1 <= value <= 9):
-            raise _refuse(path, "a value is out of range", f"{name}={value!r}", "a number from -1 to 9")
-        if "." not in name and not (is_number and 0 < value < 1):
-            raise _refuse(path, "a value is out of range", f"{name}={value!r}", "a number between 0 and 1")
+        least, most = _RANGES[name.partition(".")[0]]
+        if type(value) not in (int, float) or not least < value < most:
+            limit = f"a number between {least:g} and {most:g}, neither of them"
+            raise _refuse(path, "a value is out of range", f"{name}={value!r:.200}", limit)
         return float(value)
     if not isinstance(value, dict) or not value or any(not isinstance(band, str) for band in value):
         raise _refuse(path, "a section is not a mapping", f"{name}={value!r}", "load bands and their limits")
