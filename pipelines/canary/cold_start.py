@@ -2,7 +2,7 @@
 
 A draft that is not the target's shows at once: hardly a token is accepted, and every round gives one token
 for the price of two engines. The probes are the prompts of the pair's acceptance baseline where it has one,
-so that the same pair gives the same counts. Each replica is asked by its own address.
+so that the same pair gives the same counts (``baseline_losses``). Each replica is asked by its own address.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from pipelines.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
+from pipelines.canary.analysis.limits import Limits
+from pipelines.canary.baseline_losses import BaselineLoss, Found, baseline_losses, worst
 from pipelines.canary.candidate import Pair
 from pipelines.client.any_model import Tensors, connect_to_models
 from pipelines.client.timeouts import Timeouts
@@ -25,9 +27,6 @@ from pipelines.prompts import HELD_OUT, read_prompts
 
 NEAR_ONE = 1.1
 """A mean acceptance length below it fails: of ten rounds, nine gave what the target alone gives."""
-
-MOST_DROP = 0.15
-"""Of the baseline's acceptance rate; as ``analysis/limits.yaml`` rolls back."""
 
 _NUM_PROMPTS = 8
 _PROMPT_TOKENS = 64
@@ -70,25 +69,28 @@ class Probe:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """All replicas, and what is wrong with the first that fails.
+    """All replicas, judged by the worst of them.
 
     Attributes:
         probes: One for each replica.
-        reason: "" if the candidate may go on.
+        verdict: ``fail`` if the candidate has to leave, ``held`` if a person is to decide.
+        reason: In a sentence.
         evidence: What was asked and found, ready for JSON.
     """
 
     probes: tuple[Probe, ...]
+    verdict: Found
     reason: str
     evidence: dict[str, Any]
 
 
-def cold_start(replicas: Sequence[str], pair: Pair) -> ColdStart:
+def cold_start(replicas: Sequence[str], pair: Pair, limits: Limits) -> ColdStart:
     """Probe each replica of a candidate.
 
     Args:
         replicas: Addresses, ``grpc://host:port`` or ``http://host:port``, of servers that have loaded it.
         pair: The candidate.
+        limits: ``manifest`` is what it may have lost of its baseline.
 
     Raises:
         CanaryError: There is nothing to ask, or nobody.
@@ -112,34 +114,58 @@ def cold_start(replicas: Sequence[str], pair: Pair) -> ColdStart:
     requests = [_inputs(prompt, asked, max_tokens) for prompt in prompts]
     probes = tuple(_probe(replica, pair.speculative_model, requests) for replica in replicas)
     comparable = baseline if asked == num_draft_tokens else None
-    failing = [(probe, reason) for probe in probes if (reason := _reason(probe, comparable))]
+    judged = [_judged(probe, comparable, limits) for probe in probes]
+    verdict = worst(each.verdict for each in judged)
     return ColdStart(
         probes,
-        f"replica {failing[0][0].replica}: {failing[0][1]}" if failing else "",
+        verdict,
+        next(each.reason for each in judged if each.verdict == verdict),
         {
             "num_draft_tokens": asked,
             "max_tokens": max_tokens,
             "prompts": [prompt.name for prompt in prompts],
             "baseline": None if comparable is None else _figures(comparable),
-            "replicas": [{**asdict(probe), **_figures(probe)} for probe in probes],
-            "limits": {"mean_acceptance_length": NEAR_ONE, "drop_of_acceptance_rate": MOST_DROP},
+            "replicas": [
+                {**asdict(probe), **_figures(probe), "losses": [loss.document for loss in each.losses]}
+                for probe, each in zip(probes, judged, strict=True)
+            ],
+            "limits": {
+                "mean_acceptance_length": NEAR_ONE,
+                "drop_holds_above": limits.manifest.pass_below,
+                "drop_fails_above": limits.manifest.rollback_above,
+            },
         },
     )
 
 
-def _reason(probe: Probe, baseline: AcceptanceBaseline | None) -> str:
-    """Why a replica fails; "" if it does not."""
+@dataclass(frozen=True)
+class _Judged:
+    """One replica."""
+
+    verdict: Found
+    reason: str
+    losses: tuple[BaselineLoss, ...] = ()
+
+
+def _judged(probe: Probe, baseline: AcceptanceBaseline | None, limits: Limits) -> _Judged:
+    if fault := _fault(probe):
+        return _Judged("fail", f"replica {probe.replica}: {fault}")
+    losses = () if baseline is None else baseline_losses(probe, baseline, limits)
+    verdict = worst(loss.verdict for loss in losses)
+    if verdict == "pass":
+        return _Judged(verdict, f"mean acceptance length {probe.mean_acceptance_length:.2f}", losses)
+    lost = "; ".join(loss.text for loss in losses if loss.verdict == verdict)
+    return _Judged(verdict, f"replica {probe.replica}: {lost}", losses)
+
+
+def _fault(probe: Probe) -> str:
+    """What is wrong with a replica whatever its baseline says; "" for nothing."""
     if probe.failure:
         return f"it does not answer: {probe.failure}"
     if not probe.total_draft_tokens:
         return "its draft proposes nothing"
     if probe.mean_acceptance_length < NEAR_ONE:
         return f"its mean acceptance length is {probe.mean_acceptance_length:.3f}, near 1"
-    if baseline is not None and probe.acceptance_rate < (1 - MOST_DROP) * baseline.acceptance_rate:
-        return (
-            f"its acceptance rate is {probe.acceptance_rate:.3f}, "
-            f"{baseline.acceptance_rate:.3f} when the pair was measured"
-        )
     return ""
 
 

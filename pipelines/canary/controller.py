@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipelines.canary.analysis.observed import ObservedRequest
-from pipelines.canary.analysis.pairing import pair_up
+from pipelines.canary.analysis.pairing import NumPairs, count_pairs
 from pipelines.canary.analysis.sections import analysis_section
 from pipelines.canary.analysis.verdict import Analysis, analyse
 from pipelines.canary.intake import observed
@@ -26,6 +26,7 @@ from pipelines.canary.phases import (
     Outcome,
     Position,
     decide,
+    num_awaited,
 )
 from pipelines.canary.record import Transition
 from pipelines.canary.rollout import Progress, Rollout
@@ -55,7 +56,7 @@ class Look:
     transition: Transition | None
     analysis: Analysis | None
     requests: list[ObservedRequest]
-    num_pairs: int
+    num_pairs: NumPairs
 
 
 class Controller:
@@ -76,9 +77,10 @@ class Controller:
         self._progress = store.progress(rollout)
         self._requests = store.requests(rollout)
         self._analysis: Analysis | None = None
-        self._num_pairs = 0
+        self._num_pairs = NumPairs()
         self._analysed = -1
         self._answered_at_s = clock()
+        self._awaited, self._grew_at_s = ("", 0), clock()  # the phase, its pairs, and since when so many
         self._told, self._told_at_s = -1, 0.0  # generation, and when the router was told of it
 
     def run(self, show: Callable[[Look], None], sleep: Callable[[float], None] = time.sleep) -> Position:
@@ -118,7 +120,9 @@ class Controller:
             order=order and order[1],
             outcome=outcome,
             judged=_judged(self._analysis),
-            num_pairs=self._num_pairs,
+            num_pairs=self._num_pairs.asked,
+            num_replays=self._num_pairs.replayed,
+            idle_s=self._idle_s(),
             down_s=self._down_s(),
             broken=broken,
         )
@@ -167,10 +171,10 @@ class Controller:
             return ""
         rollout = self._rollout
         try:
-            self._analysis = analyse(complete, rollout.limits, rollout.plan.slo, rollout.manifest)
+            self._analysis = analyse(complete, rollout.limits, rollout.plan.slo)
         except CanaryError as error:
             return str(error)
-        self._num_pairs = len(pair_up(complete, "candidate", "stable"))
+        self._num_pairs = count_pairs(complete)
         self._analysed = len(complete)
         return ""
 
@@ -230,9 +234,17 @@ class Controller:
         except DraftproofError as error:
             return Outcome(True, f"it serves, but the pair before could not be taken away: {error}")
 
+    def _idle_s(self) -> float:
+        """Counts anew after a pause, and with the next controller."""
+        now_s, position = self._clock(), self._progress.position
+        awaited = position.phase, num_awaited(position, self._num_pairs.asked, self._num_pairs.replayed)
+        if awaited != self._awaited or position.paused_in or not position.is_judged:
+            self._awaited, self._grew_at_s = awaited, now_s
+        return now_s - self._grew_at_s
+
     def _down_s(self) -> float:
         now_s, position = self._clock(), self._progress.position
-        watched = position.is_judged or position.phase == "promoting"
+        watched = position.is_judged or position.phase in ("paused", "promoting")
         if not watched or self._world.is_answering(self._progress.candidate_socket):
             self._answered_at_s = now_s
         return now_s - self._answered_at_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from pipelines.canary.record import PROMOTING, Judgement, RolloutRecord, Transit
 
 _REDRAW_S = 5.0  # bounds of all losses take a tenth of a second and more
 _WIDTH = 110
+_FOR_A_PERSON = "It waits for: python -m pipelines.canary resume, promote or abort"
 
 
 def progress_lines(look: Look) -> Iterator[str]:
@@ -22,10 +24,13 @@ def progress_lines(look: Look) -> Iterator[str]:
     since_s = max(0.0, time.time() - position.since_s)
     phase = f"paused in {position.paused_in}" if position.paused_in else position.phase
     yield f"{rollout.recipe_candidate} beside {rollout.recipe_stable}: {phase} for {since_s:.0f} s"
+    if position.pause_reason:
+        yield from textwrap.wrap(f"{position.pause_reason}. {_FOR_A_PERSON}", _WIDTH)
     requests = Counter(each.arm for each in look.requests if not each.is_replay)
     replays = sum(each.is_replay for each in look.requests)
     answered = ", ".join(f"{arm} {requests[arm]}" for arm in ("stable", "candidate", "control"))
-    yield f"requests: {answered}; replays: {replays}; pairs: {look.num_pairs}"
+    pairs = f"{look.num_pairs.asked}, {look.num_pairs.replayed} of replays"
+    yield f"requests: {answered}; replays: {replays}; pairs: {pairs}"
     if look.analysis is not None:
         yield from _losses(look.analysis)
 

@@ -54,7 +54,7 @@ def give_order(state: Path, order: Order) -> str:
 _WHEN: dict[Order, str] = {
     "pause": "in shadow and in the steps",
     "resume": "while it is paused",
-    "promote": "in shadow and in the steps, paused or not",
+    "promote": "in shadow and in the steps, and while it is paused",
     "abort": "until it is the stable pair, or leaves anyway",
 }
 
@@ -62,6 +62,6 @@ _WHEN: dict[Order, str] = {
 def _fits(order: Order, position: Position) -> bool:
     if order == "abort":
         return not (position.is_leaving or position.is_stable)
-    if order == "resume":
-        return bool(position.paused_in)
-    return position.is_judged and not (order == "pause" and position.paused_in)
+    if order == "pause":
+        return position.is_judged and not position.paused_in
+    return bool(position.paused_in) or (order == "promote" and position.is_judged)

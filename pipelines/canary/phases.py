@@ -3,14 +3,15 @@
 ::
 
     preflight > loading > cold_start > shadow > step/1 > ... > promoting > settling > promoted
-        |          |           |          |  ^     |  ^             |
-        |          |           |          v  |     v  |             |
-        |          |           |         paused   paused            |
-        v          v           v          v        v                v
+        |          |         |  |     ^ |  ^     |  ^             |
+        |          |         |  v     | v  |     v  |             |
+        |          |         | paused-+ paused  paused            |
+        v          v         v  v       v        v                v
     rolled_back  <-------------------- rolling_back ----------> aborted (by order)
 
 A candidate is promoted only if every loss passes, or by order. One that is not shown to be good enough leaves
-as well as one that is shown to be bad; the evidence says which.
+as well as one that is shown to be bad; the evidence says which. One whose probes are neither good nor bad
+waits for a person before it gets a request.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Position:
     Attributes:
         phase: As the diagram names it.
         since_s: Unix time at which it began.
-        num_pairs_before: Pairs that there were then.
-        paused_in: The phase that a pause interrupted, else "".
+        num_pairs_before: ``Facts.num_pairs`` then.
+        paused_in: The phase that a pause interrupted or, after ``cold_start``, put off the next one; else "".
         held_since_s: Since when a loss is above what may pass; None if none is.
         is_abort: It leaves by order.
+        pause_reason: What a person is to decide on; "" where an operator paused it.
     """
 
     phase: str
@@ -48,6 +50,7 @@ class Position:
     paused_in: str = ""
     held_since_s: float | None = None
     is_abort: bool = False
+    pause_reason: str = ""
 
     @property
     def serving(self) -> str:
@@ -78,11 +81,13 @@ class Outcome:
         is_good: Whether the phase after it may begin.
         reason: In a sentence.
         evidence: Ready for JSON.
+        is_held: Whether it is for a person to say, since it is not good and not bad enough to leave.
     """
 
     is_good: bool
     reason: str
     evidence: dict[str, Any] = field(default_factory=dict)
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,9 @@ class Facts:
         order: What an operator asked for; None for nothing.
         outcome: Of the phase's work; None while it is not done, or where there is none.
         judged: None without requests.
-        num_pairs: Pairs of candidate and stable pair so far.
+        num_pairs: Requests that clients had answered by the candidate so far, beside the stable pair's.
+        num_replays: Replays so far, beside what they repeat.
+        idle_s: Seconds since there was one more of those that the phase waits for (``num_awaited``).
         down_s: Seconds for which nobody has answered at the candidate's socket; 0 if somebody does.
         broken: Why there is no evidence to judge by; "" if there is.
     """
@@ -119,6 +126,8 @@ class Facts:
     outcome: Outcome | None = None
     judged: Judged | None = None
     num_pairs: int = 0
+    num_replays: int = 0
+    idle_s: float = 0.0
     down_s: float = 0.0
     broken: str = ""
 
@@ -170,17 +179,29 @@ def step_of(position: Position, plan: Plan) -> Step | None:
     return plan.steps[int(number) - 1] if name == "step" else None
 
 
+def num_awaited(position: Position, num_pairs: int, num_replays: int) -> int:
+    """Pairs so far of the kind that a phase waits for: replays in the shadow, clients' requests in a step."""
+    return num_replays if position.serving == "shadow" else num_pairs
+
+
 def _prepare(position: Position, facts: Facts) -> Decision:
     outcome = facts.outcome
     if outcome is None:
         return Decision(position)
+    if outcome.is_held:
+        waiting = Position("paused", facts.now_s, paused_in=position.phase, pause_reason=outcome.reason)
+        return Decision(waiting, outcome.reason, {**outcome.evidence, "verdict": "inconclusive"})
     if outcome.is_good:
-        following = (*PREPARING, "shadow")[PREPARING.index(position.phase) + 1]
-        return _go(position, facts, following, outcome.reason, outcome.evidence)
+        return _go(position, facts, _after(position.phase), outcome.reason, outcome.evidence)
     if position.phase == "preflight":  # nothing is there to be unloaded
         evidence = {**outcome.evidence, "verdict": "fail"}
         return _go(position, facts, "rolled_back", outcome.reason, evidence)
     return _roll_back(position, facts, outcome.reason, "fail", outcome.evidence)
+
+
+def _after(preparing: str) -> str:
+    """The phase that follows one in which the candidate gets no request."""
+    return (*PREPARING, "shadow")[PREPARING.index(preparing) + 1]
 
 
 def _leave_behind(position: Position, facts: Facts) -> Decision:
@@ -218,6 +239,8 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
     if facts.order == "pause" and not position.paused_in:
         paused = replace(position, phase="paused", paused_in=position.phase)
         return Decision(paused, "an operator paused it", _evidence(facts))
+    if facts.order == "resume" and position.paused_in in PREPARING:  # its work is done
+        return _go(position, facts, _after(position.paused_in), "an operator let it go on", _evidence(facts))
     if facts.order == "resume" and position.paused_in:
         resumed = replace(position, phase=position.paused_in, paused_in="")
         return Decision(resumed, "an operator let it go on", _evidence(facts))
@@ -227,13 +250,15 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
         return _roll_back(position, facts, f"not shown to be good enough: {judged.reason}")
     if facts.num_pairs >= plan.max_pairs and (judged is None or judged.verdict != "pass"):
         return _roll_back(position, facts, f"no verdict after {facts.num_pairs} pairs")
+    if facts.idle_s > plan.idle_s:
+        return _roll_back(position, facts, f"nothing more to judge it by for {facts.idle_s:.0f} s")
     return _advance(position, facts, plan, is_held)
 
 
 def _advance(position: Position, facts: Facts, plan: Plan, is_held: bool) -> Decision:
     step = step_of(position, plan)
     needed = step or plan.shadow
-    num_pairs = facts.num_pairs - position.num_pairs_before
+    num_pairs = num_awaited(position, facts.num_pairs, facts.num_replays) - position.num_pairs_before
     if is_held or num_pairs < needed.min_pairs or facts.now_s - position.since_s < needed.bake_s:
         return Decision(position)
     number = 1 if step is None else plan.steps.index(step) + 2
@@ -264,7 +289,7 @@ def _go(position: Position, facts: Facts, phase: str, reason: str, evidence: dic
 
 
 def _evidence(facts: Facts) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_pairs": facts.num_pairs}
+    found: dict[str, Any] = {"num_pairs": facts.num_pairs, "num_replays": facts.num_replays}
     if facts.judged is not None:
         found["verdict"] = facts.judged.verdict
     return found

@@ -16,6 +16,8 @@ from pipelines.routing.strict_json import parse
 
 DEFAULT = Path(__file__).with_name("canary.yaml")
 
+_LEAST_REST = 0.01  # of the requests; without any there is nothing to compare the candidate with
+
 
 @dataclass(frozen=True)
 class Shadow:
@@ -56,7 +58,7 @@ class Step:
 
     Attributes:
         weight: Share of the requests that the candidate answers.
-        min_pairs: Of its requests and the stable pair's, in this step, before it ends.
+        min_pairs: Of its requests and the stable pair's, in this step, before it ends; replays do not count.
         bake_s: Seconds that it lasts at least.
     """
 
@@ -83,7 +85,9 @@ class Plan:
         shadow: Comes first.
         steps: Of rising weight. The last lasts until the verdict.
         hold_s: Seconds for which a candidate above a limit, yet not shown to be bad, is watched.
-        max_pairs: Pairs after which a candidate without a verdict leaves.
+        idle_s: Seconds without a new pair of those that the phase waits for, after which it leaves.
+        max_pairs: Requests of clients that it has answered beside one of the stable pair's, after which it
+            leaves if it has no verdict; they are what it may cost to find out. Replays cost nobody anything.
         down_after_s: Seconds without an answer at its socket after which it leaves.
         drain_s: Seconds that requests of a leaving pair may go on before it is unloaded.
         watch_s: Seconds after promotion in which the stable pair of before stays loaded.
@@ -100,6 +104,7 @@ class Plan:
     shadow: Shadow
     steps: tuple[Step, ...]
     hold_s: float
+    idle_s: float
     max_pairs: int
     down_after_s: float
     drain_s: float
@@ -110,21 +115,23 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("hold_s", "down_after_s", "drain_s", "watch_s"):
             _at_least(name, getattr(self, name), 0)
-        for name in ("slo_ttft_s", "slo_itl_s", "slow_after_s", "tick_s"):
+        # Without a request of the control nothing is known of the speed-up, so nobody could pass.
+        for name in ("slo_ttft_s", "slo_itl_s", "control_weight", "slow_after_s", "idle_s", "tick_s"):
             if not getattr(self, name) > 0:
                 raise _refuse("a value is out of range", f"{name}={getattr(self, name)!r}", "above 0")
         _at_least("lease_s", self.lease_s, 2 * self.tick_s)
-        _at_least("max_pairs", self.max_pairs, 1)
+        # Fewer would end it before it could pass.
+        _at_least("max_pairs", self.max_pairs, max(1, sum(step.min_pairs for step in self.steps)))
         weights = [step.weight for step in self.steps]
         if not weights or any(later <= before for before, later in itertools.pairwise([0.0, *weights])):
             raise _refuse(
                 "weights do not rise", f"steps: {weights}", "one step at least, each above the last"
             )
-        if not 0 <= self.control_weight < 1 or self.control_weight + weights[-1] > 1 + 1e-9:
+        if self.control_weight + weights[-1] > 1 - _LEAST_REST:
             raise _refuse(
                 "the weights do not sum up",
                 f"control_weight={self.control_weight}, the last step {weights[-1]}",
-                "0 at least, 1 together at most: the stable pair gets the rest",
+                f"{1 - _LEAST_REST} together at most: the stable pair gets the rest, to be compared with",
             )
 
     @property

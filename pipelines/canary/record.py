@@ -10,12 +10,11 @@ from typing import Any
 
 from pipelines.bench.slo import Slo
 from pipelines.canary.analysis.limits import Limits, limits_from
-from pipelines.canary.analysis.metrics import ManifestBaseline
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Action, Word, analyse
 from pipelines.errors import CanaryError
 
-FORMAT = 1
+FORMAT = 2
 
 PROMOTING = ("promoting", "settling", "promoted")
 """Phases in which it is decided that the candidate stays."""
@@ -69,7 +68,6 @@ class RolloutRecord:
             (``routing.observation.Divergence``).
         limits: By which it is judged.
         slo: What a good request is.
-        manifest: Acceptance of the candidate at its build, if it was measured.
     """
 
     canary_id: str
@@ -82,14 +80,10 @@ class RolloutRecord:
     divergences: tuple[dict[str, Any], ...]
     limits: Limits
     slo: Slo
-    manifest: ManifestBaseline | None
 
     def to_json(self) -> str:
         """One line that ``from_json`` reads."""
-        document = {"format": FORMAT, **asdict(self)}
-        if self.manifest is not None:
-            document["manifest"]["prompt_ids"] = sorted(self.manifest.prompt_ids)
-        return json.dumps(document, allow_nan=False)
+        return json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> RolloutRecord:
@@ -143,7 +137,9 @@ def judgement(record: RolloutRecord) -> Judgement:
             decision = _decision(record, phases)
             is_open = decision.evidence.get("verdict") == "inconclusive"
             return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
-    analysis = analyse(record.requests, record.limits, record.slo, record.manifest)
+    if is_waiting(record):
+        return Judgement("inconclusive", "hold", None, record.phase, record.transitions[-1].reason)
+    analysis = analyse(record.requests, record.limits, record.slo)
     words = {each.metric.name: "held" if each.is_held else each.verdict for each in analysis.judged}
     named = {
         word: [name for name in words if words[name] == word] for word in ("fail", "held", "inconclusive")
@@ -156,6 +152,12 @@ def judgement(record: RolloutRecord) -> Judgement:
     elif action == "promote":
         action = "go_on"
     return Judgement(analysis.verdict, action, analysis.still_needed, record.phase, reason)
+
+
+def is_waiting(record: RolloutRecord) -> bool:
+    """Whether a person is to say if the candidate may get requests: its probes were neither good nor bad."""
+    latest = record.transitions[-1:]
+    return record.phase == "paused" and any(each.from_phase == "cold_start" for each in latest)
 
 
 def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:
@@ -175,15 +177,10 @@ def _request(raw: dict[str, Any]) -> ObservedRequest:
     return ObservedRequest(**{**raw, "accepted_per_position": tuple(raw["accepted_per_position"])})
 
 
-def _manifest(raw: dict[str, Any] | None) -> ManifestBaseline | None:
-    return None if raw is None else ManifestBaseline(**{**raw, "prompt_ids": frozenset(raw["prompt_ids"])})
-
-
 _READ: dict[str, Callable[[Any], Any]] = {
     "transitions": lambda raw: tuple(Transition(**each) for each in raw),
     "requests": lambda raw: tuple(map(_request, raw)),
     "divergences": tuple,
     "limits": lambda raw: limits_from(raw, Path("limits of the record")),
     "slo": lambda raw: Slo(**raw),
-    "manifest": _manifest,
 }

@@ -16,8 +16,9 @@ from pipelines.canary.analysis.sections import analysis_section, simulation_sect
 from pipelines.canary.analysis.sequences import Bounds, sequence
 from pipelines.canary.analysis.simulation import Plan, looks, simulate
 from pipelines.canary.analysis.verdict import Judged, analyse
+from pipelines.canary.baseline_losses import probes_section
 from pipelines.canary.plots import ARMS, acceptance_by_position
-from pipelines.canary.record import LEAVING, Judgement, RolloutRecord, judgement
+from pipelines.canary.record import LEAVING, Judgement, RolloutRecord, is_waiting, judgement
 from pipelines.errors import CanaryError
 from pipelines.routing.arms import Arm
 from pipelines.validation.section import Section, Table
@@ -61,21 +62,24 @@ def report_of(record: RolloutRecord, plan: Plan | None = None) -> CanaryReport:
     """Make the report.
 
     Args:
-        record: A rollout that has observed a request, or that was given up before.
+        record: A rollout that has observed a request, or that was given up or waits for a person before.
         plan: How much is simulated on its requests; None for nothing.
 
     Raises:
         CanaryError: There is nothing to report, or as ``analyse``.
     """
-    if not record.requests and record.phase not in LEAVING:
+    if not record.requests and record.phase not in LEAVING and not is_waiting(record):
         raise CanaryError(
             "there is nothing to report",
             values=f"rollout {record.canary_id} is in {record.phase} and has observed no request",
-            limit="one request, or a reason for which it was given up",
+            limit="one request, or a reason for which it was given up or waits for a person",
             remedy="let requests through the router first",
         )
-    analysis = analyse(record.requests, record.limits, record.slo, record.manifest)
+    analysis = analyse(record.requests, record.limits, record.slo)
     sections = [analysis_section(analysis), _arms_section(record.requests)]
+    sections += [
+        probes_section(each.evidence) for each in record.transitions if each.evidence.get("baseline")
+    ]
     if plan is not None:
         sections.append(_simulated(record, plan))
     evidence = tuple(Evidence(judged, _seen(judged)) for judged in analysis.judged)

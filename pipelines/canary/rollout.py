@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.canary.analysis.limits import Limits, limits_from
-from pipelines.canary.analysis.metrics import ManifestBaseline
 from pipelines.canary.phases import Position
 from pipelines.canary.plan import Plan
 from pipelines.routing.strict_json import parse
@@ -26,7 +25,6 @@ class Rollout:
         began_at_s: Unix time.
         plan: As it was read at the beginning.
         limits: As they were read then.
-        manifest: Acceptance of the candidate at its build, if it was measured.
         stable_socket: Of the pair in service.
         control_socket: Of the target alone; "" if it is not served.
         generation: Of the table of arms that it found.
@@ -38,28 +36,20 @@ class Rollout:
     began_at_s: float
     plan: Plan
     limits: Limits
-    manifest: ManifestBaseline | None
     stable_socket: str
     control_socket: str
     generation: int
 
     def to_text(self) -> str:
         """JSON that ``from_text`` reads."""
-        document = asdict(self)
-        if self.manifest is not None:
-            document["manifest"]["prompt_ids"] = sorted(self.manifest.prompt_ids)
-        return json_text(document)
+        return json_text(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Rollout:
         """What ``to_text`` wrote."""
         raw = json.loads(text)
-        manifest = raw["manifest"]
         raw["plan"] = parse(Plan, raw["plan"])
         raw["limits"] = limits_from(raw["limits"], Path("limits of the rollout"))
-        raw["manifest"] = manifest and ManifestBaseline(
-            **{**manifest, "prompt_ids": frozenset(manifest["prompt_ids"])}
-        )
         return cls(**raw)
 
 

@@ -70,7 +70,12 @@ def _server_of(run_directory: Path) -> MakeWorld:
 
     def make_world(rollout: Rollout, candidate_socket: str) -> World:
         return TritonWorld(
-            run_directory, server.ports, rollout.stable_socket, rollout.recipe_candidate, candidate_socket
+            run_directory,
+            server.ports,
+            rollout.stable_socket,
+            rollout.recipe_candidate,
+            rollout.limits,
+            candidate_socket,
         )
 
     return make_world
@@ -87,7 +92,7 @@ def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
         )
     plan = read_plan(plan_file)
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
-    _check_bands(plan, limits)
+    _check_together(plan, limits)
     now_s = time.time()
     return Rollout(
         canary_id=time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s)),
@@ -96,21 +101,27 @@ def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
         began_at_s=now_s,
         plan=plan,
         limits=limits,
-        manifest=None,  # the probes of the cold start are compared with it: they have its prompts
         stable_socket=found.stable.socket,
         control_socket=found.stable.control_socket,
         generation=found.generation,
     )
 
 
-def _check_bands(plan: Plan, limits: Limits) -> None:
-    bands = {plan.bands.band(num_open) for num_open in range(1, plan.bands.high_from + 1)}
+def _check_together(plan: Plan, limits: Limits) -> None:
+    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
     if missing := sorted(bands - limits.speed_up.keys()):
         raise CanaryError(
             "a load band has no limit",
             values=", ".join(missing),
             limit=f"speed_up names {', '.join(limits.speed_up)}",
             remedy="add the band to speed_up in the limits; nothing has begun",
+        )
+    if plan.max_pairs < limits.min_requests:
+        raise CanaryError(
+            "no candidate could ever pass",
+            values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
+            limit="max_pairs is min_requests at least: with fewer no loss is judged",
+            remedy="raise max_pairs in the plan, or lower min_requests in the limits; nothing has begun",
         )
 
 

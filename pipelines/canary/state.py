@@ -22,7 +22,7 @@ from pipelines.canary.rollout import Progress, Rollout, json_text
 from pipelines.canary.wanted_arms import weights_at
 from pipelines.errors import CanaryError
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x64726166  # "draf"; says in the file whose it is
 _BUSY_S = 10.0
 
@@ -187,7 +187,6 @@ class Store:
             tuple(json.loads(text) for (text,) in divergences),
             rollout.limits,
             rollout.plan.slo,
-            rollout.manifest,
         )
 
     def _claim(self) -> None:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.canary.analysis.limits import Limits
 from pipelines.canary.candidate import STABLE_MODEL, CandidatePair, Pair, load_at_start, remove, render_beside
 from pipelines.canary.cold_start import cold_start
 from pipelines.canary.phases import Outcome
@@ -69,16 +70,24 @@ class TritonWorld:
         ports: Of the server.
         stable_socket: Of the pair in service.
         recipe: Of the candidate.
+        limits: Of the rollout.
         candidate_socket: Of the candidate that was loaded already; "" for none.
     """
 
     def __init__(
-        self, run_directory: Path, ports: Ports, stable_socket: str, recipe: str, candidate_socket: str = ""
+        self,
+        run_directory: Path,
+        ports: Ports,
+        stable_socket: str,
+        recipe: str,
+        limits: Limits,
+        candidate_socket: str = "",
     ) -> None:
         self._run = run_directory
         self._ports = ports
         self._stable_socket = stable_socket
         self._recipe = recipe
+        self._limits = limits
         self._candidate_socket = candidate_socket
 
     def preflight(self) -> Outcome:
@@ -114,12 +123,13 @@ class TritonWorld:
 
     def probe(self) -> Outcome:
         """Look at its acceptance."""
-        found = cold_start([f"grpc://{HOST}:{self._ports.grpc}"], self._candidate().pair)
-        lengths = ", ".join(f"{probe.mean_acceptance_length:.2f}" for probe in found.probes)
-        return Outcome(not found.reason, found.reason or f"mean acceptance length {lengths}", found.evidence)
+        found = cold_start([f"grpc://{HOST}:{self._ports.grpc}"], self._candidate().pair, self._limits)
+        return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:
-        """Take its models away."""
+        """Take its models away; the pair in service stays, though it was to be its own candidate."""
+        if self._candidate_socket == self._stable_socket:
+            return "its pair is the one in service and stays"
         is_gone = self._take_away(self._candidate_socket)
         return "its pair is unloaded" if is_gone else "its pair is the recipe's own and stays for generate"
 

@@ -28,7 +28,7 @@ def wanted_arms(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
     """
     position, plan = progress.position, rollout.plan
     weights = weights_at(position, plan)
-    is_ready = bool(progress.candidate_socket) and position.phase not in PREPARING
+    is_ready = bool(progress.candidate_socket) and position.serving not in PREPARING
     has_candidate = is_ready and not position.is_leaving and not position.is_stable
     stable, control = rollout.stable_socket, rollout.control_socket
     if position.is_stable:  # both at once: what one of them begins, the other says to the end

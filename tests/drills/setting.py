@@ -37,6 +37,7 @@ PLAN = Plan(
     shadow=Shadow(1.0, 100.0, 4, 32, min_pairs=400, bake_s=5.0),
     steps=(Step(0.45, 200, 5.0),),
     hold_s=60.0,
+    idle_s=60.0,
     max_pairs=6000,
     down_after_s=1.5,
     drain_s=10.0,

@@ -301,7 +301,7 @@ def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -
     stable = find(rollouts.run).stable
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
         start(rollouts.run, in_service, rollouts.plan, lambda look: None)
-    world = TritonWorld(rollouts.run, Ports.free(), stable.socket, in_service)
+    world = TritonWorld(rollouts.run, Ports.free(), stable.socket, in_service, LIMITS)
     assert "it is another pair than the one in service" in world.preflight().reason
     assert find(rollouts.run).stable == stable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from pipelines.deploy import Ports, Server
 from tests.integration.conftest import tiny_recipe
 from tests.integration.test_side_by_side import processes
 from tests.tiny_engines import build_tiny_pair
+from tests.unit.canary_requests import LIMITS
 
 pytestmark = pytest.mark.triton
 
@@ -37,7 +39,7 @@ def load(server: Server, tmp_path: Path) -> Iterator[Callable[[str], CandidatePa
         loaded = []
 
         def make(draft: str) -> CandidatePair:
-            engines = build_tiny_pair(tmp_path / draft, draft=draft)
+            engines = build_tiny_pair(tmp_path / draft, draft=draft, noise=0.03)  # the one in service: 0.04
             record = render_beside(tiny_recipe("tiny-new", "in_process"), *engines, server.directory)
             arguments = ["--draft", engines[0], "--target", engines[1], "--output", record.calibration_file]
             assert calibrate(list(map(str, arguments))) == 0
@@ -52,14 +54,14 @@ def load(server: Server, tmp_path: Path) -> Iterator[Callable[[str], CandidatePa
             api.unload(model)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(("protocol", "draft"), [("grpc", "self"), ("http", "noisy"), ("grpc", "noisy")])
 def test_a_good_pair_gives_the_very_counts_of_its_baseline(
-    server: Server, load: Callable[[str], CandidatePair], protocol: str
+    server: Server, load: Callable[[str], CandidatePair], protocol: str, draft: str
 ) -> None:
     """Served one by one beside another pair, measured all at once in another process."""
-    pair = load("self").pair
-    found = cold_start([f"{protocol}://127.0.0.1:{getattr(server.ports, protocol)}"], pair)
-    assert found.reason == ""
+    pair = load(draft).pair
+    found = cold_start([f"{protocol}://127.0.0.1:{getattr(server.ports, protocol)}"], pair, LIMITS)
+    assert found.verdict == "pass"
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
     assert baseline is not None
     [probe] = found.probes
@@ -68,10 +70,25 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
     assert probe.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
 
 
+@pytest.mark.parametrize(("gain", "verdict"), [(1.03, "pass"), (1.1, "held"), (1.25, "fail")])
+def test_a_pair_that_accepts_less_than_at_its_build_is_held_or_leaves(
+    server: Server, load: Callable[[str], CandidatePair], gain: float, verdict: str
+) -> None:
+    """Told the other way round: the measurement is made better than what the engines give."""
+    pair = load("noisy").pair
+    baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
+    assert baseline is not None
+    better = tuple(int(gain * accepted) for accepted in baseline.accepted_per_position)
+    replace(baseline, accepted_per_position=better).add_to(Path(pair.calibration_file))
+    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], pair, LIMITS)
+    assert found.verdict == verdict, found.reason
+    assert ("at the build" in found.reason) == (verdict != "pass")
+
+
 def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
-    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], load("random").pair)
+    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], load("random").pair, LIMITS)
     assert "near 1" in found.reason
 
 
@@ -81,7 +98,7 @@ def test_a_pair_that_is_not_loaded_does_not_answer(
     candidate = load("self")
     with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
         api.unload(candidate.pair.speculative_model)
-    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], candidate.pair)
+    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], candidate.pair, LIMITS)
     assert "does not answer" in found.reason
 
 

@@ -21,6 +21,5 @@ def rollout(**changes: Any) -> RolloutRecord:
         "divergences": (),
         "limits": LIMITS,
         "slo": SLO,
-        "manifest": None,
     }
     return RolloutRecord(**{**given, **changes})

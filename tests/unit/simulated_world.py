@@ -57,6 +57,7 @@ PLAN = Plan(
     shadow=Shadow(0.5, 20.0, 2, 16, min_pairs=50, bake_s=6.0),
     steps=(Step(0.1, 20, 6.0), Step(0.4, 50, 6.0)),
     hold_s=60.0,
+    idle_s=60.0,
     max_pairs=4000,
     down_after_s=3.0,
     drain_s=4.0,
@@ -67,7 +68,7 @@ PLAN = Plan(
 
 
 def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
-    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, None, STABLE, CONTROL, 0)
+    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
 
 
 class SimulatedWorld:
@@ -82,6 +83,8 @@ class SimulatedWorld:
         overridden_share: Of the requests, from testers who ask the candidate for what it cannot do.
         open_for_s: How long there is always a request that takes so long.
         same_target: Whether the candidate has the stable pair's target.
+        held: Whether its probes are for a person to judge.
+        asked_by: All requests of clients come from so many sessions; None: each from one of its own.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class SimulatedWorld:
         overridden_share: float = 0.0,
         open_for_s: float = 0.0,
         same_target: bool = True,
+        held: bool = False,
+        asked_by: int | None = None,
     ) -> None:
         self.folder = folder
         self.arms = folder / "arms.json"
@@ -102,6 +107,8 @@ class SimulatedWorld:
         self._overridden_share = overridden_share
         self._open_for_s = open_for_s
         self._same_target = same_target
+        self._held = held
+        self._asked_by = asked_by
         self._pools = _pools()
         self._log = folder / "observations.jsonl"
         self._file = folder / "world.json"
@@ -127,7 +134,10 @@ class SimulatedWorld:
     def probe(self) -> Outcome:
         is_good = "probe" not in self._broken
         length = 3.2 if is_good else 1.0
-        return Outcome(is_good, f"mean acceptance length {length}", {"mean_acceptance_length": length})
+        evidence = {"mean_acceptance_length": length}
+        if self._held:
+            return Outcome(False, "acceptance_rate 0.45, 0.50 at the build", evidence, is_held=True)
+        return Outcome(is_good, f"mean acceptance length {length}", evidence)
 
     def unload(self) -> str:
         if "unload" in self._broken:
@@ -208,6 +218,7 @@ class SimulatedWorld:
             "generation": table.generation,
             "request_id": f"request-{state['number']}",
             "key": str(state["number"]),
+            "session_id": "" if self._asked_by is None else f"s{state['number'] % self._asked_by}",
             "oldest_open_at_s": now_s - self._open_for_s,
             "band": rng.choice(list(self._pools)),
         }

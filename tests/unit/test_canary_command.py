@@ -138,6 +138,44 @@ def test_a_candidate_that_is_the_pair_in_service_is_refused_at_once(
     assert Store.existing(state_file(run)).latest() is None
 
 
+def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipelines.canary.live_view._REDRAW_S", 0.0)
+    world, out = SimulatedWorld(tmp_path, held=True), Terminal()
+    store, rollout = Store(state_file(run)), begun()
+    store.begin(rollout)
+    view = LiveView(out)
+
+    def show(look: Look) -> None:
+        view.show(look)
+        if look.position.phase == "paused" and look.transition is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Controller(store, rollout, world, world.clock).run(show, world.sleep)
+    reason = "acceptance_rate 0.45, 0.50 at the build"
+    drawn = out.getvalue().rpartition("\x1b")[2]
+    assert "paused in cold_start" in drawn
+    assert f"{reason}. It waits for: python -m pipelines.canary resume, promote or abort" in drawn
+    state = ["--state", str(state_file(run))]
+    assert command.main(["verdict", *state]) == 3
+    shown = last_line(capsys.readouterr().out)
+    assert (shown["action"], shown["phase"], shown["reason"]) == ("hold", "paused", reason)
+    assert command.main(["report", *state, "--results", str(tmp_path / "results")]) == 0
+    [page] = (tmp_path / "results").glob("canary-*.html")
+    assert reason in page.read_text()
+
+
+def test_no_rollout_begins_that_could_not_pass(
+    roll_out: Callable[..., int], plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = plan_file.with_name("limits.yaml")
+    limits.write_text(yaml.safe_dump({**asdict(EASY_LIMITS), "min_requests": PLAN.max_pairs + 1}))
+    assert roll_out() == 1
+    assert "no candidate could ever pass; max_pairs=4000, min_requests=4001" in capsys.readouterr().err
+
+
 def test_a_plan_or_limits_that_make_no_sense_are_refused_before_anything(
     roll_out: Callable[..., int], plan_file: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +244,9 @@ def test_who_interrupts_it_is_told_where_the_requests_go(
         ("resume", "paused", "step/1"),
         ("promote", "paused", "step/1"),
         ("promote", "step/2", ""),
+        ("resume", "paused", "cold_start"),
+        ("promote", "paused", "cold_start"),
+        ("abort", "paused", "cold_start"),
         ("abort", "loading", ""),
         ("abort", "promoting", ""),
     ],
@@ -228,6 +269,7 @@ def test_an_order_waits_for_the_controller(
     [
         ("pause", "loading"),
         ("pause", "paused"),
+        ("pause", "cold_start"),
         ("pause", "rolled_back"),
         ("resume", "step/1"),
         ("promote", "cold_start"),

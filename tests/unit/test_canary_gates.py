@@ -30,6 +30,8 @@ ABORTED = rollout(
     transitions=(Transition(9.0, "step/1", "rolling_back", "an operator", {"verdict": "inconclusive"}, {}),),
 )
 
+WAITING = rollout(phase="paused", transitions=(Transition(9.0, "cold_start", "paused", "10 % less", {}, {}),))
+
 
 class Gates:
     """A server of gates, and the record that it reads next."""
@@ -98,8 +100,9 @@ def test_the_verdict_on_another_candidate_is_none(gates: Gates) -> None:
         (FAILING, 503, 503, 503, 200),
         (PROMOTED, 200, 200, 200, 503),
         (ABORTED, 503, 503, 503, 200),
+        (WAITING, 200, 503, 503, 503),
     ],
-    ids=["going on", "failing", "promoted", "aborted"],
+    ids=["going on", "failing", "promoted", "aborted", "waiting for a person"],
 )
 def test_flagger_is_told_by_status_codes(
     gates: Gates, record: RolloutRecord, rollout_hook: int, traffic: int, promotion: int, rollback: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.canary.analysis.observed import ObservedRequest
-from pipelines.canary.analysis.pairing import pair_up
+from pipelines.canary.analysis.pairing import NumPairs, count_pairs, pair_up
 from tests.unit.canary_requests import request
 
 
@@ -29,6 +29,15 @@ def test_a_stable_request_has_one_partner() -> None:
     arms = ("stable", "candidate", "candidate", "stable")
     found = numbers([request(number, arm) for number, arm in enumerate(arms)])
     assert found == [("candidate-1", "stable-0"), ("candidate-2", "stable-3")]
+
+
+def test_requests_of_clients_count_though_the_other_was_replayed() -> None:
+    stable = [request(number, "stable", request_id=f"r{number}") for number in range(6)]
+    live = [request(number, arrived_at_s=number + 0.5) for number in (2, 4)]
+    replays = [request(9, request_id=f"r{number}", is_replay=True) for number in range(6)]
+    assert count_pairs([*stable, *live, *replays]) == NumPairs(asked=2, replayed=6)
+    assert count_pairs([*stable, *live]) == NumPairs(asked=2, replayed=0)
+    assert count_pairs([*live, *replays]) == NumPairs()
 
 
 def test_load_bands_do_not_mix() -> None:

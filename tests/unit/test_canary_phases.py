@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pipelines.canary.analysis.verdict import Action, Word
-from pipelines.canary.phases import ENDED, Decision, Facts, Judged, Outcome, Position, decide
+from pipelines.canary.phases import ENDED, Decision, Facts, Judged, Order, Outcome, Position, decide
 from pipelines.canary.rollout import Progress
 from pipelines.canary.wanted_arms import wanted_arms, weights_at
 from pipelines.routing.arms import ArmSetting
@@ -18,6 +18,7 @@ from tests.unit.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PL
 NOW_S = 1000.0
 GOOD = Outcome(True, "good", {"seen": 1})
 BAD = Outcome(False, "bad", {"seen": 2})
+HELD = Outcome(False, "acceptance_rate 0.45, 0.50 at the build", {"seen": 3}, is_held=True)
 SERVING = ("shadow", "step/1", "step/2")
 
 
@@ -28,7 +29,8 @@ def judged(verdict: str, action: str = "go_on") -> Judged:
 def after(phase: str, paused_in: str = "", **facts: Any) -> Decision:
     """What follows in a phase that lasts for long, with many pairs."""
     position = Position(phase, 0.0, 0, paused_in)
-    return decide(position, Facts(**{"now_s": NOW_S, "num_pairs": 1000, **facts}), PLAN)
+    known = {"now_s": NOW_S, "num_pairs": 1000, "num_replays": 1000, **facts}
+    return decide(position, Facts(**known), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,59 @@ def test_a_spent_sample_without_a_verdict_is_no_pass() -> None:
     assert after("step/2", judged=judged("pass"), num_pairs=PLAN.max_pairs).position.phase == "promoting"
 
 
+def test_replays_cost_nobody_anything_and_end_nothing() -> None:
+    """With every answer of the stable pair replayed they are all the pairs that there are."""
+    many = {"judged": judged("inconclusive"), "num_replays": 10 * PLAN.max_pairs}
+    assert after("step/2", **many, num_pairs=PLAN.max_pairs - 1).position.phase == "step/2"
+    assert after("shadow", **many, num_pairs=0).position.phase == "step/1"
+    assert after("step/2", **many, num_pairs=PLAN.max_pairs).position.phase == "rolling_back"
+
+
+def test_the_shadow_waits_for_replays_and_a_step_for_requests_of_clients() -> None:
+    shadow, step = PLAN.shadow, PLAN.steps[0]
+    assert after("shadow", num_pairs=0, num_replays=shadow.min_pairs).position.phase == "step/1"
+    assert after("shadow", num_replays=shadow.min_pairs - 1).position.phase == "shadow"
+    assert after("step/1", num_pairs=step.min_pairs, num_replays=0).position.phase == "step/2"
+    assert after("step/1", num_pairs=step.min_pairs - 1, num_replays=10**6).position.phase == "step/1"
+
+
+@pytest.mark.parametrize("phase", SERVING)
+def test_one_that_nothing_more_is_known_of_leaves_without_a_verdict(phase: str) -> None:
+    few: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
+    assert after(phase, **few, idle_s=PLAN.idle_s).position.phase == phase
+    idle = after(phase, **few, idle_s=PLAN.idle_s + 1)
+    assert idle.position.phase == "rolling_back"
+    assert idle.reason == f"nothing more to judge it by for {PLAN.idle_s + 1:.0f} s"
+    assert idle.evidence["verdict"] == "inconclusive"
+    assert after("paused", phase, **few, idle_s=9e9).position.phase == "paused"
+
+
+def test_probes_that_are_neither_good_nor_bad_wait_for_a_person() -> None:
+    held = after("cold_start", outcome=HELD)
+    position = held.position
+    assert (position.phase, position.paused_in, position.pause_reason) == (
+        "paused",
+        "cold_start",
+        HELD.reason,
+    )
+    assert (held.reason, held.evidence) == (HELD.reason, {"seen": 3, "verdict": "inconclusive"})
+    assert decide(position, Facts(NOW_S + 9e6), PLAN).position == position
+    assert weights_at(position, PLAN) == {"stable": 1.0, "candidate": 0.0, "control": 0.0}
+    table = wanted_arms(begun(), Progress(position, 7, CANDIDATE), NOW_S)
+    assert (table.candidate, table.shadow) == (None, None)
+
+    def ordered(order: str) -> Decision:
+        return decide(position, Facts(NOW_S + 5, order=cast(Order, order)), PLAN)
+
+    assert ordered("resume").position == Position("shadow", NOW_S + 5)
+    assert ordered("promote").position.phase == "promoting"
+    assert ordered("promote").evidence["num_pairs"] == 0
+    aborted = ordered("abort").position
+    assert (aborted.phase, aborted.is_abort) == ("rolling_back", True)
+    gone = decide(position, Facts(NOW_S, down_s=PLAN.down_after_s + 1), PLAN)
+    assert (gone.position.phase, gone.evidence["verdict"]) == ("rolling_back", "fail")
+
+
 @pytest.mark.parametrize("phase", SERVING)
 def test_a_pause_keeps_the_weight_and_a_resume_goes_on_where_it_was(phase: str) -> None:
     paused = after(phase, order="pause", judged=judged("pass", "promote")).position
@@ -131,7 +186,8 @@ def test_an_operator_may_promote_without_a_verdict_and_the_evidence_says_so() ->
 
 @pytest.mark.parametrize("phase", [*SERVING, "promoting"])
 def test_a_candidate_that_does_not_answer_leaves(phase: str) -> None:
-    assert after(phase, down_s=PLAN.down_after_s, num_pairs=0).position.phase == phase
+    few = {"num_pairs": 0, "num_replays": 0}
+    assert after(phase, down_s=PLAN.down_after_s, **few).position.phase == phase
     down = after(phase, down_s=PLAN.down_after_s + 0.1)
     assert down.position.phase == "rolling_back"
     assert down.evidence["verdict"] == "fail"

@@ -48,7 +48,8 @@ def test_the_default_limits_name_every_load_band_of_the_router() -> None:
         ({"slo_itl_s": 0}, "slo_itl_s=0.0; above 0"),
         ({"hold_s": float("nan")}, "hold_s=nan; a finite number"),
         ({"watch_s": -1}, "watch_s=-1.0; 0 at least"),
-        ({"max_pairs": 0}, "max_pairs=0; 1 at least"),
+        ({"idle_s": 0}, "idle_s=0.0; above 0"),
+        ({"max_pairs": 349}, "max_pairs=349; 350 at least"),  # the steps alone ask for as many
         ({"steps": []}, "weights do not rise; steps: \\[\\]"),
         ({"steps": [{"weight": 0, "min_pairs": 1, "bake_s": 0}]}, "weights do not rise"),
         ({"steps": [{"weight": 0.2, "min_pairs": 1, "bake_s": 0}] * 2}, "weights do not rise"),
@@ -58,7 +59,12 @@ def test_the_default_limits_name_every_load_band_of_the_router() -> None:
             {"steps": [{"weight": 0.96, "min_pairs": 1, "bake_s": 0}]},
             "weights do not sum up; control_weight=0.05, the last step 0.96",
         ),
-        ({"control_weight": -0.1}, "weights do not sum up"),
+        (
+            {"steps": [{"weight": 0.95, "min_pairs": 1, "bake_s": 0}]},  # with nothing to compare it with
+            "weights do not sum up; .*; 0.99 together at most: the stable pair gets the rest",
+        ),
+        ({"control_weight": -0.1}, "control_weight=-0.1; above 0"),
+        ({"control_weight": 0}, "control_weight=0.0; above 0"),
         ({"bands": {"medium_from": 4, "high_from": 4}}, "bands.high_from=4"),
     ],
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.canary.analysis.metrics import ManifestBaseline
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.record import RolloutRecord, Transition, judgement
 from pipelines.errors import CanaryError
@@ -16,18 +15,16 @@ from tests.unit.canary_rollouts import rollout
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    manifest = ManifestBaseline(0.7, 3.1, frozenset({"b", "a"}))
     record = rollout(
         requests=(request(0), failed(1, failure="timeout"), request(2, "stable", session_id="s")),
         divergences=({"prompt": "p", "expected_text": "a", "candidate_text": "b", "first_difference": 0},),
-        manifest=manifest,
     )
     assert RolloutRecord.from_json(record.to_json()) == record
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 2}, {"format": None}, {"unknown": 1}, {"requests": [{"arm": "stable"}]}, {"limits": {}}],
+    [{"format": 1}, {"format": None}, {"unknown": 1}, {"requests": [{"arm": "stable"}]}, {"limits": {}}],
 )
 def test_a_record_of_another_form_is_refused(change: dict[str, Any]) -> None:
     document = {**json.loads(rollout().to_json()), **change}
@@ -35,7 +32,7 @@ def test_a_record_of_another_form_is_refused(change: dict[str, Any]) -> None:
         RolloutRecord.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": 2}'])
 def test_what_is_no_record_is_refused_in_four_parts(text: str) -> None:
     with pytest.raises(CanaryError) as caught:
         RolloutRecord.from_json(text)
@@ -89,6 +86,15 @@ def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str
 
 def test_a_pause_does_not_hold_back_a_failure() -> None:
     assert judgement(rollout(phase="paused", requests=(request(0, tokens="diverged"),))).action == "roll_back"
+
+
+def test_one_that_waits_for_a_person_says_what_it_waits_for() -> None:
+    held = Transition(5.0, "cold_start", "paused", "acceptance_rate 0.45, 0.50 at the build", {}, {})
+    found = judgement(rollout(phase="paused", transitions=(held,)))
+    assert (found.verdict, found.action, found.still_needed) == ("inconclusive", "hold", None)
+    assert found.reason == held.reason
+    later = Transition(9.0, "shadow", "paused", "an operator paused it", {}, {})
+    assert judgement(rollout(phase="paused", transitions=(held, later))).still_needed == 50
 
 
 def test_the_reason_is_that_of_the_decision_not_of_its_end() -> None:

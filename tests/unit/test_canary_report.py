@@ -126,6 +126,49 @@ def test_a_candidate_that_was_refused_before_any_request_has_a_report() -> None:
     assert "another tokenizer" in page and "Not simulated" in page
 
 
+PROBES = {
+    "num_draft_tokens": 4,
+    "prompts": ["one", "two"],
+    "baseline": {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0},
+    "replicas": [
+        {
+            "replica": "grpc://127.0.0.1:8001",
+            "losses": [
+                {"name": "acceptance_rate", "at_build": 0.5, "now": 0.45, "drop": 0.1, "verdict": "held"},
+                {"name": "survival/1", "at_build": 0.8, "now": 0.8, "drop": 0.0, "verdict": "pass"},
+            ],
+        }
+    ],
+    "limits": {"drop_holds_above": 0.05, "drop_fails_above": 0.15},
+}
+WAITING = rollout(
+    phase="paused",
+    began_at_s=BEGAN_S,
+    transitions=(
+        *transitions(("preflight", 0), ("loading", 0), ("cold_start", 0)),
+        Transition(
+            BEGAN_S + 180,
+            "cold_start",
+            "paused",
+            "acceptance_rate 0.45",
+            PROBES,
+            {"stable": 1.0, "candidate": 0},
+        ),
+    ),
+)
+
+
+def test_a_candidate_that_waits_for_a_person_has_a_report_with_what_it_lost() -> None:
+    found = report_of(WAITING, Plan(3, 100))
+    assert (found.judgement.action, found.judgement.reason) == ("hold", "acceptance_rate 0.45")
+    document = json.loads(json.dumps(as_document(found, CONDITIONS), allow_nan=False))
+    [section] = [each for each in document["sections"] if "at the build" in each["title"]]
+    assert section["verdict"] == "inconclusive"
+    assert section["figures"]["replicas"] == PROBES["replicas"]
+    page = as_html(found, CONDITIONS)
+    assert "+10.00%" in page and "no number more would decide" in page
+
+
 def test_acceptance_is_counted_by_position_over_rounds() -> None:
     seen = [request(0), request(1, accepted_per_position=(4, 0, 0, 0)), request(2, "stable")]
     assert acceptance_by_position(seen, "candidate") == (1.0, 3 / 8, 3 / 8, 2 / 8)
@@ -173,6 +216,7 @@ def pages(report: CanaryReport, tmp_path_factory: pytest.TempPathFactory) -> dic
             requests=tuple(traffic(60)), transitions=transitions(("shadow", 0)), began_at_s=BEGAN_S
         ),
         "one request": rollout(requests=(request(0),)),
+        "waiting": WAITING,
     }
     reports = {"failed": report, **{name: report_of(record) for name, record in records.items()}}
     folder = tmp_path_factory.mktemp("pages")
@@ -204,7 +248,7 @@ Array.from(document.querySelectorAll('figure'), figure => ({
 """
 
 
-@pytest.mark.parametrize("name", ["failed", "going on", "one request"])
+@pytest.mark.parametrize("name", ["failed", "going on", "one request", "waiting"])
 def test_the_page_is_whole_in_a_browser(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.complaints.clear()
     browser.open(pages[name])

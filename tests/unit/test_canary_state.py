@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.canary.analysis.metrics import ManifestBaseline
 from pipelines.canary.phases import Position
 from pipelines.canary.record import Transition
 from pipelines.canary.rollout import Progress
@@ -17,7 +16,7 @@ from pipelines.errors import CanaryError
 from tests.unit.canary_requests import request
 from tests.unit.simulated_world import BEGAN_AT_S, begun
 
-ROLLOUT = replace(begun(), manifest=ManifestBaseline(0.6, 3.1, frozenset({"a", "b"})))
+ROLLOUT = begun()
 STEP = Transition(BEGAN_AT_S + 9, "shadow", "step/1", "50 pairs", {"low": float("-inf")}, {"stable": 0.9})
 
 
@@ -44,7 +43,7 @@ def refusal(path: Path) -> CanaryError:
 
 
 def test_a_rollout_and_its_progress_are_read_as_they_were_written(store: Store, path: Path) -> None:
-    position = Position("step/1", 5.0, 20, "", 3.0, True)
+    position = Position("paused", 5.0, 20, "cold_start", 3.0, True, "acceptance_rate 0.45")
     progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)
@@ -67,7 +66,7 @@ def test_the_record_has_only_requests_that_no_other_may_precede(store: Store) ->
     assert store.requests(ROLLOUT) == requests
     assert record.divergences == ({"prompt": "x"},)
     assert record.transitions[-1] == replace(STEP, evidence={"low": None})
-    assert (record.manifest, record.slo) == (ROLLOUT.manifest, ROLLOUT.plan.slo)
+    assert record.slo == ROLLOUT.plan.slo
 
 
 def test_one_look_is_written_as_a_whole_or_not_at_all(store: Store, path: Path) -> None:
@@ -105,8 +104,8 @@ def test_an_order_is_for_the_rollout_that_it_was_given_to(store: Store) -> None:
 
 def test_a_file_of_another_version_is_left_as_it_is(store: Store, path: Path) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    assert "version 2" in refusal(path).values
+        connection.execute("PRAGMA user_version = 1")
+    assert "version 1" in refusal(path).values
 
 
 def test_a_file_of_another_program_is_left_as_it_is(path: Path) -> None:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from build import beside
 from pipelines.canary import memory, triton_world
 from pipelines.canary.candidate import CandidatePair, Pair
-from pipelines.canary.phases import Position
+from pipelines.canary.cold_start import ColdStart
+from pipelines.canary.phases import Outcome, Position
 from pipelines.canary.rollout import Progress, Rollout
 from pipelines.canary.triton_world import TritonWorld, arms_file, find
 from pipelines.canary.wanted_arms import wanted_arms
@@ -23,6 +23,7 @@ from pipelines.deploy import Ports
 from pipelines.deploy.models import PAIR_FILE, models_at_start
 from pipelines.errors import CanaryError
 from pipelines.routing.arms import read_table
+from tests.unit.canary_requests import LIMITS
 from tests.unit.simulated_world import begun
 from tests.unit.test_canary_preflight import DEMO, GIB, run, write_engine
 
@@ -79,7 +80,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 def world_of(run: Path, candidate_socket: str = "") -> TritonWorld:
-    return TritonWorld(run, Ports.free(), find(run).stable.socket, "new", candidate_socket)
+    return TritonWorld(run, Ports.free(), find(run).stable.socket, "new", LIMITS, candidate_socket)
 
 
 def speculative_models(run: Path) -> list[str]:
@@ -151,7 +152,7 @@ def promote(run: Path) -> Pair:
 
 def world_of_rollout(run: Path, rollout: Rollout, progress: Progress) -> TritonWorld:
     """That of a controller that goes on."""
-    return TritonWorld(run, Ports.free(), rollout.stable_socket, "new", progress.candidate_socket)
+    return TritonWorld(run, Ports.free(), rollout.stable_socket, "new", LIMITS, progress.candidate_socket)
 
 
 def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
@@ -220,6 +221,20 @@ def test_a_promoted_pair_is_refused_as_a_candidate_and_goes_on(
     assert Pair.read(run, second.speculative_model) == second
     assert second.loads_at_start
     assert socket.exists()
+
+
+def test_the_pair_in_service_stays_if_its_own_rollout_is_aborted(
+    run: Path, told: list[str], engines: Callable[..., None]
+) -> None:
+    """An abort comes before what the preflight found."""
+    engines(2)
+    second = promote(run)
+    world = world_of(run)
+    world.preflight()
+    del told[:]
+    world.unload()
+    assert told == []
+    assert Pair.read(run, second.speculative_model) == second
 
 
 def test_a_candidate_that_shares_the_recipes_target_leaves_it_its_socket(
@@ -305,14 +320,19 @@ def test_a_process_answers_as_long_as_it_accepts(
     assert not world.is_answering("c.sock")
 
 
-@pytest.mark.parametrize("reason", ["", "replica grpc://x: its mean acceptance length is 1.000, near 1"])
+@pytest.mark.parametrize(
+    ("verdict", "is_good", "is_held"), [("pass", True, False), ("held", False, True), ("fail", False, False)]
+)
 def test_the_probes_decide_on_the_cold_start(
-    reason: str, run: Path, told: list[str], engines: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    verdict: str,
+    is_good: bool,
+    is_held: bool,
+    run: Path,
+    told: list[str],
+    engines: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    probes = (SimpleNamespace(mean_acceptance_length=1.0),)
-    found = SimpleNamespace(probes=probes, reason=reason, evidence={"prompts": []})
-    monkeypatch.setattr(triton_world, "cold_start", lambda replicas, pair: found)
+    found = ColdStart((), verdict, "mean acceptance length 1.00", {"prompts": []})  # type: ignore[arg-type]
+    monkeypatch.setattr(triton_world, "cold_start", lambda replicas, pair, limits: found)
     engines(2)
-    outcome = world_of(run).probe()
-    assert outcome.is_good == (not reason)
-    assert outcome.reason == (reason or "mean acceptance length 1.00")
+    assert world_of(run).probe() == Outcome(is_good, found.reason, found.evidence, is_held)

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.canary.analysis.limits import Limit
 from pipelines.canary.analysis.measures import MeanRatio
-from pipelines.canary.analysis.metrics import ManifestBaseline, metrics_of
+from pipelines.canary.analysis.metrics import metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Analysis, Judged, analyse, judge
 from pipelines.errors import CanaryError
@@ -60,7 +60,7 @@ def test_a_good_candidate_passes_once_every_loss_is_shown_to_be_small() -> None:
 
 def test_losses_of_one_name_are_judged_each_by_its_own_evidence() -> None:
     harmless, harmful = (
-        metrics_of(rollout(600, e2e_latency_s=seconds), LENIENT, SLO, None) for seconds in (0.17, 1.7)
+        metrics_of(rollout(600, e2e_latency_s=seconds), LENIENT, SLO) for seconds in (0.17, 1.7)
     )
     tails = [next(each for each in found if each.name == "e2e_tail") for found in (harmless, harmful)]
     assert [each.verdict for each in judge(tails, LENIENT).judged] == ["pass", "fail"]
@@ -167,18 +167,6 @@ def test_two_answers_to_one_prompt_are_one_trial() -> None:
     assert judged(analysis, "tokens").metric.measure.num == 10
     first_wrong = [replace(requests[0], tokens="diverged"), *requests[1:]]
     assert words(analyse(first_wrong, LENIENT, SLO))["tokens"] == "fail"
-
-
-def test_a_baseline_from_the_manifest_is_compared_on_its_own_prompts_alone() -> None:
-    manifest = ManifestBaseline(0.75, 4.0, frozenset({"known"}))
-    strangers = rollout(300, accepted_per_position=(1, 0, 0, 0), prompt_id="another")
-    names = {metric.name for metric in metrics_of(strangers, LENIENT, SLO, manifest)}
-    assert {"manifest/rate", "manifest/length"} <= names
-    known = [request(number, prompt_id="known") for number in range(300, 600)]
-    for requests, verdict in ((known, "pass"), ([replace(each, num_rounds=6) for each in known], "fail")):
-        found = words(analyse([*strangers, *requests], LENIENT, SLO, manifest))
-        assert found["manifest/length"] == verdict
-        assert found["manifest/rate"] == "pass"
 
 
 def test_speeds_are_compared_by_load_band_and_the_slowest_counts_as_twice_what_the_slo_allows() -> None:

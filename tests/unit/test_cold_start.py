@@ -13,11 +13,14 @@ import pytest
 
 from pipelines.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.canary import cold_start as probing
+from pipelines.canary.analysis.limits import Limit, Limits
+from pipelines.canary.baseline_losses import probes_section
 from pipelines.canary.candidate import Pair
 from pipelines.canary.cold_start import ColdStart, cold_start
 from pipelines.client.any_model import ModelSpec, Tensors
 from pipelines.errors import CanaryError, EngineFailedError
 from tests.tiny_engines import TINY_CALIBRATION, write_tokenizer
+from tests.unit.canary_requests import LIMITS
 
 BASELINE = AcceptanceBaseline(
     num_draft_tokens=4,
@@ -98,11 +101,14 @@ class Replicas:
 
 
 def probed(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, **counts: tuple[int, int, tuple[int, ...]] | None
+    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair,
+    by: Limits = LIMITS,
+    **counts: tuple[int, int, tuple[int, ...]] | None,
 ) -> ColdStart:
     replicas = Replicas({f"grpc://{name}:1": value for name, value in counts.items()})
     monkeypatch.setattr(probing, "connect_to_models", replicas.connect)
-    found = cold_start(list(replicas.counts), pair)
+    found = cold_start(list(replicas.counts), pair, by)
     json.dumps(found.evidence, allow_nan=False)
     asked = [inputs for replica, inputs in replicas.asked if replica == GOOD]
     assert len(asked) == len(found.evidence["prompts"]) * ("good" in counts)
@@ -114,7 +120,7 @@ AS_MEASURED = (5, 20, (4, 3, 2, 1))  # of each of two prompts
 
 def test_a_pair_that_is_as_it_was_measured_goes_on(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     found = probed(monkeypatch, pair, good=AS_MEASURED)
-    assert found.reason == ""
+    assert (found.verdict, found.reason) == ("pass", "mean acceptance length 3.00")
     [probe] = found.probes
     assert (probe.acceptance_rate, probe.mean_acceptance_length) == (0.5, 3.0)
     assert found.evidence["baseline"] == {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0}
@@ -128,7 +134,9 @@ def test_a_pair_that_is_as_it_was_measured_goes_on(monkeypatch: pytest.MonkeyPat
         ((10, 40, (0, 0, 0, 0)), "mean acceptance length is 1.000, near 1"),
         ((100, 400, (9, 0, 0, 0)), "mean acceptance length is 1.090, near 1"),
         ((100, 0, (0, 0, 0, 0)), "its draft proposes nothing"),
-        ((5, 20, (4, 3, 1, 0)), "acceptance rate is 0.400, 0.500 when the pair was measured"),
+        ((5, 20, (4, 3, 1, 0)), "acceptance_rate 0.400, 0.500 at the build (20.0% less)"),
+        ((5, 20, (4, 2, 2, 2)), "survival/2 0.400, 0.600 at the build (33.3% less)"),  # the rate is as it was
+        ((7, 20, (4, 3, 2, 1)), "acceptance_length 2.429, 3.000 at the build (19.0% less); survival/1"),
         (None, "it does not answer: the device is gone"),
         ((0, 0, ()), "no answer with counts"),
     ],
@@ -137,13 +145,81 @@ def test_one_bad_replica_is_enough(
     monkeypatch: pytest.MonkeyPatch, pair: Pair, counts: tuple[int, int, tuple[int, ...]] | None, reason: str
 ) -> None:
     found = probed(monkeypatch, pair, good=AS_MEASURED, bad=counts)
+    assert found.verdict == "fail"
     assert found.reason.startswith("replica grpc://bad:1: ")
     assert reason in found.reason
     assert [probe.replica for probe in found.probes] == [GOOD, "grpc://bad:1"]
 
 
-def test_a_small_drop_is_left_to_the_analysis(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
-    assert probed(monkeypatch, pair, good=(50, 200, (36, 26, 18, 8))).reason == ""
+@pytest.mark.parametrize(
+    ("accepted", "verdict", "reason"),
+    [
+        ((400, 300, 200, 100), "pass", "mean acceptance length 3.00"),
+        ((450, 350, 250, 150), "pass", "mean acceptance length 3.40"),  # better than it was
+        ((380, 285, 190, 95), "pass", "mean acceptance length 2.90"),  # 5 % less, and not more
+        ((379, 285, 190, 96), "held", "survival/1 0.758, 0.800 at the build (5.2% less)"),
+        ((400, 300, 189, 100), "held", "survival/3 0.378, 0.400 at the build (5.5% less)"),
+        ((400, 300, 200, 50), "pass", "mean acceptance length 2.90"),  # of the fourth only the rate says much
+        ((400, 300, 200, 48), "held", "acceptance_rate 0.474, 0.500 at the build (5.2% less)"),
+        ((340, 255, 170, 85), "held", "acceptance_rate 0.425, 0.500 at the build (15.0% less)"),
+        ((339, 255, 170, 85), "fail", "survival/1 0.678, 0.800 at the build (15.2% less)"),
+    ],
+)
+def test_what_is_lost_holds_or_fails_by_its_limits_and_by_no_chance(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, accepted: tuple[int, ...], verdict: str, reason: str
+) -> None:
+    """Of 500 rounds a single one decides: the counts of the same engines are the same."""
+    found = probed(monkeypatch, pair, good=(500, 2000, accepted))
+    assert (found.verdict, reason in found.reason) == (verdict, True), found.reason
+    [replica] = found.evidence["replicas"]
+    losses = {loss["name"]: loss for loss in replica["losses"]}
+    assert list(losses) == [
+        *("acceptance_rate", "acceptance_length", "survival/1", "survival/2", "survival/3")
+    ]
+    assert losses["acceptance_rate"]["at_build"] == 0.5
+    assert losses["acceptance_rate"]["now"] == sum(accepted) / 2000
+    assert losses["survival/1"]["drop"] == pytest.approx(1 - accepted[0] / 400)
+    assert found.evidence["limits"]["drop_holds_above"] == 0.05
+    assert found.evidence["limits"]["drop_fails_above"] == 0.15
+
+
+def test_the_worst_replica_counts(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    held, bad = (50, 200, (36, 27, 18, 9)), (50, 200, (30, 27, 18, 9))
+    found = probed(monkeypatch, pair, good=AS_MEASURED, held=held)
+    assert (found.verdict, found.reason[:21]) == ("held", "replica grpc://held:1")
+    found = probed(monkeypatch, pair, good=AS_MEASURED, held=held, bad=bad)
+    assert (found.verdict, found.reason[:20]) == ("fail", "replica grpc://bad:1")
+
+
+def test_the_limits_are_those_of_the_rollout(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    less = (50, 200, (36, 27, 18, 9))
+    for limit, verdict in ((Limit(0.2, 0.3), "pass"), (Limit(0.05, 0.08), "fail"), (Limit(0.1, 0.1), "pass")):
+        by = dataclasses.replace(LIMITS, manifest=limit, survival_positions=1)
+        found = probed(monkeypatch, pair, by, good=less)
+        assert found.verdict == verdict
+        assert len(found.evidence["replicas"][0]["losses"]) == 3
+
+
+def test_a_position_that_nothing_reached_cannot_lose(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    dataclasses.replace(BASELINE, accepted_per_position=(20, 0, 0, 0), num_rounds=20).add_to(
+        Path(pair.calibration_file)
+    )
+    found = probed(monkeypatch, pair, good=(10, 20, (10, 0, 0, 0)))
+    assert found.verdict == "pass"
+    assert [loss["name"] for loss in found.evidence["replicas"][0]["losses"]][2:] == ["survival/1"]
+
+
+def test_the_report_has_what_the_state_file_has(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    found = probed(monkeypatch, pair, good=AS_MEASURED, held=(50, 200, (36, 27, 18, 9)))
+    section = probes_section(json.loads(json.dumps(found.evidence)))
+    assert section.verdict == "inconclusive"
+    assert section.table is not None
+    rows = [row for row in section.table.rows if row[1] == "acceptance_rate"]
+    assert rows == [
+        (GOOD, "acceptance_rate", "pass", "0.5000", "0.5000", "+0.00%", "+5.00%", "+15.00%"),
+        ("grpc://held:1", "acceptance_rate", "held", "0.5000", "0.4500", "+10.00%", "+5.00%", "+15.00%"),
+    ]
+    assert section.document["replicas"][1]["losses"][0]["verdict"] == "held"
 
 
 @pytest.mark.parametrize("calibration", ["", "older"])
@@ -155,20 +231,20 @@ def test_a_pair_that_was_not_measured_is_asked_held_out_text(
     else:
         pair = dataclasses.replace(pair, calibration_file="")
     found = probed(monkeypatch, pair, good=AS_MEASURED)
-    assert found.reason == ""
+    assert found.verdict == "pass"
     assert found.evidence["baseline"] is None
     assert len(found.evidence["prompts"]) == 8
-    assert probed(monkeypatch, pair, bad=(10, 40, (0, 0, 0, 0))).reason
+    assert probed(monkeypatch, pair, bad=(10, 40, (0, 0, 0, 0))).verdict == "fail"
 
 
 def test_a_lower_ceiling_is_kept_and_then_not_compared(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     found = probed(monkeypatch, dataclasses.replace(pair, max_draft_len=2), good=(20, 40, (4, 1)))
     assert found.evidence["num_draft_tokens"] == 2
     assert found.evidence["baseline"] is None
-    assert found.reason == ""
+    assert found.verdict == "pass"
 
 
 @pytest.mark.parametrize(("replicas", "max_draft_len"), [([], 8), ([GOOD], 0)])
 def test_nothing_to_ask_is_an_error(pair: Pair, replicas: list[str], max_draft_len: int) -> None:
     with pytest.raises(CanaryError, match=r"cannot be probed; .*; .*; load"):
-        cold_start(replicas, dataclasses.replace(pair, max_draft_len=max_draft_len))
+        cold_start(replicas, dataclasses.replace(pair, max_draft_len=max_draft_len), LIMITS)

@@ -40,25 +40,7 @@ class Metric:
     is_exact: bool = False
 
 
-@dataclass(frozen=True)
-class ManifestBaseline:
-    """Acceptance of the candidate as it was measured at its build.
-
-    Attributes:
-        acceptance_rate: Accepted / drafted.
-        acceptance_length: 1 + accepted / rounds.
-        prompt_ids: With which it was measured. Only requests with these prompts are compared: acceptance
-            depends on the text more than on the pair.
-    """
-
-    acceptance_rate: float
-    acceptance_length: float
-    prompt_ids: frozenset[str]
-
-
-def metrics_of(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, manifest: ManifestBaseline | None = None
-) -> list[Metric]:
+def metrics_of(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> list[Metric]:
     """Every loss that there are limits for.
 
     Args:
@@ -66,7 +48,6 @@ def metrics_of(
         limits: Say what is judged.
         slo: For goodput, and as the unit of speed: end-to-end latency is compared in units of what it
             allows for an answer of that length, up to twice that.
-        manifest: Leaves these losses out if None.
 
     Raises:
         CanaryError: A load band has no limit.
@@ -82,7 +63,6 @@ def metrics_of(
         Metric("timeouts", _rise(timed, lambda each: each.failure == "timeout"), limits.timeouts),
         Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput),
         *_acceptance(pairs, limits),
-        *_against_manifest(requests, limits, manifest),
         Metric("ttft", MedianRatio(*_values(timed, _or_never(lambda each: each.ttft_s))), limits.ttft),
         Metric("itl", MedianRatio(*_values(timed, _or_never(lambda each: each.itl_s))), limits.itl),
         Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail),
@@ -123,26 +103,6 @@ def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
     yield Metric("acceptance_length", ratio(_acceptance_length(most)), limits.acceptance_length)
     for position in range(min(most, limits.survival_positions)):
         yield Metric(f"survival/{position + 1}", ratio(_survival(position)), limits.survival)
-
-
-def _against_manifest(
-    requests: Sequence[ObservedRequest], limits: Limits, manifest: ManifestBaseline | None
-) -> Iterator[Metric]:
-    if manifest is None:
-        return
-    chosen = [
-        request
-        for request in sorted(requests, key=lambda request: request.arrived_at_s)
-        if request.arm == "candidate" and request.prompt_id in manifest.prompt_ids
-    ]
-    most = max(map(_max_draft_len, chosen), default=0)
-    for name, read, value in (
-        ("rate", _acceptance_rate, manifest.acceptance_rate),
-        ("length", _acceptance_length(most), manifest.acceptance_length / (1 + most)),
-    ):
-        seen = np.array([known for known in map(read, chosen) if known is not None], np.float64)
-        measure = MeanRatio(seen, np.full(len(seen), value), sign=-1)
-        yield Metric(f"manifest/{name}", measure, limits.manifest)
 
 
 def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:

@@ -24,6 +24,27 @@ class Pair:
     baseline: ObservedRequest
 
 
+@dataclass(frozen=True)
+class NumPairs:
+    """How much there is to judge by.
+
+    Attributes:
+        asked: Requests that clients had answered by the candidate, each beside one of the stable pair, as
+            times are compared. Whether that one was replayed does not matter.
+        replayed: Replays beside what they repeat.
+    """
+
+    asked: int = 0
+    replayed: int = 0
+
+
+def count_pairs(requests: Sequence[ObservedRequest]) -> NumPairs:
+    """Pairs of candidate and stable pair, of any requests in any order."""
+    asked = pair_up([each for each in requests if not each.is_replay], "candidate", "stable")
+    both = pair_up(requests, "candidate", "stable")
+    return NumPairs(len(asked), sum(pair.candidate.is_replay for pair in both))
+
+
 def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) -> list[Pair]:
     """Pairs in the order in which their later request arrived.
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pipelines.bench.slo import Slo
 from pipelines.canary.analysis.family import adjusted
 from pipelines.canary.analysis.limits import Limits
-from pipelines.canary.analysis.metrics import ManifestBaseline, Metric, metrics_of
+from pipelines.canary.analysis.metrics import Metric, metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.sequences import Bounds, bounds, trials_lacking
 
@@ -95,21 +95,18 @@ class Analysis:
         return max(known, default=0) if len(known) == len(needed) else None
 
 
-def analyse(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, manifest: ManifestBaseline | None = None
-) -> Analysis:
+def analyse(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Analysis:
     """Judge a candidate by all requests since the rollout began; as often as one likes.
 
     Args:
         requests: Of all arms, without holes (``ObservedRequest``).
         limits: What may be lost.
         slo: What a good request is.
-        manifest: Acceptance at the build, if it was measured.
 
     Raises:
         CanaryError: As ``metrics_of``.
     """
-    return judge(metrics_of(requests, limits, slo, manifest), limits)
+    return judge(metrics_of(requests, limits, slo), limits)
 
 
 def judge(metrics: Sequence[Metric], limits: Limits) -> Analysis:
