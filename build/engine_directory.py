@@ -25,9 +25,8 @@ class EnginePlan:
     identity: dict[str, Any]
     fingerprint: str
 
-    @property
     def is_built(self) -> bool:
-        """Whether the directory holds this engine already."""
+        """Whether the directory holds this engine now."""
         return is_complete(self.directory, self.fingerprint)
 
 

@@ -126,14 +126,16 @@ def build_engines(
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     result: dict[str, Any] = {}
     built = []
-    with exclusive(engines / recipe.name):
-        for role, source in sources.items():
-            engine: EngineRecipe = getattr(recipe, role)
-            plan = _plan(recipe, role, engine, source, engines)
-            result[role] = str(plan.directory)
-            if plan.is_built:
-                report(f"{role}: {plan.directory.name} is up to date")
-                continue
+    for role, source in sources.items():
+        engine: EngineRecipe = getattr(recipe, role)
+        plan = _plan(recipe, role, engine, source, engines)
+        result[role] = str(plan.directory)
+        if plan.is_built():
+            report(f"{role}: {plan.directory.name} is up to date")
+            continue
+        with exclusive(engines / recipe.name):  # who builds nothing writes nothing, not even a lock
+            if plan.is_built():
+                continue  # by another builder, meanwhile
             report(f"{role}: building {plan.directory.name} from {engine.checkpoint}")
             before = time.monotonic()
             _build(recipe, plan, engine, source)

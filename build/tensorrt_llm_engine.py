@@ -224,14 +224,16 @@ def build_tensorrt_llm_engines(recipe: Recipe, engines: Path, report: Report = p
     checkpoints = {side.role: checkpoint_for(recipe, side.role, engines) for side in pair.sides}
     directories: dict[str, Path] = {}
     built = []
-    with exclusive(engines / recipe.name) as lock:
-        for side in pair.sides:
-            checkpoint = checkpoints[side.role]
-            plan = _plan(pair, side, checkpoint, engines)
-            directories[side.role] = plan.directory
-            if plan.is_built:
-                report(f"{side.role}: {plan.directory.name} is up to date")
-                continue
+    for side in pair.sides:
+        checkpoint = checkpoints[side.role]
+        plan = _plan(pair, side, checkpoint, engines)
+        directories[side.role] = plan.directory
+        if plan.is_built():
+            report(f"{side.role}: {plan.directory.name} is up to date")
+            continue
+        with exclusive(engines / recipe.name) as lock:  # who builds nothing writes nothing, not even a lock
+            if plan.is_built():
+                continue  # by another builder, meanwhile
             _verified(checkpoint)
             report(f"{side.role}: building {plan.directory.name} from {checkpoint}")
             before = time.monotonic()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from build import engines
 from build.engines import build_engines, main
 from build.manifest import read_manifest, verify_manifest
 from build.recipe import Recipe, load_recipe
@@ -200,6 +201,31 @@ def test_a_bad_pair_builds_nothing(
     assert "end a text with different tokens" in captured.err
     assert captured.out == ""
     assert not (tmp_path / "engines").exists()
+
+
+def test_engines_that_are_there_are_named_without_writing_anything(
+    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate is rendered in containers whose checkout, engines included, is read only."""
+    built = build(tmp_path, raw)
+    (tmp_path / "engines" / "tiny" / ".lock").unlink()
+    monkeypatch.setattr(engines, "exclusive", None)
+    assert {**build(tmp_path, raw), "seconds": 0} == {**built, "built": [], "seconds": 0}
+    assert not (tmp_path / "engines" / "tiny" / ".lock").exists()
+
+
+def test_what_another_builder_has_built_meanwhile_is_not_built_again(
+    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = engines.exclusive
+
+    def after_another(folder: Path) -> Any:
+        monkeypatch.setattr(engines, "exclusive", alone)
+        build(tmp_path, raw)
+        return alone(folder)
+
+    monkeypatch.setattr(engines, "exclusive", after_another)
+    assert build(tmp_path, raw)["built"] == []
 
 
 def test_a_place_that_cannot_be_written(
