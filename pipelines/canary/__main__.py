@@ -71,6 +71,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             sub.add_argument(
                 "--plan", type=Path, default=DEFAULT, help="weights, times, limits (%(default)s)"
             )
+            sub.add_argument(
+                "--host", default="", help="of a server in a container (default: the one started here)"
+            )
         if name == "report":
             sub.add_argument("--results", type=Path, default=Path("results"), help="folder (%(default)s)")
         if name == "serve":
@@ -97,7 +100,9 @@ def _start(options: argparse.Namespace) -> int:
     print(f"{options.candidate}: built and measured first, if it is not yet", file=sys.stderr)
     try:
         with stopped_by_signals():
-            record = start(directory, options.candidate, options.plan, LiveView(sys.stderr).show)
+            record = start(
+                directory, options.candidate, options.plan, LiveView(sys.stderr).show, host=options.host
+            )
     except KeyboardInterrupt:
         print("\nthe stable pair has all requests again; the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -2,16 +2,19 @@
 
 On the embedded runtime the need is estimated from each ``engine.json``: the cache of keys and values, which a
 process allocates whole, twice the weights (OpenVINO lays out INT8 weights anew, and holds both while it does)
-and the process itself. Against it stands what the kernel says is available. On TensorRT-LLM both figures are
+and the process itself. Against it stands what the server says it may have. On TensorRT-LLM both figures are
 those of ``build/memory_plan.py``, whose workspace is an estimate too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from pipelines.canary.candidate import Pair
 from pipelines.errors import CanaryError
@@ -20,8 +23,9 @@ from pipelines.errors import CanaryError
 # took 1086 MiB after loading, 1087 by this account.
 PROCESS_BYTES = 250 << 20
 _KV_BYTES = {"float32": 4, "float16": 2}
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_TIMEOUT_S = 10.0
+
+FIGURE = "draftproof_memory_available_bytes"
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,21 @@ class Memory:
     available: int
 
 
-def memory_of(candidate: Pair, loaded: Sequence[Pair]) -> tuple[Memory, ...]:
+def memory_of(candidate: Pair, loaded: Sequence[Pair], free_bytes: Callable[[], int]) -> tuple[Memory, ...]:
     """What loading a pair takes and finds.
 
     Args:
         candidate: To be loaded.
         loaded: Those that are.
+        free_bytes: See ``free_bytes``; asked on the embedded runtime.
 
     Raises:
-        CanaryError: An engine does not say what it takes.
+        CanaryError: An engine does not say what it takes, or the server what it has.
     """
     if candidate.loads_at_start:  # so it is loaded
         return ()
     if candidate.runtime == "embedded":
-        return (Memory("host", _embedded_bytes(candidate), available_bytes()),)
+        return (Memory("host", _embedded_bytes(candidate), free_bytes()),)
     usable = min(pair.gpu_usable_bytes for pair in (candidate, *loaded))
     return tuple(
         Memory(device, needed, usable - sum(pair.gpu_bytes.get(device, 0) for pair in loaded))
@@ -60,25 +65,27 @@ def memory_of(candidate: Pair, loaded: Sequence[Pair]) -> tuple[Memory, ...]:
     )
 
 
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Memory that a new process may have: of the machine, and of the container if it has less.
+def free_bytes(metrics_url: str) -> int:
+    """What a server says it may have of the host's memory beside what it has.
 
-    A container's own cache of files can be given up, as ``MemAvailable`` counts it for the machine.
+    Only the server knows: the controller may run in a container with limits of its own.
 
     Args:
-        meminfo: The kernel's account, ``man 5 proc``.
-        cgroup: Of version 2, ``Documentation/admin-guide/cgroup-v2.rst``; without one the machine's counts.
+        metrics_url: ``http://host:port/metrics``.
+
+    Raises:
+        CanaryError: It does not say.
     """
-    fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-    machine = int(fields["MemAvailable"].split()[0]) * 1024
     try:
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))  # "max" is no number
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        lines = (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
-        cache = int(dict(line.split(" ", 1) for line in lines)["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return machine
-    return min(machine, limit - used + cache)
+        text = httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
+        return int(min(float(value) for value in re.findall(rf"^{FIGURE}{{.*}} (\S+)$", text, re.MULTILINE)))
+    except (httpx.HTTPError, ValueError) as error:
+        raise CanaryError(
+            "the server does not say how much memory it may have",
+            values=f"{metrics_url}: {error!r}",
+            limit=f"{FIGURE}, as its model 'router' publishes it",
+            remedy="give the address of a server of this version whose models are loaded",
+        ) from None
 
 
 def _embedded_bytes(pair: Pair) -> int:

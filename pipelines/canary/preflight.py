@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,12 @@ class Check:
     remedy: str
 
 
-def examine(candidate: CandidatePair) -> tuple[Check, ...]:
+def examine(candidate: CandidatePair, free_bytes: Callable[[], int]) -> tuple[Check, ...]:
     """Everything that can be known without loading a model.
+
+    Args:
+        candidate: The pair and the one in service.
+        free_bytes: What the server may have of the host's memory beside what it has; asked where it counts.
 
     Raises:
         CanaryError: An engine lacks its description.
@@ -53,7 +57,7 @@ def examine(candidate: CandidatePair) -> tuple[Check, ...]:
         _ends_texts_alike(pair, stable),
         _is_whole(pair),
         _takes_the_draft_length(pair),
-        _has_room(candidate),
+        _has_room(candidate, free_bytes),
     )
 
 
@@ -206,10 +210,10 @@ def _draft_length_in_force(pair: Pair) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _has_room(candidate: CandidatePair) -> Check:
+def _has_room(candidate: CandidatePair, free_bytes: Callable[[], int]) -> Check:
     recipes_own = Pair.read(candidate.run_directory)
     loaded = {each.socket: each for each in (recipes_own, candidate.stable)}
-    memory = memory_of(candidate.pair, tuple(loaded.values()))
+    memory = memory_of(candidate.pair, tuple(loaded.values()), free_bytes)
     return Check(
         "there is memory for it beside the pair in service",
         all(each.needed <= each.available for each in memory),

@@ -12,10 +12,10 @@ from pipelines.canary.phases import ENDED
 from pipelines.canary.plan import Plan, read_plan
 from pipelines.canary.record import RolloutRecord
 from pipelines.canary.rollout import Rollout
+from pipelines.canary.server_address import ServerAddress
 from pipelines.canary.state import Store, sole_controller
 from pipelines.canary.triton_world import TritonWorld, find
 from pipelines.canary.world import World
-from pipelines.deploy.server import find_server
 from pipelines.errors import CanaryError
 
 MakeWorld = Callable[[Rollout, str], World]
@@ -33,6 +33,7 @@ def start(
     plan_file: Path,
     show: Callable[[Look], None],
     make_world: MakeWorld | None = None,
+    host: str = "",
 ) -> RolloutRecord:
     """Carry a rollout out to its end.
 
@@ -42,6 +43,7 @@ def start(
         plan_file: Read at the beginning only: who goes on keeps to what was begun.
         show: Gets each look.
         make_world: None for the server of the run directory.
+        host: Where that server answers if it runs in a container; "" for one started here.
 
     Raises:
         CanaryError: Another rollout is under way, the candidate is the pair in service, or a file makes no
@@ -50,7 +52,7 @@ def start(
     """
     state = state_file(run_directory)
     if make_world is None:
-        make_world = _server_of(run_directory)
+        make_world = _server_of(run_directory, host)
     with sole_controller(state):
         store = Store(state)
         rollout = store.latest()
@@ -65,13 +67,13 @@ def start(
         return store.record()
 
 
-def _server_of(run_directory: Path) -> MakeWorld:
-    server = find_server(run_directory)
+def _server_of(run_directory: Path, host: str) -> MakeWorld:
+    address = ServerAddress.of(run_directory, host)
 
     def make_world(rollout: Rollout, candidate_socket: str) -> World:
         return TritonWorld(
             run_directory,
-            server.ports,
+            address,
             rollout.stable_socket,
             rollout.recipe_candidate,
             rollout.limits,

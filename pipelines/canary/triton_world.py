@@ -12,11 +12,12 @@ from pathlib import Path
 from pipelines.canary.analysis.limits import Limits
 from pipelines.canary.candidate import STABLE_MODEL, CandidatePair, Pair, load_at_start, remove, render_beside
 from pipelines.canary.cold_start import cold_start
+from pipelines.canary.memory import free_bytes
 from pipelines.canary.phases import Outcome
 from pipelines.canary.preflight import examine
 from pipelines.canary.repository_api import RepositoryApi
+from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.models import PAIR_FILE
-from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.triton_install import REPOSITORY_ROOT
 from pipelines.errors import CanaryError
 from pipelines.routing.arms import ArmTable, read_table, write_table
@@ -67,7 +68,7 @@ class TritonWorld:
 
     Args:
         run_directory: Of the server.
-        ports: Of the server.
+        address: Of the server.
         stable_socket: Of the pair in service.
         recipe: Of the candidate.
         limits: Of the rollout.
@@ -77,14 +78,14 @@ class TritonWorld:
     def __init__(
         self,
         run_directory: Path,
-        ports: Ports,
+        address: ServerAddress,
         stable_socket: str,
         recipe: str,
         limits: Limits,
         candidate_socket: str = "",
     ) -> None:
         self._run = run_directory
-        self._ports = ports
+        self._address = address
         self._stable_socket = stable_socket
         self._recipe = recipe
         self._limits = limits
@@ -93,7 +94,7 @@ class TritonWorld:
     def preflight(self) -> Outcome:
         """Build, measure and render the candidate, then check it."""
         candidate = self._render()
-        checks = examine(candidate)
+        checks = examine(candidate, lambda: free_bytes(self._address.metrics))
         evidence = {check.name: {"is_met": check.is_met, **check.evidence} for check in checks}
         for check in checks:
             if not check.is_met:
@@ -123,7 +124,7 @@ class TritonWorld:
 
     def probe(self) -> Outcome:
         """Look at its acceptance."""
-        found = cold_start([f"grpc://{HOST}:{self._ports.grpc}"], self._candidate().pair, self._limits)
+        found = cold_start([self._address.grpc], self._candidate().pair, self._limits)
         return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:
@@ -196,7 +197,7 @@ class TritonWorld:
         return CandidatePair(pair, _pair_at(self._run, self._stable_socket), self._run)
 
     def _api(self) -> RepositoryApi:
-        return RepositoryApi(f"http://{HOST}:{self._ports.http}")
+        return RepositoryApi(self._address.http)
 
 
 def _pair_at(run_directory: Path, socket: str) -> Pair:

@@ -35,6 +35,8 @@ _DESCRIPTIONS = {
     "draftproof_draft_available": "1 while the draft answers, 0 while requests go on without it",
     "draftproof_draft_threshold": "Probability above which a draft token is worth its cost; above 1: none is",
     "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
+    "draftproof_max_queue_size": "Requests that the queue takes; further ones are refused",
+    "draftproof_memory_available_bytes": "Memory that the server may have besides, in steps of 64 MiB",
     "draftproof_router_generation": "Generation of the table of arms that the router follows; 0 without one",
     "draftproof_router_requests_open": "Requests in work over all arms, replays among them",
     "draftproof_router_weight": "Share of the requests that an arm is to answer",

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pipelines.routing.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms
 from pipelines.routing.observation_log import ObservationLog
 from pipelines.routing.open_requests import unix_time_s
+from pipelines.serving.available_memory import published_bytes
 from pipelines.serving.gauges import Gauges
 from pipelines.serving.parameters import ModelParameters
 from pipelines.serving.router import Router
@@ -62,6 +63,7 @@ def arms_without_rollout(parameters: ModelParameters) -> ArmTable:
 def _watch(gauges: Gauges, router: Router) -> None:
     arms: tuple[Arm, ...] = get_args(Arm)
     gauges.add("draftproof_router_generation", lambda: router.table.generation)
+    gauges.add("draftproof_memory_available_bytes", published_bytes)
     gauges.add("draftproof_router_requests_open", lambda: router.num_open)
     for number, kind in enumerate(("begun", "dropped")):
         gauges.add(

@@ -220,7 +220,8 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             limit="'in_process', 'bls' or 'tensorrt_llm'",
             remedy="mend the recipe and run 'make repository'",
         )
-    admission = Admission(parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
+    max_queue_size = parameters.integer("max_queue_size")
+    admission = Admission(parameters.integer("max_batch_size"), max_queue_size)
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)
     gauges.add("draftproof_recent_acceptance_rate", lambda: answerer.alarm.rate or 0.0)
@@ -229,6 +230,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     gauges.add("draftproof_draft_failures_total", lambda: answerer.draft.num_failures)
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
+    gauges.add("draftproof_max_queue_size", lambda: max_queue_size, engine="pair")
     times = TokenTimes(gauges)
     engines.start()
     gauges.start()

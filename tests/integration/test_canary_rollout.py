@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -74,7 +75,7 @@ QUICK = replace(
 
 @dataclass
 class Traffic:
-    """What clients of the router saw."""
+    """What clients of the router, and the probes of a deployment, saw."""
 
     num_answers: int = 0
     wrong: list[Any] = field(default_factory=list)
@@ -100,7 +101,15 @@ def traffic(server: Server) -> Iterator[Traffic]:
                     if answer != right:
                         seen.wrong.append(answer)
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
+    def probe() -> None:
+        """A pod whose pairs come and go stays ready."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.ports.http}", trust_env=False) as http:
+            while not stop.wait(0.05):
+                for model in ("router", "router_unary"):
+                    if http.get(f"/v2/models/{model}/ready").status_code != httpx.codes.OK:
+                        seen.wrong.append(f"{model} is not ready")
+
+    threads = [threading.Thread(target=target) for target in (ask, ask, ask, probe)]
     for thread in threads:
         thread.start()
     try:

@@ -51,7 +51,7 @@ class Simulated:
         self.world = SimulatedWorld(folder, fault)
         self.sockets: list[str] = []
         monkeypatch.setattr(starting, "Controller", self._controller)
-        monkeypatch.setattr(starting, "_server_of", lambda directory: self)
+        monkeypatch.setattr(starting, "_server_of", lambda directory, host: self)
 
     def __call__(self, rollout: Rollout, candidate_socket: str) -> World:
         self.sockets.append(candidate_socket)

@@ -17,7 +17,6 @@ from build.repository import render_recipe
 from build.tokenizer_file import read_tokenizer
 from pipelines.canary import memory
 from pipelines.canary.candidate import CandidatePair
-from pipelines.canary.memory import available_bytes
 from pipelines.canary.preflight import Check, examine, require
 from pipelines.errors import CanaryError
 from tests.tiny_engines import write_tokenizer
@@ -73,14 +72,13 @@ def rendered(tmp_path: Path, run: Path) -> Callable[..., CandidatePair]:
     return make
 
 
-@pytest.fixture(autouse=True)
-def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+def roomy() -> int:
+    return 64 * GIB
 
 
-def refused(candidate: CandidatePair) -> Check:
+def refused(candidate: CandidatePair, free_bytes: Callable[[], int] = roomy) -> Check:
     """The one check that is not met."""
-    checks = examine(candidate)
+    checks = examine(candidate, free_bytes)
     [check] = [each for each in checks if not each.is_met]
     with pytest.raises(CanaryError, match="refused before it is loaded") as caught:
         require(checks)
@@ -91,7 +89,7 @@ def refused(candidate: CandidatePair) -> Check:
 
 
 def test_a_good_candidate_passes(rendered: Callable[..., CandidatePair]) -> None:
-    checks = examine(rendered())
+    checks = examine(rendered(), roomy)
     require(checks)
     assert len(checks) == 8
     json.dumps([dataclasses.asdict(check) for check in checks])
@@ -109,7 +107,7 @@ def test_a_draft_length_that_people_have_set_hides_that_of_the_recipe(
     same = {role: {"fingerprint": f"{role}-1"} for role in ("draft", "target")}
     shorter = dataclasses.replace(DEMO, serving=dataclasses.replace(DEMO.serving, num_draft_tokens=3))
     candidate = rendered(shorter, **same)
-    require(examine(candidate))
+    require(examine(candidate, roomy))
     (run / "draft_length.json").write_text('{"num_draft_tokens": null}')
     check = refused(candidate)
     assert check.evidence["draft_length_file"] == {"num_draft_tokens": None}
@@ -121,7 +119,7 @@ def test_a_ceiling_below_the_draft_length_in_force_is_found(
 ) -> None:
     low = dataclasses.replace(DEMO.serving, max_draft_len=2, num_draft_tokens=None)
     candidate = rendered(dataclasses.replace(DEMO, serving=low))
-    require(examine(candidate))
+    require(examine(candidate, roomy))
     (run / "draft_length.json").write_text('{"num_draft_tokens": 3}')
     assert refused(candidate).evidence["max_draft_len"] == 2
 
@@ -178,11 +176,8 @@ def test_an_engine_that_is_not_whole_is_refused(rendered: Callable[..., Candidat
     assert refused(candidate).evidence == {"missing_or_changed": [str(changed), str(missing)]}
 
 
-def test_a_pair_without_room_is_refused(
-    rendered: Callable[..., CandidatePair], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
-    check = refused(rendered())
+def test_a_pair_without_room_is_refused(rendered: Callable[..., CandidatePair]) -> None:
+    check = refused(rendered(), lambda: GIB)
     per_engine = DEMO.target.kv_cache.num_blocks * 32 * 12 * 2 * 3 * 64 * 4 + 2 * 100_000_000
     blocks = DEMO.draft.kv_cache.num_blocks / DEMO.target.kv_cache.num_blocks
     draft = (per_engine - 2 * 100_000_000) * blocks + 2 * 100_000_000
@@ -195,7 +190,7 @@ def test_an_engine_that_does_not_say_what_it_takes(rendered: Callable[..., Candi
     candidate = rendered()
     (Path(candidate.pair.draft_engine_dir) / "engine.json").write_text("{}")
     with pytest.raises(CanaryError, match=r"how much memory it takes; .*draft/engine.json"):
-        examine(candidate)
+        examine(candidate, roomy)
 
 
 def test_gpus_are_shared_by_both_pairs(rendered: Callable[..., CandidatePair]) -> None:
@@ -222,7 +217,7 @@ def test_engines_of_ranks_that_mpi_started_cannot_be_added_to(
     candidate = rendered()
     document = {"runtime": "tensorrt_llm", "gpu_device_ids": [0], **launch}
     (run / "launch.json").write_text(json.dumps(document))
-    found = {check.name: check.is_met for check in examine(candidate)}
+    found = {check.name: check.is_met for check in examine(candidate, roomy)}
     assert found["the server can load engines while it runs"] is is_met
 
 
@@ -230,23 +225,3 @@ def test_a_pair_of_another_runtime_is_refused(rendered: Callable[..., CandidateP
     candidate = rendered()
     other = dataclasses.replace(candidate.stable, runtime="tensorrt_llm")
     assert "runtime" in refused(dataclasses.replace(candidate, stable=other)).name
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "expected"),
-    [
-        (None, 8000 * 1024),
-        ({"memory.max": "max"}, 8000 * 1024),
-        ({"memory.max": str(5000 * 1024)}, (5000 - 3000 + 500) * 1024),
-        ({"memory.max": str(50_000 * 1024)}, 8000 * 1024),
-        ({"memory.max": str(5000 * 1024), "memory.stat": "anon 1"}, 8000 * 1024),
-    ],
-)
-def test_what_is_free_is_the_containers_if_it_has_less(
-    tmp_path: Path, cgroup: dict[str, str] | None, expected: int
-) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    8000 kB\nHugePages_Total:  0\n")
-    files = {"memory.current": str(3000 * 1024), "memory.stat": f"anon 1\ninactive_file {500 * 1024}\n"}
-    for name, text in {**files, **cgroup}.items() if cgroup is not None else ():
-        (tmp_path / name).write_text(text)
-    assert available_bytes(tmp_path / "meminfo", tmp_path) == expected

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from build import beside
-from pipelines.canary import memory, triton_world
+from pipelines.canary import triton_world
 from pipelines.canary.candidate import CandidatePair, Pair
 from pipelines.canary.cold_start import ColdStart
+from pipelines.canary.memory import memory_of
 from pipelines.canary.phases import Outcome, Position
 from pipelines.canary.rollout import Progress, Rollout
+from pipelines.canary.server_address import ServerAddress
 from pipelines.canary.triton_world import TritonWorld, arms_file, find
 from pipelines.canary.wanted_arms import wanted_arms
 from pipelines.deploy import Ports
@@ -55,7 +57,7 @@ class StandInApi:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     StandInApi.told = []
     monkeypatch.setattr(triton_world, "RepositoryApi", StandInApi)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(triton_world, "free_bytes", lambda metrics_url: 64 * GIB)
     return StandInApi.told
 
 
@@ -80,7 +82,8 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 def world_of(run: Path, candidate_socket: str = "") -> TritonWorld:
-    return TritonWorld(run, Ports.free(), find(run).stable.socket, "new", LIMITS, candidate_socket)
+    address = ServerAddress(Ports.free())
+    return TritonWorld(run, address, find(run).stable.socket, "new", LIMITS, candidate_socket)
 
 
 def speculative_models(run: Path) -> list[str]:
@@ -152,7 +155,8 @@ def promote(run: Path) -> Pair:
 
 def world_of_rollout(run: Path, rollout: Rollout, progress: Progress) -> TritonWorld:
     """That of a controller that goes on."""
-    return TritonWorld(run, Ports.free(), rollout.stable_socket, "new", LIMITS, progress.candidate_socket)
+    address = ServerAddress(Ports.free())
+    return TritonWorld(run, address, rollout.stable_socket, "new", LIMITS, progress.candidate_socket)
 
 
 def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
@@ -284,13 +288,13 @@ def test_the_memory_of_all_loaded_pairs_counts(
     engines(2)
     second = promote(run)
     engines(1)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(triton_world, "free_bytes", lambda metrics_url: 0)
     assert world_of(run).preflight().is_good  # it is loaded already
     own, stable, new = (
         replace(each, runtime="tensorrt_llm", gpu_bytes={"0": taken}, gpu_usable_bytes=10, loads_at_start=on)
         for each, taken, on in ((Pair.read(run), 4, True), (second, 3, True), (second, 5, False))
     )
-    [room] = memory.memory_of(new, [own, stable])
+    [room] = memory_of(new, [own, stable], lambda: 0)
     assert (room.needed, room.available) == (5, 3)
 
 
