@@ -3,12 +3,14 @@
 ``.run/<recipe>/deployment/`` gets a Docker compose file, Kubernetes manifests, Prometheus' rules and examples
 for other rollout tools, from ``pipelines/deploy/templates/``. Every server's container runs
 ``python -m pipelines.deploy run`` on the rendered repository, so no template repeats how Triton is started.
-The checkout is mounted at the path that it has here: paths in the rendered repository hold.
+The checkout is mounted at the path that it has here: paths in the rendered repository hold. It is read only
+but for the run directory, where a rollout renders and removes pairs, and the router has its weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ from pipelines.errors import RecipeError, RepositoryError
 
 TEMPLATES = REPOSITORY_ROOT / "pipelines" / "deploy" / "templates"
 PYTHON = "/opt/draftproof/venv/bin/python"  # in the image: pipelines/deploy/Dockerfile
+IMAGE_USER = 10001  # likewise
 
 _STARTUP_PROBE_S = 10
 _STARTUP_S = {"embedded": 120, "tensorrt_llm": 1800}  # as pipelines/deploy/launch.py waits
@@ -62,12 +65,11 @@ def template_values(recipe: Recipe, image: str | None = None) -> dict[str, str]:
         "image": pinned(image, "image") if image else launch["image"],
         "python": PYTHON,
         "startup_probes": str(_STARTUP_S[recipe.runtime] // _STARTUP_PROBE_S),
-        "max_queue_size": str(recipe.serving.max_queue_size),
     }
     if recipe.runtime == "embedded":
         return {
             **values,
-            "container": launch["container"],
+            **_one_machine(launch, surge=1),
             "cpus": str(1 + max(recipe.draft.num_threads, recipe.target.num_threads)),
             "memory_gib": str(_EMBEDDED_MEMORY_GIB),
         }
@@ -76,8 +78,23 @@ def template_values(recipe: Recipe, image: str | None = None) -> dict[str, str]:
     values["cpus"] = str(_CPUS_PER_GPU * gpus)
     values["memory_gib"] = str(gpus * _gpu_memory_gb(recipe.tensorrt_llm.gpu))
     if launch["num_nodes"] == 1:
-        return {**values, "container": launch["container"]}
+        return {**values, **_one_machine(launch, surge=0)}
     return {**values, "num_nodes": str(launch["num_nodes"])}
+
+
+def _one_machine(launch: Mapping[str, Any], surge: int) -> dict[str, str]:
+    """What compose is told besides, and rollout tools of a cluster.
+
+    Args:
+        launch: See ``build.launch.launch_document``.
+        surge: Pods that may stand beside the one that they replace.
+    """
+    return {
+        "container": launch["container"],
+        "user": f"{os.getuid()}:{os.getgid()}" if os.getuid() else f"{IMAGE_USER}:{IMAGE_USER}",
+        "max_surge": str(surge),
+        "max_unavailable": str(1 - surge),
+    }
 
 
 def render_deployment(

@@ -70,10 +70,21 @@ def alerts(directory: Path) -> dict[str, dict[str, Any]]:
 
 def selectors(expression: str) -> list[Any]:
     """Every vector selector of a PromQL expression."""
+    return _nodes(expression, promql_parser.VectorSelector)
+
+
+def groupings(expression: str) -> list[tuple[str, ...]]:
+    """Labels by which each aggregation of a PromQL expression groups; none: over all."""
+    modifiers = [node.modifier for node in _nodes(expression, promql_parser.AggregateExpr)]
+    assert all(each is None or "By" in str(each.type) for each in modifiers)
+    return [() if each is None else tuple(each.labels) for each in modifiers]
+
+
+def _nodes(expression: str, kind: type) -> list[Any]:
     found: list[Any] = []
 
     def collect(node: Any) -> None:
-        if isinstance(node, promql_parser.VectorSelector):
+        if isinstance(node, kind):
             found.append(node)
 
     promql_parser.walk(promql_parser.parse(expression), collect)

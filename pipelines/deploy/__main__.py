@@ -17,6 +17,7 @@ from pipelines.deploy.draft_length import ADAPTIVE, set_draft_length
 from pipelines.deploy.endpoint import EXIT_TIMEOUT_S, Endpoint
 from pipelines.deploy.launch import RUNTIMES, Launch
 from pipelines.deploy.nvidia_triton import RANK_VARIABLE
+from pipelines.deploy.own_directory import fill, have_alone
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, find_server, run_directory
 from pipelines.deploy.server_command import ServerCommand, foreground_command, rank_command
@@ -59,6 +60,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
             )
         elif name != "doctor":
             sub.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+        if name == "run":
+            sub.add_argument(
+                "--rendered",
+                type=Path,
+                help="run directory as 'make repository' left it, to begin from (default: it is this one)",
+            )
         if name == "serve":
             sub.add_argument(
                 "--runtime",
@@ -131,8 +138,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    directory = options.directory.resolve()
     endpoint = Endpoint(_ports(options), options.address, options.exit_timeout_s)
-    return _become(foreground_command(options.directory.resolve(), endpoint))
+    have_alone(directory)
+    if options.rendered is not None and fill(directory, options.rendered):
+        print(f"{directory} begins from {options.rendered}", flush=True)
+    return _become(foreground_command(directory, endpoint))
 
 
 def _rank(options: argparse.Namespace) -> int:

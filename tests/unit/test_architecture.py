@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"errors", "whole_file"},
     "serving": {"errors", "executor", "speculation", "text", "routing"},
     "client": {"errors"},
-    "deploy": {"errors"},
+    "deploy": {"errors", "whole_file"},
     "prompts": {"errors"},
     "conditions": {"errors"},
     "whole_file": set(),

@@ -18,10 +18,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from build.deployment import render_deployment
-from build.recipe import Recipe
+from build.deployment import PYTHON, render_deployment
+from build.recipe import REPOSITORY_ROOT, Recipe
+from build.templates import TEMPLATES as REPOSITORY_TEMPLATES
+from pipelines.canary.__main__ import _parse
 from pipelines.canary.gates.verdict import HOOKS
-from tests.deployment_files import RECIPES, container, manifest, pod_templates
+from pipelines.canary.start import state_file
+from pipelines.canary.triton_world import arms_file, observations_file
+from pipelines.command_line import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
+from pipelines.deploy.ports import Ports
+from tests.deployment_files import RECIPES, container, manifest, manifests, pod_templates
 from tests.rollout_schemas import SCHEMAS
 from tests.unit.test_deployment import KUBERNETES_VERSION
 
@@ -45,13 +51,27 @@ def documents(directory: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def patched(directory: Path) -> dict[str, Any]:
-    """The deployment after ``kubectl patch``: containers are merged by name, so another one is added."""
+    """The deployment after ``kubectl patch``: it merges lists by name, and null removes a key."""
     deployment = copy.deepcopy(manifest(directory, "Deployment"))
     patch = yaml.safe_load((directory / "rollouts" / "gates.yaml").read_text())
     assert patch.keys() == {"spec"}
-    assert patch["spec"]["template"]["spec"].keys() == {"containers"}
-    deployment["spec"]["template"]["spec"]["containers"] += patch["spec"]["template"]["spec"]["containers"]
+    assert patch["spec"].keys() == {"strategy", "template"}
+    deployment["spec"]["strategy"].update(patch["spec"]["strategy"])
+    spec, changes = deployment["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
+    assert changes.keys() == {"containers", "volumes"}
+    for kind, changed in changes.items():
+        named = {each["name"]: each for each in spec[kind]}
+        for change in changed:
+            named[change["name"]] = {**named.get(change["name"], {}), **change}
+        spec[kind] = [
+            {key: value for key, value in each.items() if value is not None} for each in named.values()
+        ]
     return deployment
+
+
+def job(directory: Path) -> dict[str, Any]:
+    """The rollout of Draftproof alone."""
+    return next(documents(directory, "Job"))
 
 
 def pods(directory: Path) -> Iterator[dict[str, Any]]:
@@ -61,6 +81,7 @@ def pods(directory: Path) -> Iterator[dict[str, Any]]:
         for metric in template["spec"]["metrics"]:
             if "job" in metric["provider"]:
                 yield metric["provider"]["job"]["spec"]["template"]["spec"]
+    yield job(directory)["spec"]["template"]["spec"]
     for service in documents(directory, "InferenceService"):
         names = (
             "automountServiceAccountToken",
@@ -84,7 +105,7 @@ def addresses(directory: Path) -> Iterator[str]:
 def test_each_tool_has_its_example(case: tuple[Recipe, Path]) -> None:
     recipe, directory = case
     kinds = {document.get("kind", "patch") for document in documents(directory)}
-    expected = {"patch", "Rollout", "AnalysisTemplate", "Service", "NetworkPolicy", "Canary"}
+    expected = {"patch", "Job", "Rollout", "AnalysisTemplate", "Service", "NetworkPolicy", "Canary"}
     assert kinds == expected | ({"InferenceService"} if recipe.runtime == "embedded" else set())
 
 
@@ -107,7 +128,7 @@ def test_the_schemas_refuse_what_does_not_fit(kind: str, tmp_path: Path) -> None
 
 def test_pods_and_services_fit_kubernetes(directory: Path) -> None:
     kubernetes_validate.validate(patched(directory), KUBERNETES_VERSION, strict=True)
-    for document in documents(directory, "Service", "NetworkPolicy"):
+    for document in documents(directory, "Service", "NetworkPolicy", "Job"):
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
     for spec in pods(directory):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
@@ -208,3 +229,94 @@ def test_kserve_runs_the_server_as_the_deployment_does(tmp_path: Path) -> None:
     for part in ("image", "command", "workingDir", "resources", "volumeMounts", "securityContext"):
         assert box[part] == same[part]
     assert box["name"] == "kserve-container"  # the name by which KServe knows the model's own container
+    # KServe asks a model that gives one response (infer): the unary twin of what other clients ask.
+    path = box["readinessProbe"]["httpGet"]["path"]
+    assert path == same["readinessProbe"]["httpGet"]["path"].replace("/router/", "/router_unary/")
+    assert (REPOSITORY_TEMPLATES / path.split("/")[3] / "config.pbtxt").is_file()
+
+
+def test_a_job_rolls_out_in_the_server_of_the_deployment(case: tuple[Recipe, Path]) -> None:
+    recipe, directory = case
+    spec = job(directory)["spec"]["template"]["spec"]
+    command = container({"spec": spec})["command"]
+    assert command[:3] == [PYTHON, "-m", "pipelines.canary"]
+    options = _parse(command[3:])
+    assert options.command.__name__ == "_start"
+    assert (options.recipe, options.candidate) == (recipe.name, "CANDIDATE")
+    service = manifest(directory, "Service")
+    assert options.host == service["metadata"]["name"]
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert Ports(**ports) == Ports(), "the controller looks for it at the usual ports"
+    served = pod_templates(directory)["server"]
+    [affinity] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["topologyKey"] == "kubernetes.io/hostname"
+    assert affinity["labelSelector"]["matchLabels"].items() <= served["metadata"]["labels"].items()
+    for part in ("runAsUser", "runAsGroup", "fsGroup"):
+        assert spec["securityContext"][part] == served["spec"]["securityContext"][part]
+
+
+def test_verdicts_end_the_job_and_a_drained_node_does_not(directory: Path) -> None:
+    """Another pod goes on then; after a verdict the same candidate must not be tried once more."""
+    rules = {rule["action"]: rule for rule in job(directory)["spec"]["podFailurePolicy"]["rules"]}
+    assert rules.keys() == {"FailJob", "Ignore"}
+    assert rules["FailJob"]["onExitCodes"]["values"] == [EXIT_FAIL, 2, EXIT_INCONCLUSIVE]
+    assert EXIT_INTERRUPTED not in rules["FailJob"]["onExitCodes"]["values"]
+    assert rules["Ignore"]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert job(directory)["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_controller_may_ask_the_server_and_is_none(directory: Path) -> None:
+    labels = job(directory)["spec"]["template"]["metadata"]["labels"]
+    policy = next(each for each in manifests(directory) if each["kind"] == "NetworkPolicy")
+    [ports] = [
+        {port["port"] for port in rule["ports"]}
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+        if peer.get("podSelector", {}).get("matchLabels", {"": ""}).items() <= labels.items()
+    ]
+    assert ports == {"http", "grpc", "metrics"}
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    assert not selected.items() <= labels.items(), "the server's policy lets it call nobody"
+    assert not manifest(directory, "Service")["spec"]["selector"].items() <= labels.items()
+
+
+def test_whoever_runs_a_rollout_writes_the_servers_run_directory(case: tuple[Recipe, Path]) -> None:
+    """What the server and the controller share, at one path, on one volume that both may write."""
+    recipe, directory = case
+    run = REPOSITORY_ROOT / ".run" / recipe.name
+    shared = [arms_file(run), observations_file(run), state_file(run), run / "model_repository" / "a"]
+    together = [
+        [
+            manifest(directory, "Deployment")["spec"]["template"]["spec"],
+            job(directory)["spec"]["template"]["spec"],
+        ],
+        [patched(directory)["spec"]["template"]["spec"]],  # the gates' container, by kubectl exec
+    ]
+    for specs in together:
+        volumes = set()
+        for spec in specs:
+            sources = {each.pop("name"): str(each) for each in copy.deepcopy(spec["volumes"])}
+            for box in spec["containers"]:
+                mounts = {Path(each["mountPath"]): each for each in box["volumeMounts"]}
+                for path in shared:
+                    mount = next(mounts[parent] for parent in path.parents if parent in mounts)
+                    assert not mount.get("readOnly", False)
+                    volumes.add((sources[mount["name"]], mount["mountPath"], mount.get("subPath", "")))
+        assert len(volumes) == 1
+
+
+def test_pods_of_two_revisions_have_run_directories_of_their_own(case: tuple[Recipe, Path]) -> None:
+    """Rollout tools run them side by side; the claim of the deployment is one server's."""
+    recipe, directory = case
+    deployment = patched(directory)
+    [run] = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if each["name"] == "run"]
+    assert run.keys() == {"name", "emptyDir"}
+    surge = 1 if recipe.runtime == "embedded" else 0  # GPUs for a second server may not be there
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": 1 - surge},
+    }
+    if recipe.runtime == "embedded":
+        [service] = documents(directory, "InferenceService")
+        volumes = {each["name"]: each for each in service["spec"]["predictor"]["volumes"]}
+        assert "emptyDir" in volumes["run"]

@@ -19,6 +19,8 @@ import yaml
 from build.deployment import PYTHON, TEMPLATES, main, render_deployment, template_folders, template_values
 from build.launch import launch_document, pinned
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from build.templates import TEMPLATES as REPOSITORY_TEMPLATES
+from build.templates import config_templates
 from pipelines.deploy.__main__ import _parse
 from pipelines.deploy.containers import PYTHON as PYTHON_OF_CONTAINERS
 from pipelines.deploy.launch import Launch
@@ -74,8 +76,9 @@ def test_every_manifest_fits_the_schema_of_kubernetes(case: tuple[Recipe, Path])
     for template in pod_templates(directory).values():
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
         kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
-    workload = "LeaderWorkerSet" if recipe.tensorrt_llm.num_nodes > 1 else "Deployment"
-    assert kinds == {workload, "Service", "PodDisruptionBudget", "NetworkPolicy"}
+    of_the_server = {"Deployment", "PersistentVolumeClaim"}
+    workload = {"LeaderWorkerSet"} if recipe.tensorrt_llm.num_nodes > 1 else of_the_server
+    assert kinds == {*workload, "Service", "PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_the_schemas_refuse_what_does_not_fit(case: tuple[Recipe, Path]) -> None:
@@ -151,6 +154,7 @@ def test_containers_run_our_own_command_on_every_interface(case: tuple[Recipe, P
         assert options.command.__name__ == "_run"
         assert options.directory == REPOSITORY_ROOT / ".run" / recipe.name
         assert options.address == "0.0.0.0"
+        assert options.rendered == (Path("/rendered") if "/rendered" in command else None)
     dockerfile = (REPOSITORY_ROOT / "pipelines" / "deploy" / "Dockerfile").read_text()
     assert PYTHON == PYTHON_OF_CONTAINERS
     assert str(Path(PYTHON).parents[1]) in dockerfile
@@ -173,33 +177,59 @@ def test_probes_ask_triton_and_allow_for_loading(case: tuple[Recipe, Path]) -> N
     recipe, directory = case
     server = container(pod_templates(directory)["server"])
     assert server["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": "http"}
-    assert server["readinessProbe"]["httpGet"] == {"path": "/v2/models/generate/ready", "port": "http"}
+    assert server["readinessProbe"]["httpGet"] == {"path": "/v2/models/router/ready", "port": "http"}
     startup = server["startupProbe"]
-    assert startup["httpGet"]["path"] == "/v2/models/generate/ready"
+    assert startup["httpGet"]["path"] == "/v2/models/router/ready"
+    assert config_templates(REPOSITORY_TEMPLATES / "router", recipe.runtime), "a model of the repository"
     patience_s = startup["periodSeconds"] * startup["failureThreshold"]
     assert patience_s == Launch(runtime=recipe.runtime).ready_timeout_s
     if (directory / "compose.yaml").exists():
         check = compose(directory)["services"]["server"]["healthcheck"]
         assert check["start_period"] == f"{patience_s}s"
-        assert "/v2/models/generate/ready" in check["test"][-1]
+        assert "/v2/models/router/ready" in check["test"][-1]
 
 
 def test_all_is_mounted_read_only_where_it_lies_but_the_run_directory(case: tuple[Recipe, Path]) -> None:
     recipe, directory = case
     run = f"{REPOSITORY_ROOT}/.run/{recipe.name}"
+    inside = {str(REPOSITORY_ROOT): "."}
+    if recipe.tensorrt_llm.num_nodes > 1:
+        rendered = [f".run/{recipe.name}/{name}" for name in ("model_repository", "launch.json")]
+        inside.update({f"{REPOSITORY_ROOT}/{path}": path for path in rendered})
+    else:
+        inside["/rendered"] = f".run/{recipe.name}"
     for template in pod_templates(directory).values():
         mounts = {mount["mountPath"]: mount for mount in container(template)["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         assert set(volumes) == {mount["name"] for mount in mounts.values()}
-        for path in (str(REPOSITORY_ROOT), f"{run}/model_repository", f"{run}/launch.json"):
+        for path, in_the_checkout in inside.items():
             assert mounts[path]["readOnly"] is True
             source = volumes[mounts[path]["name"]]["persistentVolumeClaim"]
             assert source["readOnly"] is True
-            inside = Path(path).relative_to(REPOSITORY_ROOT).as_posix()
-            assert mounts[path].get("subPath", ".") == inside
-        for path in (run, "/dev/shm", "/tmp"):
+            assert mounts[path].get("subPath", ".") == in_the_checkout
+        for path in ("/dev/shm", "/tmp"):
             assert "emptyDir" in volumes[mounts[path]["name"]]
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+        assert "readOnly" not in mounts[run]
+        assert set(mounts) - set(inside) - {run, "/dev/shm", "/tmp"} <= {str(SSH_DIRECTORY)}
+
+
+def test_the_run_directory_outlives_its_pod_and_is_one_servers(case: tuple[Recipe, Path]) -> None:
+    """Two servers in one would take each other's sockets, so the old one ends before the new one begins."""
+    recipe, directory = case
+    if recipe.tensorrt_llm.num_nodes > 1:
+        return  # ranks that MPI started take no candidate
+    deployment = manifest(directory, "Deployment")
+    [claimed] = [
+        volume["persistentVolumeClaim"]
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "run"
+    ]
+    claim = manifest(directory, "PersistentVolumeClaim")
+    assert claimed == {"claimName": claim["metadata"]["name"]}
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_services_and_policies_select_the_pods_that_they_mean(case: tuple[Recipe, Path]) -> None:
