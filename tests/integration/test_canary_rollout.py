@@ -104,7 +104,7 @@ def traffic(server: Server) -> Iterator[Traffic]:
     def probe() -> None:
         """A pod whose pairs come and go stays ready."""
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports.http}", trust_env=False) as http:
-            while not stop.wait(0.05):
+            while not stop.wait(0.2):
                 for model in ("router", "router_unary"):
                     if http.get(f"/v2/models/{model}/ready").status_code != httpx.codes.OK:
                         seen.wrong.append(f"{model} is not ready")

@@ -81,9 +81,17 @@ def test_another_rendering_begins_anew(rendered: Path, volume: Path, changed: st
 
 @pytest.mark.parametrize("where", [(Path, "rename"), (own_directory, "write_whole")])
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("is_taken_back", [False, True])
 def test_killed_in_the_middle_it_is_done_again(
-    rendered: Path, volume: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], number: int
+    rendered: Path,
+    volume: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[Any, str],
+    number: int,
+    *,
+    is_taken_back: bool,
 ) -> None:
+    """Also where the first rendering has come back meanwhile: half of the other one lies there."""
     fill(volume, rendered)
     rolled_out(volume)
     (rendered / "launch.json").write_text("another")
@@ -99,6 +107,8 @@ def test_killed_in_the_middle_it_is_done_again(
         patched.setattr(*where, killed)
         with pytest.raises(KeyboardInterrupt):
             fill(volume, rendered)
+    if is_taken_back:
+        (rendered / "launch.json").write_text("{}")
     assert fill(volume, rendered)
     found = files(volume)
     assert files(rendered).items() <= found.items()
