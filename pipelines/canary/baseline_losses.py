@@ -17,7 +17,7 @@ from pipelines.validation.section import Section, Table
 Found = Literal["pass", "held", "fail"]
 """``held``: lost more than may pass, and not so much that it leaves; a person is to decide."""
 
-_COLUMNS = ("replica", "loss", "verdict", "at the build", "now", "lost", "held above", "fails above")
+_COLUMNS = ("loss", "verdict", "at the build", "now", "lost", "held above", "fails above")
 _ROUNDING = 1e-9  # of a ratio of counts: a drop of just the limit is not above it
 _GRAVITY: tuple[Found, ...] = ("pass", "held", "fail")
 
@@ -101,30 +101,27 @@ def probes_section(evidence: dict[str, Any]) -> Section:
         evidence: Of ``cold_start``, as the state file has it, with a baseline.
     """
     holds, fails = (evidence["limits"][name] for name in ("drop_holds_above", "drop_fails_above"))
-    rows, verdicts = [], []
-    for replica in evidence["replicas"]:
-        for loss in replica["losses"]:
-            verdicts.append(loss["verdict"])
-            rows.append(
-                (
-                    replica["replica"],
-                    loss["name"],
-                    loss["verdict"],
-                    f"{loss['at_build']:.4f}",
-                    f"{loss['now']:.4f}",
-                    f"{loss['drop']:+.2%}",
-                    f"{holds:+.2%}",
-                    f"{fails:+.2%}",
-                )
-            )
-    verdict = worst(verdicts)
+    losses = evidence["losses"]
+    rows = [
+        (
+            loss["name"],
+            loss["verdict"],
+            f"{loss['at_build']:.4f}",
+            f"{loss['now']:.4f}",
+            f"{loss['drop']:+.2%}",
+            f"{holds:+.2%}",
+            f"{fails:+.2%}",
+        )
+        for loss in losses
+    ]
+    verdict = worst(loss["verdict"] for loss in losses)
     return Section(
         "Acceptance of the probes beside that at the build",
         "inconclusive" if verdict == "held" else verdict,
         f"{len(evidence['prompts'])} prompts of the measurement, asked again before any client's request. "
         "The same engines give the same counts, so no difference is chance.",
         Table(_COLUMNS, tuple(rows)),
-        document={"replicas": evidence["replicas"], "limits": evidence["limits"]},
+        document={name: evidence[name] for name in ("probe", "losses", "limits")},
     )
 
 

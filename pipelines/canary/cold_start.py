@@ -2,7 +2,8 @@
 
 A draft that is not the target's shows at once: hardly a token is accepted, and every round gives one token
 for the price of two engines. The probes are the prompts of the pair's acceptance baseline where it has one,
-so that the same pair gives the same counts (``baseline_losses``). Each replica is asked by its own address.
+so that the same pair gives the same counts (``baseline_losses``). A rollout is that of one server, in which
+one process holds the candidate: where there are several servers, each has a rollout of its own.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ _TIMEOUTS = Timeouts(total_s=60)
 
 @dataclass(frozen=True)
 class Probe:
-    """What a replica made of all prompts.
+    """What a candidate made of all prompts.
 
     Attributes:
-        replica: Its address.
         failure: "" if it answered them all.
         num_prompts: Answered.
         num_rounds: Target passes.
@@ -49,7 +49,6 @@ class Probe:
         accepted_per_position: Entry i: rounds in which draft position i was accepted.
     """
 
-    replica: str
     failure: str = ""
     num_prompts: int = 0
     num_rounds: int = 0
@@ -69,31 +68,31 @@ class Probe:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """All replicas, judged by the worst of them.
+    """What was found.
 
     Attributes:
-        probes: One for each replica.
+        probe: The answers.
         verdict: ``fail`` if the candidate has to leave, ``held`` if a person is to decide.
         reason: In a sentence.
         evidence: What was asked and found, ready for JSON.
     """
 
-    probes: tuple[Probe, ...]
+    probe: Probe
     verdict: Found
     reason: str
     evidence: dict[str, Any]
 
 
-def cold_start(replicas: Sequence[str], pair: Pair, limits: Limits) -> ColdStart:
-    """Probe each replica of a candidate.
+def cold_start(url: str, pair: Pair, limits: Limits) -> ColdStart:
+    """Probe a candidate.
 
     Args:
-        replicas: Addresses, ``grpc://host:port`` or ``http://host:port``, of servers that have loaded it.
+        url: ``grpc://host:port`` or ``http://host:port`` of the server that has loaded it.
         pair: The candidate.
         limits: ``manifest`` is what it may have lost of its baseline.
 
     Raises:
-        CanaryError: There is nothing to ask, or nobody.
+        CanaryError: It does not draft.
         EngineLoadError: The pair's baseline makes no sense.
         InvalidRequestError: An address has no meaning.
     """
@@ -104,31 +103,30 @@ def cold_start(replicas: Sequence[str], pair: Pair, limits: Limits) -> ColdStart
         prompts, num_draft_tokens = baseline.prompts, baseline.num_draft_tokens
         max_tokens = baseline.max_tokens
     asked = min(num_draft_tokens, pair.max_draft_len)
-    if not replicas or asked < 1:
+    if asked < 1:
         raise CanaryError(
             "a candidate cannot be probed",
-            values=f"{len(replicas)} replicas, max_draft_len={pair.max_draft_len}",
-            limit="at least one replica, and one draft token",
-            remedy="load the candidate first; roll out a pair that drafts",
+            values=f"max_draft_len={pair.max_draft_len}",
+            limit="at least one draft token",
+            remedy="roll out a pair that drafts",
         )
     requests = [_inputs(prompt, asked, max_tokens) for prompt in prompts]
-    probes = tuple(_probe(replica, pair.speculative_model, requests) for replica in replicas)
+    probe = _probe(url, pair.speculative_model, requests)
     comparable = baseline if asked == num_draft_tokens else None
-    judged = [_judged(probe, comparable, limits) for probe in probes]
-    verdict = worst(each.verdict for each in judged)
+    fault = _fault(probe)
+    losses = () if fault or comparable is None else baseline_losses(probe, comparable, limits)
+    verdict: Found = "fail" if fault else worst(loss.verdict for loss in losses)
     return ColdStart(
-        probes,
+        probe,
         verdict,
-        next(each.reason for each in judged if each.verdict == verdict),
+        fault or _said(probe, verdict, losses),
         {
             "num_draft_tokens": asked,
             "max_tokens": max_tokens,
             "prompts": [prompt.name for prompt in prompts],
             "baseline": None if comparable is None else _figures(comparable),
-            "replicas": [
-                {**asdict(probe), **_figures(probe), "losses": [loss.document for loss in each.losses]}
-                for probe, each in zip(probes, judged, strict=True)
-            ],
+            "probe": {**asdict(probe), **_figures(probe)},
+            "losses": [loss.document for loss in losses],
             "limits": {
                 "mean_acceptance_length": NEAR_ONE,
                 "drop_holds_above": limits.manifest.pass_below,
@@ -138,28 +136,14 @@ def cold_start(replicas: Sequence[str], pair: Pair, limits: Limits) -> ColdStart
     )
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """One replica."""
-
-    verdict: Found
-    reason: str
-    losses: tuple[BaselineLoss, ...] = ()
-
-
-def _judged(probe: Probe, baseline: AcceptanceBaseline | None, limits: Limits) -> _Judged:
-    if fault := _fault(probe):
-        return _Judged("fail", f"replica {probe.replica}: {fault}")
-    losses = () if baseline is None else baseline_losses(probe, baseline, limits)
-    verdict = worst(loss.verdict for loss in losses)
+def _said(probe: Probe, verdict: Found, losses: Sequence[BaselineLoss]) -> str:
     if verdict == "pass":
-        return _Judged(verdict, f"mean acceptance length {probe.mean_acceptance_length:.2f}", losses)
-    lost = "; ".join(loss.text for loss in losses if loss.verdict == verdict)
-    return _Judged(verdict, f"replica {probe.replica}: {lost}", losses)
+        return f"mean acceptance length {probe.mean_acceptance_length:.2f}"
+    return "; ".join(loss.text for loss in losses if loss.verdict == verdict)
 
 
 def _fault(probe: Probe) -> str:
-    """What is wrong with a replica whatever its baseline says; "" for nothing."""
+    """What is wrong with a candidate whatever its baseline says; "" for nothing."""
     if probe.failure:
         return f"it does not answer: {probe.failure}"
     if not probe.total_draft_tokens:
@@ -187,15 +171,14 @@ def _prompts(pair: Pair) -> tuple[BaselinePrompt, ...]:
     )
 
 
-def _probe(replica: str, model: str, requests: Sequence[Tensors]) -> Probe:
+def _probe(url: str, model: str, requests: Sequence[Tensors]) -> Probe:
     try:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = list(pool.map(lambda request: _ask(replica, model, request), requests))
+            answers = list(pool.map(lambda request: _ask(url, model, request), requests))
     except DraftproofError as error:
-        return Probe(replica, failure=str(error))
+        return Probe(failure=str(error))
     positions = np.sum([answer["accepted_per_position"].reshape(-1) for answer in answers], axis=0)
     return Probe(
-        replica,
         num_prompts=len(answers),
         num_rounds=sum(int(answer["num_rounds"].item()) for answer in answers),
         total_draft_tokens=sum(int(answer["total_draft_tokens"].item()) for answer in answers),
@@ -203,9 +186,9 @@ def _probe(replica: str, model: str, requests: Sequence[Tensors]) -> Probe:
     )
 
 
-def _ask(replica: str, model: str, request: Tensors) -> Tensors:
+def _ask(url: str, model: str, request: Tensors) -> Tensors:
     """The one response of a request that is not streamed."""
-    with closing(connect_to_models(replica, _TIMEOUTS)) as calls:
+    with closing(connect_to_models(url, _TIMEOUTS)) as calls:
         responses = calls.infer(calls.describe(model), request)
     if len(responses) != 1 or not {"accepted_per_position", "num_rounds"} <= set(responses[0]):
         raise EngineFailedError(

@@ -124,7 +124,7 @@ class TritonWorld:
 
     def probe(self) -> Outcome:
         """Look at its acceptance."""
-        found = cold_start([self._address.grpc], self._candidate().pair, self._limits)
+        found = cold_start(self._address.grpc, self._candidate().pair, self._limits)
         return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:

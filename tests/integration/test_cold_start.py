@@ -60,11 +60,11 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
 ) -> None:
     """Served one by one beside another pair, measured all at once in another process."""
     pair = load(draft).pair
-    found = cold_start([f"{protocol}://127.0.0.1:{getattr(server.ports, protocol)}"], pair, LIMITS)
+    found = cold_start(f"{protocol}://127.0.0.1:{getattr(server.ports, protocol)}", pair, LIMITS)
     assert found.verdict == "pass"
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
     assert baseline is not None
-    [probe] = found.probes
+    probe = found.probe
     assert probe.num_prompts == len(baseline.prompts)
     assert (probe.num_rounds, probe.total_draft_tokens) == (baseline.num_rounds, baseline.total_draft_tokens)
     assert probe.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
@@ -80,7 +80,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_is_held_or_leaves(
     assert baseline is not None
     better = tuple(int(gain * accepted) for accepted in baseline.accepted_per_position)
     replace(baseline, accepted_per_position=better).add_to(Path(pair.calibration_file))
-    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], pair, LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", pair, LIMITS)
     assert found.verdict == verdict, found.reason
     assert ("at the build" in found.reason) == (verdict != "pass")
 
@@ -88,7 +88,7 @@ def test_a_pair_that_accepts_less_than_at_its_build_is_held_or_leaves(
 def test_a_draft_that_knows_nothing_of_the_target_fails_at_once(
     server: Server, load: Callable[[str], CandidatePair]
 ) -> None:
-    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], load("random").pair, LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", load("random").pair, LIMITS)
     assert "near 1" in found.reason
 
 
@@ -98,7 +98,7 @@ def test_a_pair_that_is_not_loaded_does_not_answer(
     candidate = load("self")
     with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
         api.unload(candidate.pair.speculative_model)
-    found = cold_start([f"grpc://127.0.0.1:{server.ports.grpc}"], candidate.pair, LIMITS)
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", candidate.pair, LIMITS)
     assert "does not answer" in found.reason
 
 

@@ -130,14 +130,10 @@ PROBES = {
     "num_draft_tokens": 4,
     "prompts": ["one", "two"],
     "baseline": {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0},
-    "replicas": [
-        {
-            "replica": "grpc://127.0.0.1:8001",
-            "losses": [
-                {"name": "acceptance_rate", "at_build": 0.5, "now": 0.45, "drop": 0.1, "verdict": "held"},
-                {"name": "survival/1", "at_build": 0.8, "now": 0.8, "drop": 0.0, "verdict": "pass"},
-            ],
-        }
+    "probe": {"num_prompts": 2},
+    "losses": [
+        {"name": "acceptance_rate", "at_build": 0.5, "now": 0.45, "drop": 0.1, "verdict": "held"},
+        {"name": "survival/1", "at_build": 0.8, "now": 0.8, "drop": 0.0, "verdict": "pass"},
     ],
     "limits": {"drop_holds_above": 0.05, "drop_fails_above": 0.15},
 }
@@ -164,7 +160,7 @@ def test_a_candidate_that_waits_for_a_person_has_a_report_with_what_it_lost() ->
     document = json.loads(json.dumps(as_document(found, CONDITIONS), allow_nan=False))
     [section] = [each for each in document["sections"] if "at the build" in each["title"]]
     assert section["verdict"] == "inconclusive"
-    assert section["figures"]["replicas"] == PROBES["replicas"]
+    assert section["figures"]["losses"] == PROBES["losses"]
     page = as_html(found, CONDITIONS)
     assert "+10.00%" in page and "no number more would decide" in page
 

@@ -14,7 +14,7 @@ import pytest
 from build import beside
 from pipelines.canary import triton_world
 from pipelines.canary.candidate import CandidatePair, Pair
-from pipelines.canary.cold_start import ColdStart
+from pipelines.canary.cold_start import ColdStart, Probe
 from pipelines.canary.memory import memory_of
 from pipelines.canary.phases import Outcome, Position
 from pipelines.canary.rollout import Progress, Rollout
@@ -336,7 +336,7 @@ def test_the_probes_decide_on_the_cold_start(
     engines: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = ColdStart((), verdict, "mean acceptance length 1.00", {"prompts": []})  # type: ignore[arg-type]
-    monkeypatch.setattr(triton_world, "cold_start", lambda replicas, pair, limits: found)
+    found = ColdStart(Probe(), verdict, "mean acceptance length 1.00", {"prompts": []})  # type: ignore[arg-type]
+    monkeypatch.setattr(triton_world, "cold_start", lambda url, pair, limits: found)
     engines(2)
     assert world_of(run).probe() == Outcome(is_good, found.reason, found.evidence, is_held)
