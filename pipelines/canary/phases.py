@@ -98,11 +98,13 @@ class Judged:
         verdict: Of the analysis.
         action: Of the analysis.
         reason: The losses behind it, in a sentence.
+        is_text_shown: Whether it is shown that it says what it has to, so that no replay is needed for it.
     """
 
     verdict: Word
     action: Action
     reason: str
+    is_text_shown: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,9 @@ def _advance(position: Position, facts: Facts, plan: Plan, is_held: bool) -> Dec
         return Decision(position)
     number = 1 if step is None else plan.steps.index(step) + 2
     if number <= len(plan.steps):
+        is_text_shown = facts.judged is not None and facts.judged.is_text_shown
+        if not is_text_shown and not plan.replayed_share(plan.steps[number - 1].weight):
+            return Decision(position)  # nothing would be compared there
         reason = f"{num_pairs} pairs and no loss above its limit"
         return _go(position, facts, f"step/{number}", reason, _evidence(facts))
     if facts.judged is not None and facts.judged.verdict == "pass":

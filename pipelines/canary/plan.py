@@ -24,7 +24,7 @@ class Shadow:
     """The phase in which the candidate repeats what the stable pair answers, and is not heard.
 
     Attributes:
-        share: Of the requests; repeating goes on in the steps.
+        share: Of the requests, at most; see ``Plan.replayed_share``.
         max_per_s: Replays begun per second.
         max_in_flight: Replays at a time.
         max_queue: Replays that wait.
@@ -111,6 +111,15 @@ class Plan:
     watch_s: float
     lease_s: float
     tick_s: float
+
+    def replayed_share(self, weight: float) -> float:
+        """Share of the stable pair's requests that the candidate repeats while it answers a share of its own.
+
+        At most so many that it has no more to do than the stable pair: a process with more to do is slower,
+        and times are compared.
+        """
+        stable = 1 - self.control_weight - weight
+        return min(self.shadow.share, max(0.0, round(1 - weight / stable, 3)))
 
     def __post_init__(self) -> None:
         for name in ("hold_s", "down_after_s", "drain_s", "watch_s"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipelines.canary.phases import ENDED, PREPARING, Position, step_of
 from pipelines.canary.plan import Plan
 from pipelines.canary.rollout import Progress, Rollout
-from pipelines.routing.arms import ArmSetting, ArmTable
+from pipelines.routing.arms import ArmSetting, ArmTable, ShadowSetting
 
 
 def weights_at(position: Position, plan: Plan) -> dict[str, float]:
@@ -40,9 +42,14 @@ def wanted_arms(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
         stable=ArmSetting(stable, weights["stable"]),
         candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
         control=ArmSetting(control, weights["control"]) if control else None,
-        shadow=plan.shadow.setting if position.is_judged else None,
+        shadow=_shadow(position, plan, weights["candidate"]),
         replays_match="stable" if progress.same_target else "own_target",
         bands=plan.bands,
         lease_until_s=now_s + plan.lease_s,
         slow_after_s=plan.slow_after_s,
     )
+
+
+def _shadow(position: Position, plan: Plan, weight: float) -> ShadowSetting | None:
+    share = plan.replayed_share(weight) if position.is_judged else 0.0
+    return replace(plan.shadow.setting, share=share) if share else None

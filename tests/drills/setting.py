@@ -35,7 +35,7 @@ PLAN = Plan(
     bands=ONE_BAND,
     slow_after_s=3.0,
     shadow=Shadow(1.0, 100.0, 4, 32, min_pairs=400, bake_s=5.0),
-    steps=(Step(0.45, 200, 5.0),),
+    steps=(Step(0.3, 100, 5.0),),
     hold_s=60.0,
     idle_s=60.0,
     max_pairs=6000,
@@ -61,7 +61,7 @@ def drill_limits() -> Limits:
         acceptance_length=Limit(0.08, 0.08),
         survival=Limit(0.15, 0.15),
         ttft=Limit(0.5, 0.3),
-        itl=Limit(0.18, 0.1),
+        itl=Limit(0.2, 0.12),
         e2e_tail=Limit(0.9, 0.5),
         speed_up=dict.fromkeys(("low", "medium", "high"), Limit(0.5, 0.5)),
     )

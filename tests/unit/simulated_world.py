@@ -55,7 +55,7 @@ PLAN = Plan(
     bands=Bands(4, 8),
     slow_after_s=2.0,
     shadow=Shadow(0.5, 20.0, 2, 16, min_pairs=50, bake_s=6.0),
-    steps=(Step(0.1, 20, 6.0), Step(0.4, 50, 6.0)),
+    steps=(Step(0.1, 20, 6.0), Step(0.25, 50, 6.0)),
     hold_s=60.0,
     idle_s=60.0,
     max_pairs=4000,

@@ -59,7 +59,7 @@ def test_a_good_candidate_is_promoted_through_every_phase(tmp_path: Path) -> Non
         *("promoting", "settling", "promoted"),
     ]
     weights = [each.weights["candidate"] for each in record.transitions]
-    assert weights == [0, 0, 0, 0, 0.1, 0.4, 1, 0, 0]
+    assert weights == [0, 0, 0, 0, 0.1, 0.25, 1, 0, 0]
     assert judgement(record).verdict == "pass"
     assert world.table.stable.socket == CANDIDATE
     assert world.table.control is not None

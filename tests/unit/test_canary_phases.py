@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.canary.analysis.verdict import Action, Word
 from pipelines.canary.phases import ENDED, Decision, Facts, Judged, Order, Outcome, Position, decide
+from pipelines.canary.plan import Step
 from pipelines.canary.rollout import Progress
 from pipelines.canary.wanted_arms import wanted_arms, weights_at
 from pipelines.routing.arms import ArmSetting
@@ -232,7 +233,7 @@ def test_there_is_no_way_back_once_the_old_pair_goes() -> None:
         ("cold_start", None),
         ("shadow", 0.0),
         ("step/1", 0.1),
-        ("step/2", 0.4),
+        ("step/2", 0.25),
         ("promoting", 1.0),
         ("rolling_back", None),
         ("rolled_back", None),
@@ -261,3 +262,29 @@ def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the
     assert table.control == ArmSetting(CANDIDATE_CONTROL, 0.0)
     assert table.candidate is None
     assert table.weights(NOW_S + 9e9) == {"stable": 1.0, "control": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("weight", "share"), [(0.0, 0.5), (0.1, 0.5), (0.25, 0.5), (0.3, 0.4), (0.4, 0.0), (0.6, 0.0)]
+)
+def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, share: float) -> None:
+    """Of a control of 0.2 and at most half of the requests repeated."""
+    assert PLAN.replayed_share(weight) == pytest.approx(share, abs=1e-3)
+    plan = replace(PLAN, steps=(Step(weight, 20, 6.0),)) if weight else PLAN
+    position = Position("step/1" if weight else "shadow", 0.0)
+    table = wanted_arms(begun(plan), Progress(position, 7, CANDIDATE, CANDIDATE_CONTROL), NOW_S)
+    assert (table.shadow.share if table.shadow else 0.0) == pytest.approx(share, abs=1e-3)
+    weights = table.weights(NOW_S)
+    assert weights["candidate"] + share * weights["stable"] <= max(weights["stable"], weight) + 1e-3
+
+
+@pytest.mark.parametrize("is_text_shown", [False, True])
+@pytest.mark.parametrize("weight", [0.25, 0.4])
+def test_a_step_in_which_nothing_is_repeated_waits_until_the_text_is_shown(
+    weight: float, is_text_shown: bool
+) -> None:
+    plan = replace(PLAN, steps=(Step(weight, 20, 6.0),))
+    found = Judged("inconclusive", "go_on", "inconclusive: ttft", is_text_shown)
+    facts = Facts(NOW_S + 60, judged=found, num_replays=1000)
+    following = decide(Position("shadow", NOW_S), facts, plan).position.phase
+    assert following == ("step/1" if is_text_shown or weight == 0.25 else "shadow")

@@ -26,10 +26,12 @@ def written(folder: Path, document: Any) -> Path:
     return path
 
 
-def test_the_default_plan_rises_to_as_many_requests_as_the_stable_pair_keeps() -> None:
+def test_the_default_plan_rises_until_the_candidate_has_as_much_to_do_as_the_stable_pair() -> None:
     plan = read_plan()
     last = plan.steps[-1].weight
-    assert last == pytest.approx(1 - plan.control_weight - last)
+    stable = 1 - plan.control_weight - last
+    assert plan.replayed_share(last) == plan.shadow.share
+    assert last + plan.shadow.share * stable == pytest.approx(stable, rel=0.05)
     assert plan.shadow.setting.share == plan.shadow.share
     assert plan.slo.ttft_s == plan.slo_ttft_s
 
