@@ -13,7 +13,7 @@ from pipelines.acceptance_baseline import AcceptanceBaseline
 from pipelines.calibration.__main__ import main as calibrate
 from pipelines.canary.candidate import CandidatePair
 from pipelines.canary.cold_start import cold_start
-from pipelines.canary.memory import memory_of
+from pipelines.canary.memory import free_bytes, memory_of
 from pipelines.canary.preflight import examine, require
 from pipelines.canary.repository_api import RepositoryApi
 from pipelines.deploy import Ports, Server
@@ -32,8 +32,13 @@ def server(render: Callable[[str, str], Path]) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def free(server: Server) -> Callable[[], int]:
+    return lambda: free_bytes(f"http://127.0.0.1:{server.ports.metrics}/metrics")
+
+
 @pytest.fixture
-def load(server: Server, tmp_path: Path) -> Iterator[Callable[[str], CandidatePair]]:
+def load(server: Server, free: Callable[[], int], tmp_path: Path) -> Iterator[Callable[[str], CandidatePair]]:
     """Build, measure, render and load a pair with this kind of draft."""
     with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
         loaded = []
@@ -44,7 +49,7 @@ def load(server: Server, tmp_path: Path) -> Iterator[Callable[[str], CandidatePa
             arguments = ["--draft", engines[0], "--target", engines[1], "--output", record.calibration_file]
             assert calibrate(list(map(str, arguments))) == 0
             candidate = CandidatePair.read(server.directory, record.speculative_model)
-            require(examine(candidate))
+            require(examine(candidate, free))
             api.load(record.speculative_model)
             loaded.append(record.speculative_model)
             return candidate
@@ -103,7 +108,7 @@ def test_a_pair_that_is_not_loaded_does_not_answer(
 
 
 def test_the_memory_that_is_asked_for_is_about_what_is_taken(
-    server: Server, load: Callable[[str], CandidatePair]
+    server: Server, load: Callable[[str], CandidatePair], free: Callable[[], int]
 ) -> None:
     candidate = load("self")
     [process] = processes(server, candidate.pair.speculative_model)
@@ -111,5 +116,5 @@ def test_the_memory_that_is_asked_for_is_about_what_is_taken(
         line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line
     )
     resident = int(fields["VmRSS"].split()[0]) * 1024
-    [memory] = memory_of(candidate.pair, [candidate.stable])
+    [memory] = memory_of(candidate.pair, [candidate.stable], free)
     assert 0.5 * memory.needed < resident < 1.2 * memory.needed
