@@ -63,7 +63,7 @@ QUICK = replace(
     slo_ttft_s=1.0,
     slo_itl_s=0.2,
     shadow=Shadow(1.0, 50.0, 2, 16, min_pairs=20, bake_s=1.0),
-    steps=(Step(0.4, 20, 1.0),),
+    steps=(Step(0.3, 20, 1.0),),
     max_pairs=2000,
     down_after_s=1.0,
     drain_s=10.0,
@@ -156,7 +156,7 @@ def test_a_good_pair_takes_over_and_every_answer_stays_the_targets_own(
         num_answers = seen.num_answers
         time.sleep(2)
     phases = [(each.to_phase, each.reason) for each in record.transitions]
-    assert [phase for phase, _ in phases][-2:] == ["promoting", "promoted"], phases
+    assert [phase for phase, _ in phases][-3:] == ["promoting", "settling", "promoted"], phases
     assert judgement(record).verdict == "pass"
     assert seen.num_answers > num_answers > 100
     assert seen.wrong == []

@@ -217,8 +217,13 @@ def test_a_load_band_without_a_limit_is_refused() -> None:
         analyse([request(0, band="odd")], LENIENT, SLO)
 
 
-def test_a_load_band_in_which_nothing_arrives_withholds_no_verdict() -> None:
-    bands = replace(LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)})
-    assert analyse(rollout(600), bands, SLO).verdict == "pass"
-    once_high = [*rollout(600), request(600, band="high")]
-    assert words(analyse(once_high, bands, SLO))["speed_up/high"] == "inconclusive"
+def test_a_load_band_in_which_few_requests_arrive_withholds_no_verdict() -> None:
+    bands = replace(
+        LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)}, least_band_share=0.1
+    )
+    few = [replace(each, band="high") for each in rollout(60)]
+    replays = [request(number, band="high", is_replay=True) for number in range(600)]
+    assert "speed_up/high" not in words(analyse(rollout(600), bands, SLO))
+    assert "speed_up/high" not in words(analyse([*rollout(541), *few, *replays], bands, SLO))
+    assert words(analyse([*rollout(539), *few], bands, SLO))["speed_up/high"] == "pass"
+    assert words(analyse([*rollout(30), *few[:15]], bands, SLO))["speed_up/high"] == "inconclusive"

@@ -31,6 +31,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "alpha": (0, 0.5),
     "confidence": (0.5, 1),
     "quantile": (0, 1),
+    "least_band_share": (0, 1 / 3),  # of three bands one has as much, so one is always judged
     "tokens": _SHARE,
     "errors": _DIFFERENCE,
     "timeouts": _DIFFERENCE,
@@ -81,7 +82,9 @@ class Limits:
         e2e_tail: A high quantile of end-to-end latency.
         speed_up: Load band -> rise of the mean time over that of the target alone, answers of a length
             compared with such. The speed-up is one over 1 + this, so ``pass_below: 0`` asks for one above 1.
-            A band in which nothing arrives is not judged.
+            A band in which few requests arrive is not judged.
+        least_band_share: Share of the clients' requests below which they are few: a band that is met once in
+            a hundred requests would withhold the verdict for a hundred times as many.
     """
 
     alpha: float
@@ -102,6 +105,7 @@ class Limits:
     itl: Limit
     e2e_tail: Limit
     speed_up: dict[str, Limit]
+    least_band_share: float
 
 
 def read_limits(path: Path = DEFAULT) -> Limits:

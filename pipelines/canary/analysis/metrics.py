@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -115,9 +116,9 @@ def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) ->
         return min(1.0, request.e2e_latency_s / (_SLOWEST * allowed_s))
 
     pairs = pair_up(requests, "candidate", "control")
-    seen = {request.band for request in requests}
+    seen = Counter(request.band for request in requests if not request.is_replay)
     for band, limit in limits.speed_up.items():
-        if band not in seen:
+        if not seen[band] or seen[band] < limits.least_band_share * seen.total():
             continue
         of_band = [pair for pair in pairs if pair.candidate.band == band]
         yield Metric(f"speed_up/{band}", MeanRatio(*_values(of_band, share_of_slowest), sign=1), limit)
