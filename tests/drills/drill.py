@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _GONE = "nobody has answered|errors"
 """Its requests fail from the crash on: whichever is shown first."""
 
-PHASES_UP = ("preflight", "loading", "cold_start", "shadow", "step/1", "promoting")
+PHASES_UP = ("preflight", "loading", "cold_start", "shadow", "step/1", "promoting", "settling")
 
 
 @dataclass(frozen=True)

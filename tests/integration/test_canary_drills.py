@@ -14,7 +14,7 @@ from tests.drills.running import run_drill
 from tests.drills.setting import PLAN, Setting, drill_limits
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 
-pytestmark = [pytest.mark.triton, pytest.mark.drills]
+pytestmark = pytest.mark.triton
 
 ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed is no one's concern here
 LIMITS = replace(
@@ -68,7 +68,14 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
 
 @pytest.mark.parametrize(
     "drill",
-    [TOKENIZER, DIVERGING, CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP],
+    [
+        TOKENIZER,
+        DIVERGING,
+        *(
+            pytest.param(drill, marks=pytest.mark.drills)
+            for drill in (CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP)
+        ),
+    ],
     ids=lambda drill: drill.name,
 )
 def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setting, tmp_path: Path) -> None:
