@@ -27,6 +27,8 @@ _MAX_TOKENS = 16
 ONE_BAND = Bands(1000, 1001)
 """The load of a drill is always the same."""
 
+# The step has no replays, and both pairs get as many requests: few clients that wait for their answers meet
+# less of their own kind at the stable pair than at a candidate whose replays come on top of them.
 PLAN = Plan(
     limits="limits.yaml",
     slo_ttft_s=0.5,
@@ -35,7 +37,7 @@ PLAN = Plan(
     bands=ONE_BAND,
     slow_after_s=3.0,
     shadow=Shadow(1.0, 100.0, 4, 32, min_pairs=400, bake_s=5.0),
-    steps=(Step(0.3, 100, 5.0),),
+    steps=(Step(0.45, 100, 5.0),),
     hold_s=60.0,
     idle_s=60.0,
     max_pairs=6000,
@@ -54,7 +56,6 @@ def drill_limits() -> Limits:
         quantile=0.9,
         survival_positions=1,
         tokens=Limit(0.015, 0.003),
-        errors=Limit(0.02, 0.003),
         timeouts=Limit(0.03, 0.01),
         goodput=Limit(0.2, 0.2),
         acceptance_rate=Limit(0.08, 0.08),
