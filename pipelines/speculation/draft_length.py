@@ -20,6 +20,7 @@ from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
 from pipelines.speculation.goodput import Probabilities, Prospect, best_draft
 from pipelines.speculation.lookup_draft import LookupDraft
+from pipelines.speculation.probing import Probing
 from pipelines.speculation.request import Output
 from pipelines.speculation.step_costs import StepCosts
 from pipelines.speculation.survival import AcceptanceByMargin, RequestAcceptance
@@ -30,13 +31,6 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 # the best of many guesses promises too much.
 _GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.03, 0.01
 _DECISION_INTERVAL = 3  # rounds
-# Rounds without speculation after which it is tried. Without margins that takes a row.
-_PROBE_INTERVAL = 4
-_LATER_PROBE_INTERVAL, _LONG_OFF = 8, 32
-_PROBE_TURNS = 4  # in which all requests had theirs
-# Probes of a turn: the first one costs a step of the draft over all that a request has said so far.
-_PROBES_IN_TURN = 4
-_BLIND_PROBE_INTERVAL = 16
 _NEVER = 2.0  # no probability is above it
 _SMALL = 0.001
 # Cases of what margins may come, and draft tokens of each request that are weighed: fewer the more requests
@@ -52,7 +46,7 @@ class DraftLengths:
         threshold: Probability of becoming output above which a draft token is worth its cost now.
         depth: Tokens that a request drafts at most; each step of the draft is one for all requests.
         tokens_per_s: Output tokens that the server is expected to make in a second.
-        num_rounds_off: Rounds since speculation last paid.
+        probing: When speculation is tried while it does not pay.
 
     Args:
         acceptance: Of the pair, by margin.
@@ -77,11 +71,9 @@ class DraftLengths:
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
         self._num_calls_left = self._num_rounds_left = 0
-        self.num_rounds_off = 0
-        self._is_promising = False
+        self.probing = Probing()
         self._is_new = True
         self._num_begun = 0
-        self._num_probes = self._num_right_probes = 0
 
     def begin(
         self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
@@ -126,15 +118,13 @@ class DraftLengths:
     def _begin_round(self) -> None:
         self._num_calls_left = len(self._requests)
         self._num_rounds_left -= 1
-        self._is_promising = 0 < self._num_probes < 2 * self._num_right_probes
-        # Without speculation nothing new is known before a token was tried.
-        is_news = self._num_probes or self.threshold != _NEVER or self._is_new
+        # Without speculation there is nothing to decide before a token that was tried was right.
+        is_news = self.probing.has_news or self.threshold != _NEVER or self._is_new
         if is_news and self._num_rounds_left <= 0:
             self._is_new = False
             self._num_rounds_left = _DECISION_INTERVAL
             self._decide()
-        self.num_rounds_off = 0 if self.threshold != _NEVER else self.num_rounds_off + 1
-        self._num_probes = self._num_right_probes = 0
+        self.probing.begin_round(is_on=self.threshold != _NEVER)
 
     def _decide(self) -> None:
         requests = list(self._requests)
@@ -156,25 +146,8 @@ class DraftLengths:
             self.threshold, self.tokens_per_s = _NEVER, best.without
 
     def is_probed(self, number: int, *, sees_margins: bool) -> bool:
-        """Whether speculation is tried with a request in this round, in which it does not pay.
-
-        A few requests in a round now and then, less often after a while, and all of them after it went well.
-        """
-        if not sees_margins:
-            return self.num_rounds_off % _BLIND_PROBE_INTERVAL == 0
-        if self._is_promising:
-            return True
-        is_long_off = self.num_rounds_off > _LONG_OFF
-        turn, is_between = divmod(
-            self.num_rounds_off, _LATER_PROBE_INTERVAL if is_long_off else _PROBE_INTERVAL
-        )
-        num_turns = min(len(self._requests), _PROBE_TURNS)
-        return not is_between and number % num_turns == turn // _PROBES_IN_TURN % num_turns
-
-    def note_probe(self, *, was_right: bool) -> None:
-        """Count a token that was drafted while speculation is off."""
-        self._num_probes += 1
-        self._num_right_probes += was_right
+        """Whether the request of this number is tried in this round."""
+        return self.probing.is_turn_of(number, len(self._requests), sees_margins=sees_margins)
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """[requests, cases, positions]: probability that all draft tokens up to a position are accepted."""
@@ -260,7 +233,7 @@ class RequestDraftLength:
             return
         num_accepted = count_accepted(drafted.token_ids, token_ids)
         if self._is_probe:
-            self._lengths.note_probe(was_right=num_accepted > 0)
+            self._lengths.probing.note(was_right=num_accepted > 0)
         if drafted.margins is not None:
             self.acceptance.observe(drafted.margins[: len(token_ids)].tolist(), num_accepted)
         else:

@@ -167,13 +167,39 @@ def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
     assert sum(plan.max_tokens for plan in plans) <= 15
 
 
+def test_a_trial_that_was_wrong_is_followed_by_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = World(8, lambda number: 0.0).lengths
+    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
+
+    def play_round() -> None:
+        for _ in requests:
+            lengths.next_threshold()
+
+    drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
+    for number in range(60):  # never the same token, else it would be looked up
+        for request in requests:
+            request.observe(
+                Proposal(drafted.token_ids, np.ones(1), drafted), np.full(1, 1 + number, np.int32)
+            )
+        play_round()
+    decided = []
+    monkeypatch.setattr(DraftLengths, "_decide", lambda lengths: decided.append(lengths))
+    for _ in range(20):
+        lengths.probing.note(was_right=False)
+        play_round()
+    assert decided == []
+    lengths.probing.note(was_right=True)
+    play_round()
+    assert decided == [lengths]
+
+
 def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
     """The first time reads all its text with the draft; the others cost a token."""
     lengths = World(8, lambda number: 0.0).lengths
     for _ in range(8):
         lengths.begin(NO_TOKENS)
     probed = []
-    for lengths.num_rounds_off in range(1, 129):
+    for lengths.probing.num_rounds_off in range(1, 129):
         numbers = tuple(number for number in range(8) if lengths.is_probed(number, sees_margins=True))
         if numbers:
             probed.append(numbers)
