@@ -32,6 +32,6 @@ def drills(document: Document) -> str:
     lines.append(
         f"{document['num_clients']} clients stream all the time, {document['num_prompts']} prompts over and "
         "over, greedy and seeded; every answer is compared with the target's own, asked beforehand. "
-        f"{document['num_draft_tokens']} draft tokens; plan and limits of the drills are in the result file."
+        f"Draft length: {document['draft_length']}; plan and limits of the drills are in the result file."
     )
     return "\n".join([*lines, "", conditions(document["conditions"])])

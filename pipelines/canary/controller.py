@@ -279,5 +279,5 @@ def _judged(analysis: Analysis | None) -> Judged | None:
         named.setdefault("held" if each.is_held else each.verdict, []).append(each.metric.name)
     words = ("fail",) if "fail" in named else ("held", "inconclusive")
     reason = "; ".join(f"{word}: {', '.join(named[word])}" for word in words if word in named)
-    is_text_shown = any(each.metric.name == "tokens" and each.verdict == "pass" for each in analysis.judged)
-    return Judged(analysis.verdict, analysis.action, reason, is_text_shown)
+    needs_replays = any(each.metric.by_replays and each.verdict != "pass" for each in analysis.judged)
+    return Judged(analysis.verdict, analysis.action, reason, needs_replays)

@@ -11,7 +11,8 @@
 
 A candidate is promoted only if every loss passes, or by order. One that is not shown to be good enough leaves
 as well as one that is shown to be bad; the evidence says which. One whose probes are neither good nor bad
-waits for a person before it gets a request.
+waits for a person before it gets a request. A step in which nothing is repeated goes back to the shadow if
+replays that were under way when it began leave open again what those before them had shown.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Position:
     Attributes:
         phase: As the diagram names it.
         since_s: Unix time at which it began.
-        num_pairs_before: ``Facts.num_pairs`` then.
+        num_pairs_before: Pairs then, of the kind that the phase waits for (``num_awaited``).
         paused_in: The phase that a pause interrupted or, after ``cold_start``, put off the next one; else "".
         held_since_s: Since when a loss is above what may pass; None if none is.
         is_abort: It leaves by order.
@@ -98,13 +99,13 @@ class Judged:
         verdict: Of the analysis.
         action: Of the analysis.
         reason: The losses behind it, in a sentence.
-        is_text_shown: Whether it is shown that it says what it has to, so that no replay is needed for it.
+        needs_replays: Whether a loss that replays alone tell of, as that of tokens, has not passed.
     """
 
     verdict: Word
     action: Action
     reason: str
-    is_text_shown: bool = False
+    needs_replays: bool = True
 
 
 @dataclass(frozen=True)
@@ -260,19 +261,30 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
 def _advance(position: Position, facts: Facts, plan: Plan, is_held: bool) -> Decision:
     step = step_of(position, plan)
     needed = step or plan.shadow
+    needs_replays = facts.judged is None or facts.judged.needs_replays
+    if step is not None and needs_replays and not plan.replayed_share(step.weight):
+        reason = "its last replays leave open again what those before had shown"
+        return _go(position, facts, "shadow", reason, _evidence(facts))
     num_pairs = num_awaited(position, facts.num_pairs, facts.num_replays) - position.num_pairs_before
     if is_held or num_pairs < needed.min_pairs or facts.now_s - position.since_s < needed.bake_s:
         return Decision(position)
     number = 1 if step is None else plan.steps.index(step) + 2
     if number <= len(plan.steps):
-        is_text_shown = facts.judged is not None and facts.judged.is_text_shown
-        if not is_text_shown and not plan.replayed_share(plan.steps[number - 1].weight):
-            return Decision(position)  # nothing would be compared there
+        if needs_replays and not plan.replayed_share(plan.steps[number - 1].weight):
+            return _wait_for_replays(position, facts, plan)
         reason = f"{num_pairs} pairs and no loss above its limit"
         return _go(position, facts, f"step/{number}", reason, _evidence(facts))
     if facts.judged is not None and facts.judged.verdict == "pass":
         return _go(position, facts, "promoting", "every loss is within its limit", _evidence(facts))
     return Decision(position)
+
+
+def _wait_for_replays(position: Position, facts: Facts, plan: Plan) -> Decision:
+    """There are none in the step that would follow; as many as the plan has pairs have to be enough."""
+    if facts.num_replays < plan.max_pairs:
+        return Decision(position)
+    found = f": {facts.judged.reason}" if facts.judged else ""
+    return _roll_back(position, facts, f"not shown by {facts.num_replays} replays{found}")
 
 
 def _roll_back(
@@ -289,8 +301,9 @@ def _roll_back(
 
 
 def _go(position: Position, facts: Facts, phase: str, reason: str, evidence: dict[str, Any]) -> Decision:
-    following = Position(phase, facts.now_s, facts.num_pairs, is_abort=position.is_abort)
-    return Decision(following, reason, evidence)
+    following = Position(phase, facts.now_s, is_abort=position.is_abort)
+    num_pairs = num_awaited(following, facts.num_pairs, facts.num_replays)
+    return Decision(replace(following, num_pairs_before=num_pairs), reason, evidence)
 
 
 def _evidence(facts: Facts) -> dict[str, Any]:

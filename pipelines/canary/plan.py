@@ -87,7 +87,8 @@ class Plan:
         hold_s: Seconds for which a candidate above a limit, yet not shown to be bad, is watched.
         idle_s: Seconds without a new pair of those that the phase waits for, after which it leaves.
         max_pairs: Requests of clients that it has answered beside one of the stable pair's, after which it
-            leaves if it has no verdict; they are what it may cost to find out. Replays cost nobody anything.
+            leaves if it has no verdict; they are what it may cost to find out. Replays cost nobody anything,
+            but where no more of them would follow, so many end it as well.
         down_after_s: Seconds without an answer at its socket after which it leaves.
         drain_s: Seconds that requests of a leaving pair may go on before it is unloaded.
         watch_s: Seconds after promotion in which the stable pair of before stays loaded.

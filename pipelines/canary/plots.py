@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from pipelines.bench.chart import Chart, Labels, Point, Series, bar_chart, line_chart
+from pipelines.canary.analysis.matched_rounds import matched_rounds
 from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.analysis.pairing import pair_up
 from pipelines.canary.analysis.sequences import Bounds
 from pipelines.canary.analysis.verdict import Judged
 from pipelines.canary.record import RolloutRecord
@@ -64,15 +68,32 @@ def evidence_chart(judged: Judged, seen: Sequence[Bounds]) -> Chart:
 
 
 def acceptance_by_position(requests: Sequence[ObservedRequest], arm: Arm) -> tuple[float, ...]:
-    """Share of an arm's rounds in which each draft position was accepted; empty without rounds."""
-    counted = [request for request in requests if request.arm == arm and request.num_rounds]
-    most = max((len(request.accepted_per_position) for request in counted), default=0)
-    shares = []
-    for position in range(most):
-        having = [request for request in counted if position < len(request.accepted_per_position)]
-        accepted = sum(request.accepted_per_position[position] for request in having)
-        shares.append(accepted / sum(request.num_rounds for request in having))
-    return tuple(shares)
+    """Of an arm's rounds that drafted a position, the share that accepted it; empty without any.
+
+    Two arms with other things to do differ in it, be they one pair: see ``matched_by_position``.
+    """
+    own = [each for each in requests if each.arm == arm]
+    rounds = [
+        pair for each in own for pair in zip(each.drafted_per_round, each.accepted_per_round, strict=True)
+    ]
+    return _survival(rounds)
+
+
+def matched_by_position(requests: Sequence[ObservedRequest]) -> dict[Arm, tuple[float, ...]]:
+    """The same of candidate and stable pair, in rounds of one depth from one token on."""
+    pairs = pair_up(requests, "candidate", "stable")
+    rounds = [each for pair in pairs for each in matched_rounds(pair.candidate, pair.baseline)]
+    return {
+        "stable": _survival([(each.depth, each.by_baseline) for each in rounds]),
+        "candidate": _survival([(each.depth, each.by_candidate) for each in rounds]),
+    }
+
+
+def _survival(rounds: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """By position, of rounds that drafted and accepted so many."""
+    drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).T
+    most = int(drafted.max(initial=0))
+    return tuple(float((accepted > position).sum() / (drafted > position).sum()) for position in range(most))
 
 
 def _weights(record: RolloutRecord) -> Iterator[Chart]:
@@ -98,14 +119,16 @@ def _weights(record: RolloutRecord) -> Iterator[Chart]:
 
 
 def _acceptance(record: RolloutRecord) -> Iterator[Chart]:
-    bars = [
-        (arm, color, shares)
-        for color, arm in enumerate(ARMS)
-        if (shares := acceptance_by_position(record.requests, arm))
-    ]
-    if bars:
-        labels = Labels("Acceptance by draft position", "draft position", "share of rounds that accepted it")
-        yield bar_chart(labels, bars, first=1)
+    matched = matched_by_position(record.requests)
+    by_arm = {arm: acceptance_by_position(record.requests, arm) for arm in ARMS}
+    for title, shares in (
+        ("Acceptance by draft position, replays beside what they repeat", matched),
+        ("Acceptance by draft position, all requests", by_arm),
+    ):
+        bars = [(arm, ARMS.index(arm), found) for arm, found in shares.items() if found]
+        if bars:
+            labels = Labels(title, "draft position", "share of the rounds that drafted it")
+            yield bar_chart(labels, bars, first=1)
 
 
 def _latencies(record: RolloutRecord) -> Iterator[Chart]:

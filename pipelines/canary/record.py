@@ -14,7 +14,7 @@ from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Action, Word, analyse
 from pipelines.errors import CanaryError
 
-FORMAT = 2
+FORMAT = 3
 
 PROMOTING = ("promoting", "settling", "promoted")
 """Phases in which it is decided that the candidate stays."""
@@ -173,13 +173,9 @@ def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:
     )
 
 
-def _request(raw: dict[str, Any]) -> ObservedRequest:
-    return ObservedRequest(**{**raw, "accepted_per_position": tuple(raw["accepted_per_position"])})
-
-
 _READ: dict[str, Callable[[Any], Any]] = {
     "transitions": lambda raw: tuple(Transition(**each) for each in raw),
-    "requests": lambda raw: tuple(map(_request, raw)),
+    "requests": lambda raw: tuple(map(ObservedRequest.from_document, raw)),
     "divergences": tuple,
     "limits": lambda raw: limits_from(raw, Path("limits of the record")),
     "slo": lambda raw: Slo(**raw),

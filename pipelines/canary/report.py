@@ -144,7 +144,8 @@ def _simulated(record: RolloutRecord, plan: Plan) -> Section:
 
 def _arms_section(requests: Sequence[ObservedRequest]) -> Section:
     columns = (
-        *("arm", "requests", "replays", "errors", "timeouts", "compared", "differ", "accepted", "length"),
+        *("arm", "requests", "replays", "errors", "timeouts", "compared", "differ"),
+        *("drafted per round", "accepted", "length"),
         *(f"{name} p50/p90/p99 ms" for name in ("TTFT", "end-to-end")),
     )
     rows = []
@@ -157,6 +158,7 @@ def _arms_section(requests: Sequence[ObservedRequest]) -> Section:
                     str(figures[key])
                     for key in ("requests", "replays", "errors", "timeouts", "compared", "differ")
                 ),
+                _number(figures["draft_tokens_per_round"], "{:.2f}"),
                 _number(figures["acceptance_rate"], "{:.3f}"),
                 _number(figures["mean_acceptance_length"], "{:.2f}"),
                 *(
@@ -165,7 +167,10 @@ def _arms_section(requests: Sequence[ObservedRequest]) -> Section:
                 ),
             )
         )
-    summary = "Times are of answered requests, without replays, as the router saw them."
+    summary = (
+        "Times are of answered requests, without replays, as the router saw them. What was accepted depends "
+        "on how much was drafted, and that on the load: two arms are compared by their matched rounds above."
+    )
     return Section("What each arm answered", "info", summary, Table(columns, tuple(rows)))
 
 
@@ -182,6 +187,7 @@ def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
         "timeouts": sum(request.failure == "timeout" for request in own),
         "compared": sum(bool(request.tokens) for request in own),
         "differ": sum(request.tokens in ("diverged", "unknown") for request in own),
+        "draft_tokens_per_round": drafted / rounds if rounds else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
         "acceptance_by_position": acceptance_by_position(own, arm),

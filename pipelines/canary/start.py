@@ -59,7 +59,7 @@ def start(
         if rollout is None or store.progress(rollout).position.phase in ENDED:
             rollout = _new(run_directory, candidate, plan_file)
             world = make_world(rollout, "")
-            store.begin(rollout)
+            store.begin(rollout, world.observations_end())
         else:
             _check_same(rollout, candidate)
             world = make_world(rollout, store.progress(rollout).candidate_socket)

@@ -22,7 +22,7 @@ from pipelines.canary.rollout import Progress, Rollout, json_text
 from pipelines.canary.wanted_arms import weights_at
 from pipelines.errors import CanaryError
 
-VERSION = 2
+VERSION = 3
 _APPLICATION = 0x64726166  # "draf"; says in the file whose it is
 _BUSY_S = 10.0
 
@@ -75,14 +75,19 @@ class Store:
         """Let the file go."""
         self._connection.close()
 
-    def begin(self, rollout: Rollout) -> None:
-        """Add a rollout, in preflight."""
+    def begin(self, rollout: Rollout, offset: int = 0) -> None:
+        """Add a rollout, in preflight.
+
+        Args:
+            rollout: Of a name of its own.
+            offset: Bytes of the router's observations at its beginning; none of them is about it.
+        """
         position = Position("preflight", rollout.began_at_s)
         begun = Transition(
             rollout.began_at_s, "", "preflight", "it begins", {}, weights_at(position, rollout.plan)
         )
         with self._transaction():
-            progress = Progress(position, rollout.generation + 1).to_text()
+            progress = Progress(position, rollout.generation + 1, offset=offset).to_text()
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, rollout.to_text(), progress)  # fmt: skip
             self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
@@ -151,7 +156,7 @@ class Store:
         rows = self._read(
             "SELECT document FROM request WHERE canary_id = ? ORDER BY number", rollout.canary_id
         )
-        return [_request(json.loads(text)) for (text,) in rows]
+        return [ObservedRequest.from_document(json.loads(text)) for (text,) in rows]
 
     def record(self) -> RolloutRecord:
         """All that is known of the latest rollout.
@@ -256,7 +261,3 @@ def has_controller(state: Path) -> bool:
             return False
     except CanaryError:
         return True
-
-
-def _request(raw: dict[str, Any]) -> ObservedRequest:
-    return ObservedRequest(**{**raw, "accepted_per_position": tuple(raw["accepted_per_position"])})

@@ -22,7 +22,7 @@ from pipelines.deploy.triton_install import REPOSITORY_ROOT
 from pipelines.errors import CanaryError
 from pipelines.routing.arms import ArmTable, read_table, write_table
 from pipelines.routing.observation import Observation
-from pipelines.routing.observation_log import read_observations
+from pipelines.routing.observation_log import log_end, read_observations
 
 _CONNECT_TIMEOUT_S = 1.0
 
@@ -154,6 +154,10 @@ class TritonWorld:
     def observations(self, offset: int) -> tuple[list[Observation], int]:
         """Read the router's log."""
         return read_observations(observations_file(self._run), offset)
+
+    def observations_end(self) -> int:
+        """See ``World``."""
+        return log_end(observations_file(self._run))
 
     def is_answering(self, socket: str) -> bool:
         """Whether somebody accepts a connection; Triton itself notices no process that was killed."""

@@ -44,5 +44,8 @@ class World(Protocol):
     def observations(self, offset: int) -> tuple[list[Observation], int]:
         """What the router has noted since, and the offset after it."""
 
+    def observations_end(self) -> int:
+        """The offset of what the router will note from now on."""
+
     def is_answering(self, socket: str) -> bool:
         """Whether a process listens there."""

@@ -13,7 +13,7 @@ from pipelines.errors import CanaryError
 from pipelines.routing.arms import Arm, Band, Expected
 from pipelines.routing.strict_json import parse
 
-FORMAT = 1
+FORMAT = 2
 
 Failure = Literal["", "error", "timeout"]
 
@@ -64,15 +64,16 @@ class Observation:
             there is no token.
         e2e_latency_s: From arrival to the end; None without an answer.
         num_output_tokens: Length of the answer.
-        num_rounds: Target passes; 0 where they were not counted.
-        total_draft_tokens: Draft tokens proposed.
-        accepted_per_position: Entry i: rounds in which draft position i was accepted.
+        drafted_per_round: Draft tokens that each target pass verified; empty where they were not counted.
+        accepted_per_round: Of these, those that became output.
         draft_length: Draft tokens per round that the request asked for; None for the server's choice.
         prompt_id: Names prompt and sampling, so that equal names should have equal answers.
         session_id: "" for a request of its own.
         output_hash: ``output_hash`` of the answer's tokens; "" without an answer.
         tokens: How a replay compares with what the candidate should say (``ArmTable.replays_match``); "" if
             it was not compared.
+        num_common_tokens: Output tokens with which both a replay and the stable pair's answer begin; None
+            without two answers.
         divergence: Both texts, where ``tokens`` is "diverged".
     """
 
@@ -92,14 +93,14 @@ class Observation:
     ttft_s: float | None = None
     e2e_latency_s: float | None = None
     num_output_tokens: int = 0
-    num_rounds: int = 0
-    total_draft_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
+    drafted_per_round: tuple[int, ...] = ()
+    accepted_per_round: tuple[int, ...] = ()
     draft_length: int | None = None
     prompt_id: str = ""
     session_id: str = ""
     output_hash: str = ""
     tokens: Literal["", "equal", "diverged"] = ""
+    num_common_tokens: int | None = None
     divergence: Divergence | None = None
 
     def to_line(self) -> bytes:

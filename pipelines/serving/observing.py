@@ -54,16 +54,18 @@ def answer_observed(observation: Observation, outputs: Tensors, output_ids: Sequ
         outputs: Of the last response.
         output_ids: Of the whole answer.
     """
-    counts: dict[str, Any] = {}
-    if "num_rounds" in outputs:  # else the target alone answered
-        counts = {
-            "num_rounds": int(outputs["num_rounds"].item()),
-            "total_draft_tokens": int(outputs["total_draft_tokens"].item()),
-            "accepted_per_position": tuple(outputs["accepted_per_position"].reshape(-1).tolist()),
-        }
+    rounds: dict[str, Any] = {}
+    names = "drafted_per_round", "accepted_per_round"
+    if set(names) <= set(outputs):  # else the target alone answered
+        rounds = {name: tuple(outputs[name].reshape(-1).tolist()) for name in names}
     return replace(
-        observation, num_output_tokens=len(output_ids), output_hash=output_hash(output_ids), **counts
+        observation, num_output_tokens=len(output_ids), output_hash=output_hash(output_ids), **rounds
     )
+
+
+def num_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both answers begin."""
+    return count_accepted(np.array(one, np.int32), np.array(other, np.int32))
 
 
 def failure_of(error: DraftproofError) -> Failure:
@@ -86,12 +88,11 @@ def compared(
     def text(ids: Sequence[int]) -> str:
         return vocabulary.join(ids).decode("utf-8", "replace")
 
-    first_difference = count_accepted(np.array(expected_ids, np.int32), np.array(candidate_ids, np.int32))
     divergence = Divergence(
         text(call.tensors["input_ids"].reshape(-1).tolist()),
         expected_of,
         text(expected_ids),
         text(candidate_ids),
-        first_difference,
+        num_common_tokens(expected_ids, candidate_ids),
     )
     return replace(observation, tokens="diverged", divergence=divergence)

@@ -22,7 +22,13 @@ from pipelines.routing.observation import Observation
 from pipelines.routing.open_requests import OpenRequests, unix_time_s
 from pipelines.routing.shadow import Shadow
 from pipelines.serving.local_calls import Call, Tensors, stream
-from pipelines.serving.observing import answer_observed, compared, failure_of, is_comparable
+from pipelines.serving.observing import (
+    answer_observed,
+    compared,
+    failure_of,
+    is_comparable,
+    num_common_tokens,
+)
 from pipelines.serving.triton_wire import scalar_tensor
 from pipelines.text.vocabulary import Vocabulary
 
@@ -112,7 +118,9 @@ class Replays:
             outputs = await _whole_answer(socket, answered.call)
             output_ids = _ids(outputs)
             observation = replace(
-                answer_observed(observation, outputs, output_ids), e2e_latency_s=unix_time_s() - arrived_at_s
+                answer_observed(observation, outputs, output_ids),
+                e2e_latency_s=unix_time_s() - arrived_at_s,
+                num_common_tokens=num_common_tokens(answered.output_ids, output_ids),
             )
             if is_comparable(answered.call):
                 observation = await self._compared(observation, answered, output_ids, table, socket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
@@ -107,6 +107,7 @@ class SpeculativeAnswerer:
         """One response per chunk, with the counts so far."""
         request = call.request
         statistics = SpeculationStatistics(self._lengths.max_draft_len)
+        rounds_so_far: list[tuple[int, int]] = []
         chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
         wanted = call.num_draft_tokens
         if wanted is None:
@@ -120,6 +121,7 @@ class SpeculativeAnswerer:
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
                 self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
+                rounds_so_far.append((outcome.num_draft_tokens, outcome.num_accepted_tokens))
                 output = Output(
                     outcome.token_ids,
                     outcome.finish_reason,
@@ -133,6 +135,7 @@ class SpeculativeAnswerer:
                         "accepted_mask": chunk.accepted_mask.reshape(1, -1),
                         **count_tensors(statistics),
                         "draft_length": text_tensor(used),
+                        **(round_tensors(rounds_so_far) if chunk.is_final else {}),
                     }
                     yield outputs, chunk.is_final
 
@@ -175,6 +178,12 @@ def count_tensors(counts: SpeculationStatistics) -> Outputs:
         "accepted_per_position": np.array([counts.accepted_per_position], dtype=np.int32),
         "acceptance_rate": scalar_tensor(0.0 if rate is None else rate, np.float32),
     }
+
+
+def round_tensors(rounds: Sequence[tuple[int, int]]) -> Outputs:
+    """What each round of a whole answer verified and accepted; by it two pairs are compared."""
+    drafted, accepted = np.array(rounds, np.int32).reshape(-1, 2).T
+    return {"drafted_per_round": drafted.reshape(1, -1), "accepted_per_round": accepted.reshape(1, -1)}
 
 
 def load_speculative_model(parameters: ModelParameters, backend: Any) -> GenerationModel:

@@ -36,7 +36,7 @@ class Drill:
 GOOD = Drill("a good candidate", "promoted", 6000, "every loss is within its limit")
 TOKENIZER = Drill("a wrong tokenizer", "rolled_back", 100, "tokenizer", has_other_tokenizer=True)
 DIVERGING = Drill("another output for 1 % of prompts", "rolled_back", 1000, "fail: tokens", "diverging")
-LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 1500, "acceptance", "less accepted")
+LESS_ACCEPTED = Drill("acceptance cut by 20 %", "rolled_back", 1500, "acceptance|survival", "less accepted")
 SLOWER = Drill("30 % slower", "rolled_back", 4000, "ttft|itl|e2e_tail|speed_up", "slower")
 FAILING = Drill("2 % of requests fail", "rolled_back", 3000, "errors", "failing")
 CRASHING = Drill("its process crashes", "rolled_back", 1500, _GONE, "crashing")

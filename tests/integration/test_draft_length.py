@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipelines.canary.analysis.matched_rounds import matched_rounds
+from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.client import Client, CompletionRequest, Generation
+from pipelines.client.any_model import connect_to_models
 from pipelines.deploy import Server
+from pipelines.deploy.ports import HOST
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
 
 pytestmark = pytest.mark.triton
@@ -116,3 +121,41 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
         )
 
     assert wait_until(counts_agree)
+
+
+def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(server: Server) -> None:
+    """What a candidate is judged by, and what is not: counts of the whole answer depend on the length."""
+    models = connect_to_models(f"grpc://{HOST}:{server.ports.grpc}")
+
+    def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], ObservedRequest]:
+        model = models.describe("generate_unary")
+        given = {"text_input": prompt, "max_tokens": 60, "end_id": -1, "num_draft_tokens": num_draft_tokens}
+        inputs = {name: model.tensor(name, [value]) for name, value in {**given, **others}.items()}
+        [outputs] = models.infer(model, inputs)
+        drafted, accepted = (
+            tuple(outputs[name].reshape(-1).tolist()) for name in ("drafted_per_round", "accepted_per_round")
+        )
+        output_ids = outputs["output_ids"].reshape(-1).tolist()
+        assert (sum(drafted), sum(accepted), len(drafted)) == tuple(
+            outputs[name].item()
+            for name in ("total_draft_tokens", "total_accepted_draft_tokens", "num_rounds")
+        )
+        assert len(output_ids) <= sum(accepted) + len(drafted) <= len(output_ids) + 1
+        answer = ObservedRequest("r", "candidate", 0.0, "low", num_common_tokens=len(output_ids))
+        return output_ids, replace(answer, drafted_per_round=drafted, accepted_per_round=accepted)
+
+    num_matched = 0
+    rates = []
+    for seed, prompt in enumerate(PROMPTS):
+        for temperature in (0.0, 0.9):
+            (few_ids, few), (many_ids, many) = (
+                ask(prompt, length, temperature=temperature, seed=seed) for length in (1, MAX_DRAFT_LEN)
+            )
+            assert few_ids == many_ids
+            matched = matched_rounds(few, many)
+            num_matched += len(matched)
+            assert [each.by_candidate for each in matched] == [each.by_baseline for each in matched]
+            rates.append([each.total_accepted_draft_tokens / each.total_draft_tokens for each in (few, many)])
+    models.close()
+    assert num_matched >= 100
+    assert any(few != many for few, many in rates)

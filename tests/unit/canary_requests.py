@@ -20,7 +20,7 @@ def limits(**changes: Any) -> Limits:
 
 
 def request(number: int, arm: str = "candidate", **changes: Any) -> ObservedRequest:
-    """An answer of 16 tokens in 4 rounds of 4 draft tokens, 12 of which were accepted."""
+    """An answer of 16 tokens to a client, in 4 rounds of 4 draft tokens, 12 of which were accepted."""
     given: dict[str, Any] = {
         "request_id": f"{arm}-{number}",
         "arm": arm,
@@ -29,18 +29,28 @@ def request(number: int, arm: str = "candidate", **changes: Any) -> ObservedRequ
         "ttft_s": 0.02,
         "e2e_latency_s": 0.17,
         "num_output_tokens": 16,
-        "num_rounds": 4,
-        "total_draft_tokens": 16,
-        "accepted_per_position": (4, 3, 3, 2),
-        "tokens": "equal" if arm == "candidate" else "",
+        "drafted_per_round": (4, 4, 4, 4),
+        "accepted_per_round": (4, 3, 4, 1),
     }
     return ObservedRequest(**{**given, **changes})
 
 
 def failed(number: int, arm: str = "candidate", failure: str = "error") -> ObservedRequest:
     """A request without an answer."""
-    nothing = {"ttft_s": None, "e2e_latency_s": None, "num_output_tokens": 0, "num_rounds": 0}
-    return request(number, arm, failure=failure, total_draft_tokens=0, tokens="", **nothing)
+    nothing = {"ttft_s": None, "e2e_latency_s": None, "num_output_tokens": 0}
+    rounds = {"drafted_per_round": (), "accepted_per_round": ()}
+    return request(number, arm, failure=failure, **nothing, **rounds)
+
+
+def replay(number: int, **changes: Any) -> ObservedRequest:
+    """The candidate's answer to what the stable pair answered under this number, compared with that."""
+    repeated = {
+        "request_id": f"stable-{number}",
+        "is_replay": True,
+        "tokens": "equal",
+        "num_common_tokens": 16,
+    }
+    return request(number, "candidate", **{**repeated, **changes})
 
 
 def recorded_traffic() -> list[ObservedRequest]:
@@ -50,6 +60,7 @@ def recorded_traffic() -> list[ObservedRequest]:
     found = []
     for number, line in enumerate(lines[1:]):
         fields = dict(zip(columns, json.loads(line), strict=True))
-        fields["accepted_per_position"] = tuple(fields["accepted_per_position"])
-        found.append(ObservedRequest(request_id=str(number), arrived_at_s=float(number), **fields))
+        found.append(
+            ObservedRequest.from_document({"request_id": str(number), "arrived_at_s": number, **fields})
+        )
     return found

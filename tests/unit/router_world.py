@@ -45,6 +45,11 @@ def outputs_of(tokens: bytes, end: int, *, drafts: bool = True) -> Tensors:
             "total_draft_tokens": scalar_tensor(8, np.int32),
             "accepted_per_position": np.array([[3, 1]], np.int32),
         }
+        if end == len(ANSWER):
+            outputs |= {
+                "drafted_per_round": np.array([[0, 2, 4, 2]], np.int32),
+                "accepted_per_round": np.array([[0, 2, 1, 1]], np.int32),
+            }
     return outputs
 
 

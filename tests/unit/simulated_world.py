@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from pipelines.canary.rollout import Rollout
 from pipelines.errors import RepositoryError, ServerUnavailableError
 from pipelines.routing.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
 from pipelines.routing.observation import Divergence, Observation
-from pipelines.routing.observation_log import read_observations
+from pipelines.routing.observation_log import log_end, read_observations
 from tests.unit.canary_requests import limits, recorded_traffic
 
 BEGAN_AT_S = 1_700_000_000.0
@@ -167,6 +168,9 @@ class SimulatedWorld:
     def observations(self, offset: int) -> tuple[list[Observation], int]:
         return read_observations(self._log, offset)
 
+    def observations_end(self) -> int:
+        return log_end(self._log)
+
     def is_answering(self, socket: str) -> bool:
         return bool(self.state["is_loaded"]) and not self._has_crashed
 
@@ -237,7 +241,8 @@ class SimulatedWorld:
         self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
     ) -> bytes:
         pool = self._pools[common["band"]]["control" if arm == "control" else "stable"]
-        drawn = replace(pool[int(rng.integers(len(pool)))], tokens="equal" if "is_replay" in more else "")
+        place = zlib.crc32(common["request_id"].encode()) % len(pool)  # that of what a replay repeats
+        drawn = replace(pool[place], tokens="equal" if "is_replay" in more else "")
         if arm == "candidate":
             drawn = self._fault.apply(drawn, rng)
             if "is_replay" not in more:
@@ -252,10 +257,10 @@ class SimulatedWorld:
             ttft_s=drawn.ttft_s,
             e2e_latency_s=drawn.e2e_latency_s,
             num_output_tokens=drawn.num_output_tokens,
-            num_rounds=drawn.num_rounds,
-            total_draft_tokens=drawn.total_draft_tokens,
-            accepted_per_position=drawn.accepted_per_position,
+            drafted_per_round=drawn.drafted_per_round,
+            accepted_per_round=drawn.accepted_per_round,
             tokens=cast(Any, drawn.tokens),
+            num_common_tokens=drawn.num_output_tokens if "is_replay" in more else None,
             divergence=Divergence("1 + 1 =", "stable", " 2", " 3", 0) if drawn.tokens == "diverged" else None,
             **more,
         ).to_line()

@@ -47,7 +47,7 @@ class Simulated:
     """Makes worlds whose time passes when the controller would wait."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault = NO_FAULT) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.world = SimulatedWorld(folder, fault)
         self.sockets: list[str] = []
         monkeypatch.setattr(starting, "Controller", self._controller)
@@ -108,6 +108,16 @@ def test_a_good_candidate_ends_in_zero(
     shown = capsys.readouterr()
     assert last_line(shown.out)["verdict"] == "pass"
     assert re.findall(r"^\d\d:\d\d:\d\d  (\S+)", shown.err, re.MULTILINE)[-2:] == ["settling", "promoted"]
+
+
+def test_what_was_noted_before_a_rollout_is_not_read_by_it(
+    roll_out: Callable[..., int], tmp_path: Path
+) -> None:
+    """As an update leaves it: lines of another version, of a rollout that ended."""
+    log = tmp_path / "world" / "observations.jsonl.000000000000000"
+    log.parent.mkdir()
+    log.write_text('{"format": 1, "canary_id": "c0"}\n')
+    assert roll_out() == 0
 
 
 def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(

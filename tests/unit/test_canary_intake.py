@@ -22,13 +22,13 @@ ANSWER = Observation(
     ttft_s=0.02,
     e2e_latency_s=0.3,
     num_output_tokens=16,
-    num_rounds=4,
-    total_draft_tokens=16,
-    accepted_per_position=(4, 3, 3, 2),
+    drafted_per_round=(4, 4, 4, 4),
+    accepted_per_round=(4, 3, 4, 1),
     prompt_id="p1",
     session_id="s1",
     is_replay=True,
     tokens="equal",
+    num_common_tokens=16,
 )
 
 

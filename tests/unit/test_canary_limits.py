@@ -46,7 +46,7 @@ def test_the_default_limits_are_those_of_the_issue() -> None:
         ({"confidence": 1}, "confidence=1; a number between 0.5 and 1"),
         ({"confidence": 0.05}, "confidence=0.05"),  # meant as alpha: whatever was seen would pass
         ({"quantile": 1}, "quantile=1"),
-        ({"least_band_share": 0.34}, "least_band_share=0.34; a number between 0 and 0.333333"),
+        ({"least_share": 0.34}, "least_share=0.34; a number between 0 and 0.333333"),
         ({"quantile": float("inf")}, "quantile=inf"),
         ({"survival_positions": 0}, "survival_positions=0"),
         ({"min_requests": 0}, "min_requests=0; a whole number"),

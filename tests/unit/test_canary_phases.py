@@ -278,13 +278,43 @@ def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, sh
     assert weights["candidate"] + share * weights["stable"] <= max(weights["stable"], weight) + 1e-3
 
 
-@pytest.mark.parametrize("is_text_shown", [False, True])
+@pytest.mark.parametrize("needs_replays", [False, True])
 @pytest.mark.parametrize("weight", [0.25, 0.4])
-def test_a_step_in_which_nothing_is_repeated_waits_until_the_text_is_shown(
-    weight: float, is_text_shown: bool
+def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_they_can(
+    weight: float, needs_replays: bool
 ) -> None:
     plan = replace(PLAN, steps=(Step(weight, 20, 6.0),))
-    found = Judged("inconclusive", "go_on", "inconclusive: ttft", is_text_shown)
+    found = Judged("inconclusive", "go_on", "inconclusive: ttft", needs_replays)
     facts = Facts(NOW_S + 60, judged=found, num_replays=1000)
     following = decide(Position("shadow", NOW_S), facts, plan).position.phase
-    assert following == ("step/1" if is_text_shown or weight == 0.25 else "shadow")
+    assert following == ("shadow" if needs_replays and weight == 0.4 else "step/1")
+
+
+def test_replays_that_show_nothing_end_a_rollout_whose_next_step_has_none() -> None:
+    plan = replace(PLAN, steps=(Step(0.4, 20, 6.0),))
+    found = Judged("inconclusive", "go_on", "inconclusive: tokens")
+    facts = Facts(NOW_S + 60, judged=found, num_replays=plan.max_pairs - 1)
+    shadow = Position("shadow", NOW_S)
+    assert decide(shadow, facts, plan).position.phase == "shadow"
+    ended = decide(shadow, replace(facts, num_replays=plan.max_pairs), plan)
+    assert ended.position.phase == "rolling_back"
+    assert ended.reason == f"not shown by {plan.max_pairs} replays: inconclusive: tokens"
+    assert ended.evidence["verdict"] == "inconclusive"
+    shown = replace(facts, num_replays=plan.max_pairs, judged=replace(found, needs_replays=False))
+    assert decide(shadow, shown, plan).position.phase == "step/1"
+
+
+def test_a_step_without_replays_goes_back_for_more_if_the_last_ones_were_needed() -> None:
+    plan = replace(PLAN, steps=(Step(0.4, 20, 6.0),))
+    step = Position("step/1", NOW_S, 3)
+    reopened = Judged("inconclusive", "go_on", "inconclusive: survival/3")
+    facts = Facts(NOW_S + 1, judged=reopened, num_pairs=30, num_replays=500)
+    back = decide(step, facts, plan)
+    assert (back.position.phase, back.position.num_pairs_before) == ("shadow", 500)
+    assert "leave open again" in back.reason
+    shown = replace(facts, now_s=NOW_S + 60, judged=replace(reopened, needs_replays=False), num_pairs=80)
+    assert decide(back.position, replace(shown, num_replays=549), plan).position.phase == "shadow"
+    again = decide(back.position, replace(shown, num_replays=550), plan)
+    assert (again.position.phase, again.position.num_pairs_before) == ("step/1", 80)
+    repeating = replace(PLAN, steps=(Step(0.1, 20, 6.0),))
+    assert decide(step, facts, repeating).position.phase == "step/1"

@@ -10,7 +10,7 @@ import pytest
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.record import RolloutRecord, Transition, judgement
 from pipelines.errors import CanaryError
-from tests.unit.canary_requests import LIMITS, failed, limits, request
+from tests.unit.canary_requests import LIMITS, failed, limits, replay, request
 from tests.unit.canary_rollouts import rollout
 
 
@@ -68,13 +68,13 @@ def test_what_is_decided_stays_so_whatever_the_requests_say(
 
 
 def passing() -> tuple[ObservedRequest, ...]:
-    """As many equal requests as every loss needs."""
-    arms = ("candidate", "stable", "control")
-    return tuple(
-        request(number, arm, request_id=f"{arm}-{number}", e2e_latency_s=0.17 * (1 + (arm == "control")))
-        for number in range(1500)
-        for arm in arms
-    )
+    """As many equal requests as every loss needs, half of them replayed."""
+    found = []
+    for number in range(1500):
+        found += [request(number), request(number, "stable")]
+        found += [request(number, "control", e2e_latency_s=0.34)]
+        found += [replay(number)] if number % 2 else []
+    return tuple(found)
 
 
 @pytest.mark.parametrize(("phase", "action"), [("step/1", "go_on"), ("paused", "hold"), ("shadow", "go_on")])

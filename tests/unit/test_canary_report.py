@@ -17,12 +17,12 @@ import pytest
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.simulation import Plan
 from pipelines.canary.html_page import as_html
-from pipelines.canary.plots import acceptance_by_position, charts_of, evidence_chart
+from pipelines.canary.plots import acceptance_by_position, charts_of, evidence_chart, matched_by_position
 from pipelines.canary.record import RolloutRecord, Transition
 from pipelines.canary.report import CanaryReport, as_document, report_of
 from pipelines.errors import CanaryError
 from tests.headless_browser import NAMES, Browser, find_browser
-from tests.unit.canary_requests import failed, recorded_traffic, request
+from tests.unit.canary_requests import failed, recorded_traffic, replay, request
 from tests.unit.canary_rollouts import rollout
 
 BEGAN_S = 1_700_000_000.0
@@ -33,7 +33,7 @@ NO_BROWSER = f"no browser is installed: looked for {', '.join(NAMES)}"
 
 
 def traffic(num: int, seed: int = 0) -> list[ObservedRequest]:
-    """Requests of all arms, drawn from recorded ones, two a second."""
+    """Requests of all arms, drawn from recorded ones, two a second; the stable pair's are replayed."""
     rng = random.Random(seed)
     recorded = recorded_traffic()
     pools = {arm: [each for each in recorded if each.arm == arm] for arm in ("stable", "control")}
@@ -41,15 +41,12 @@ def traffic(num: int, seed: int = 0) -> list[ObservedRequest]:
     for number in range(num):
         arm = rng.choice(("stable", "candidate", "candidate", "stable", "control"))
         drawn = rng.choice(pools["control" if arm == "control" else "stable"])
-        found.append(
-            replace(
-                drawn,
-                request_id=f"{arm}-{number}",
-                arm=arm,
-                arrived_at_s=BEGAN_S + 60 + number / 2,
-                tokens="equal" if arm == "candidate" else "",
-            )
-        )
+        at_s = BEGAN_S + 60 + number / 2
+        asked = replace(drawn, request_id=f"{arm}-{number}", arm=arm, arrived_at_s=at_s)
+        found.append(asked)
+        if arm == "stable":
+            repeated = {"arm": "candidate", "is_replay": True, "tokens": "equal"}
+            found.append(replace(asked, **repeated, num_common_tokens=drawn.num_output_tokens))
     return found
 
 
@@ -165,10 +162,16 @@ def test_a_candidate_that_waits_for_a_person_has_a_report_with_what_it_lost() ->
     assert "+10.00%" in page and "no number more would decide" in page
 
 
-def test_acceptance_is_counted_by_position_over_rounds() -> None:
-    seen = [request(0), request(1, accepted_per_position=(4, 0, 0, 0)), request(2, "stable")]
-    assert acceptance_by_position(seen, "candidate") == (1.0, 3 / 8, 3 / 8, 2 / 8)
+def test_acceptance_is_counted_by_position_over_the_rounds_that_drafted_it() -> None:
+    seen = [request(0), request(1, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0))]
+    assert acceptance_by_position(seen, "candidate") == (5 / 6, 3 / 5, 3 / 4, 2 / 4)
     assert acceptance_by_position(seen, "control") == ()
+
+
+def test_replays_are_shown_beside_what_they_repeat_cut_to_one_depth() -> None:
+    shallow = replay(0, drafted_per_round=(2, 2, 3), accepted_per_round=(1, 2, 1))
+    found = matched_by_position([request(0, "stable"), shallow, request(1)])
+    assert found == {"stable": (1.0, 1.0, 1.0), "candidate": (1.0, 0.0, 0.0)}
 
 
 def test_requests_that_failed_are_missing_at_the_end_of_the_curves() -> None:
@@ -179,8 +182,8 @@ def test_requests_that_failed_are_missing_at_the_end_of_the_curves() -> None:
 
 
 def test_replays_have_no_times() -> None:
-    titles = [chart.title for chart in charts_of(rollout(requests=(request(0, is_replay=True),)))]
-    assert titles == ["Acceptance by draft position"]
+    titles = [chart.title for chart in charts_of(rollout(requests=(replay(0),)))]
+    assert titles == ["Acceptance by draft position, all requests"]
 
 
 def test_weights_are_steps_that_last_until_the_end() -> None:
@@ -266,9 +269,15 @@ def test_the_page_is_whole_in_a_browser(browser: Browser, pages: dict[str, Path]
 def test_the_failed_rollout_shows_every_plot(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["failed"])
     titles = [plot["title"] for plot in browser.value(PLOTS)]
-    begins = ["Weights", "Acceptance by draft position", "Time to first token", "Time per output token"]
-    assert titles[:5] == [*begins, "End-to-end latency"]
-    losses = [title.partition(":")[0] for title in titles[5:]]
+    assert titles[:6] == [
+        "Weights",
+        "Acceptance by draft position, replays beside what they repeat",
+        "Acceptance by draft position, all requests",
+        "Time to first token",
+        "Time per output token",
+        "End-to-end latency",
+    ]
+    losses = [title.partition(":")[0] for title in titles[6:]]
     assert {"tokens", "errors", "ttft", "e2e_tail", "survival/1", "speed_up/low"} <= set(losses)
 
 

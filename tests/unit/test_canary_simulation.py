@@ -19,6 +19,7 @@ from pipelines.canary.analysis import bets, counts, verdict
 from pipelines.canary.analysis.counts import FloatArray, Side
 from pipelines.canary.analysis.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from pipelines.canary.analysis.limits import Limit, Limits
+from pipelines.canary.analysis.matched_rounds import matched_rounds
 from pipelines.canary.analysis.sections import analysis_section, simulation_section
 from pipelines.canary.analysis.simulation import Plan, Simulation, looks, simulate
 from pipelines.canary.analysis.verdict import analyse
@@ -136,9 +137,12 @@ def test_faults_change_what_they_say() -> None:
     rng = np.random.default_rng(0)
     answers = [request(number) for number in range(2000)]
     cut = [less_accepted(0.2).apply(each, rng) for each in answers]
-    accepted = sum(each.total_accepted_draft_tokens for each in cut)
-    assert accepted / (2000 * 12) == pytest.approx(0.8, abs=0.01)
-    assert all(each.e2e_latency_s > 0.17 for each in cut if each.total_accepted_draft_tokens < 12)  # type: ignore[operator]
+    repeated = request(0, "stable")
+    answers_again = [replace(each, num_common_tokens=16) for each in cut]
+    matched = [both for each in answers_again for both in matched_rounds(each, repeated)]
+    share = sum(each.by_candidate for each in matched) / sum(each.by_baseline for each in matched)
+    assert share == pytest.approx(0.8, abs=0.01)
+    assert all(each.e2e_latency_s > 0.17 for each in cut if each.num_rounds > 4)  # type: ignore[operator]
     assert {each.ttft_s for each in cut} == {0.02}
     slow = slower(0.3).apply(answers[0], rng)
     assert (slow.ttft_s, slow.e2e_latency_s, slow.itl_s) == pytest.approx((0.026, 0.221, 0.013))

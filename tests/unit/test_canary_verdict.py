@@ -13,7 +13,7 @@ from pipelines.canary.analysis.metrics import metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.verdict import Analysis, Judged, analyse, judge
 from pipelines.errors import CanaryError
-from tests.unit.canary_requests import SLO, failed, limits, request
+from tests.unit.canary_requests import SLO, failed, limits, replay, request
 
 LENIENT = limits(
     errors=Limit(0.05, 0.01),
@@ -26,14 +26,25 @@ LENIENT = limits(
 )
 
 
+FIRST_REFUSED = {"drafted_per_round": (4, 3, 4, 4, 4), "accepted_per_round": (0, 3, 3, 4, 1)}
+"""The first of four proposals is refused from its first token on: a third of the accepted tokens."""
+
+LAST_REFUSED = {"drafted_per_round": (4, 4, 4, 0, 4), "accepted_per_round": (4, 3, 3, 0, 1)}
+"""Of the third proposal the last token is refused: 8 % of the accepted ones, half of those in position 4."""
+
+
 def rollout(num: int, **candidate: Any) -> list[ObservedRequest]:
-    """Three arms that answer alike but for what is said; the target alone takes three times as long."""
+    """Three arms that answer alike but for what is said; the target alone takes three times as long.
+
+    The candidate repeats all that the stable pair answers.
+    """
     stable = [request(number, "stable") for number in range(num)]
     control = [
-        request(number, "control", e2e_latency_s=0.5, accepted_per_position=(), num_rounds=0)
+        request(number, "control", e2e_latency_s=0.5, drafted_per_round=(), accepted_per_round=())
         for number in range(num)
     ]
-    return [*stable, *control, *(request(number, **candidate) for number in range(num))]
+    own = [each(number, **candidate) for number in range(num) for each in (request, replay)]
+    return [*stable, *control, *own]
 
 
 def judged(analysis: Analysis, name: str) -> Judged:
@@ -118,9 +129,9 @@ def test_nothing_observed_is_inconclusive() -> None:
 @pytest.mark.parametrize(
     ("candidate", "name"),
     [
-        ({"accepted_per_position": (3, 2, 2, 1)}, "acceptance_rate"),
-        ({"num_rounds": 6}, "acceptance_length"),
-        ({"accepted_per_position": (4, 4, 3, 1)}, "survival/4"),
+        (FIRST_REFUSED, "acceptance_rate"),
+        (FIRST_REFUSED, "acceptance_length"),
+        (LAST_REFUSED, "survival/4"),
         ({"ttft_s": 0.03}, "ttft"),
         ({"e2e_latency_s": 0.24}, "itl"),
         ({"e2e_latency_s": 0.24}, "e2e_tail"),
@@ -137,12 +148,12 @@ def test_each_loss_is_found(candidate: dict[str, Any], name: str) -> None:
 
 
 def test_a_loss_between_both_limits_holds_and_no_sample_would_decide() -> None:
-    analysis = analyse(rollout(2000, accepted_per_position=(4, 3, 2, 2)), LENIENT, SLO)  # 8 % less
+    analysis = analyse(rollout(2000, **LAST_REFUSED), LENIENT, SLO)
     rate = judged(analysis, "acceptance_rate")
     assert (rate.verdict, rate.is_held, rate.still_needed) == ("inconclusive", True, None)
-    assert analysis.action == "hold" or analysis.verdict == "fail"  # of survival/3 a third is gone
-    allowed = replace(LENIENT, survival=Limit(0.5, 0.5))
-    held = analyse(rollout(2000, accepted_per_position=(4, 3, 2, 2)), allowed, SLO)
+    assert words(analysis)["survival/4"] == "fail"
+    allowed = replace(LENIENT, survival=Limit(0.6, 0.6))
+    held = analyse(rollout(2000, **LAST_REFUSED), allowed, SLO)
     assert (held.verdict, held.action, held.still_needed) == ("inconclusive", "hold", None)
 
 
@@ -162,7 +173,7 @@ def test_an_exact_runtime_excuses_no_tie_and_a_batch_dependent_one_bounds_what_i
 
 
 def test_two_answers_to_one_prompt_are_one_trial() -> None:
-    requests = [request(number, prompt_id=f"p{number % 10}") for number in range(500)]
+    requests = [replay(number, prompt_id=f"p{number % 10}") for number in range(500)]
     analysis = analyse(requests, LENIENT, SLO)
     assert judged(analysis, "tokens").metric.measure.num == 10
     first_wrong = [replace(requests[0], tokens="diverged"), *requests[1:]]
@@ -184,9 +195,12 @@ def test_failures_count_where_speed_is_compared_and_answers_without_tokens_do_no
     requests = rollout(100)
     metrics = {metric.name: metric for metric in metrics_of(requests, LENIENT, SLO)}
     assert metrics["itl"].measure.num == 100
-    requests[-1] = failed(99)
-    requests[-2] = request(98, num_output_tokens=1, ttft_s=0.17)
-    requests[-3] = request(97, num_output_tokens=0, ttft_s=None)
+    others = {
+        "candidate-99": failed(99),
+        "candidate-98": request(98, num_output_tokens=1, ttft_s=0.17),
+        "candidate-97": request(97, num_output_tokens=0, ttft_s=None),
+    }
+    requests = [others.get(each.request_id, each) for each in requests]
     measures = {metric.name: metric.measure for metric in metrics_of(requests, LENIENT, SLO)}
     nums = {
         name: measures[name].num for name in ("errors", "goodput", "ttft", "itl", "e2e_tail", "speed_up/low")
@@ -195,17 +209,16 @@ def test_failures_count_where_speed_is_compared_and_answers_without_tokens_do_no
 
 
 def test_replays_tell_of_tokens_acceptance_and_errors_but_not_of_time() -> None:
-    stable = [request(number, "stable", request_id=f"r{number}") for number in range(100)]
-    replays = [
-        request(number, request_id=f"r{number}", is_replay=True, e2e_latency_s=9.0) for number in range(100)
-    ]
+    stable = [request(number, "stable") for number in range(100)]
+    replays = [replay(number, e2e_latency_s=9.0) for number in range(100)]
     nums = {metric.name: metric.measure.num for metric in metrics_of([*stable, *replays], LENIENT, SLO)}
     assert {name for name, num in nums.items() if num == 100} == {
         *("tokens", "errors", "acceptance_rate", "acceptance_length"),
         *(f"survival/{position}" for position in range(1, 5)),
     }
     timed = {"timeouts", "goodput", "ttft", "itl", "e2e_tail"}
-    assert {name for name, num in nums.items() if num == 0} == {*timed, "speed_up/low"}
+    assert {name for name, num in nums.items() if num == 0} == timed
+    assert "speed_up/low" not in nums, "the candidate has answered no client"
     live = [request(number) for number in range(100, 160)]
     both = {metric.name: metric.measure for metric in metrics_of([*stable, *replays, *live], LENIENT, SLO)}
     assert {both[name].num for name in timed} == {1}  # one stable request was the latest for all of them
@@ -218,12 +231,64 @@ def test_a_load_band_without_a_limit_is_refused() -> None:
 
 
 def test_a_load_band_in_which_few_requests_arrive_withholds_no_verdict() -> None:
-    bands = replace(
-        LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)}, least_band_share=0.1
-    )
+    bands = replace(LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)}, least_share=0.1)
     few = [replace(each, band="high") for each in rollout(60)]
-    replays = [request(number, band="high", is_replay=True) for number in range(600)]
+    replays = [replay(number, band="high") for number in range(600)]
     assert "speed_up/high" not in words(analyse(rollout(600), bands, SLO))
     assert "speed_up/high" not in words(analyse([*rollout(541), *few, *replays], bands, SLO))
     assert words(analyse([*rollout(539), *few], bands, SLO))["speed_up/high"] == "pass"
-    assert words(analyse([*rollout(30), *few[:15]], bands, SLO))["speed_up/high"] == "inconclusive"
+    seldom = [each for each in few if each.arrived_at_s < 15]
+    assert words(analyse([*rollout(30), *seldom], bands, SLO))["speed_up/high"] == "inconclusive"
+
+
+def test_a_draft_position_that_is_seldom_drafted_withholds_no_verdict() -> None:
+    def with_deep_ones(num: int) -> dict[str, str]:
+        """Of 600 answers so many draft four tokens in a round, and the others two."""
+        shallow = {"drafted_per_round": (2, 2, 2, 2, 2, 0), "accepted_per_round": (2, 2, 2, 2, 2, 0)}
+        requests = [
+            replace(each, **shallow) if each.drafted_per_round and each.arrived_at_s >= num else each
+            for each in rollout(600)
+        ]
+        return words(analyse(requests, LENIENT, SLO))
+
+    assert set(with_deep_ones(30)) >= {"survival/1", "survival/2"}
+    assert not {"survival/3", "survival/4"} & set(with_deep_ones(30))
+    assert with_deep_ones(31)["survival/4"] == "inconclusive"
+
+
+def test_acceptance_needs_replays_and_nothing_else_does_but_tokens() -> None:
+    requests = [each for each in rollout(600) if not each.is_replay]
+    needed = {each.name for each in metrics_of(requests, LENIENT, SLO) if each.by_replays}
+    assert needed == {"tokens", "acceptance_rate", "acceptance_length"}
+    lacking = {name for name, word in words(analyse(requests, LENIENT, SLO)).items() if word != "pass"}
+    assert lacking == needed
+
+
+def test_a_load_band_that_the_candidates_clients_never_met_withholds_no_verdict() -> None:
+    """Replays add to the load: in the shadow it may be higher than in the steps that follow."""
+    bands = replace(LENIENT, speed_up={"low": Limit(0.0, 0.03), "high": Limit(0.0, 0.03)})
+    shadow = [replace(each, band="high") for each in rollout(200) if each.is_replay or each.arm == "stable"]
+    assert "speed_up/high" not in words(analyse([*shadow, *rollout(600)], bands, SLO))
+
+
+def test_acceptance_is_not_judged_where_the_answers_of_another_target_part_before_anything_is_drafted() -> (
+    None
+):
+    def names(num_parted: int, **changes: Any) -> set[str]:
+        requests = [
+            replace(each, **changes) if each.is_replay and each.arrived_at_s < num_parted else each
+            for each in rollout(100)
+        ]
+        return {each.name for each in metrics_of(requests, LENIENT, SLO)}
+
+    parted = {
+        "num_common_tokens": 0,
+        "drafted_per_round": (0, 4, 4, 4, 4),
+        "accepted_per_round": (0, 3, 3, 4, 1),
+    }
+    assert "acceptance_rate" in names(95, **parted)
+    assert not {"acceptance_rate", "acceptance_length", "survival/1"} & names(96, **parted)
+    never_drafts = {"drafted_per_round": (0,) * 16, "accepted_per_round": (0,) * 16}
+    assert "acceptance_rate" in names(100, **never_drafts), (
+        "one that says the same and drafts nothing is judged"
+    )

@@ -318,7 +318,7 @@ def _drill(**changes: Any) -> dict[str, Any]:
 def test_the_drills_say_what_they_took_and_what_clients_noticed(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    about = {"num_clients": 4, "num_prompts": 300, "num_draft_tokens": 4}
+    about = {"num_clients": 4, "num_prompts": 300, "draft_length": "adaptive"}
     text = _fill("drills", {"drills": [_drill(**changes)], **about, **_about()}, tmp_path)
     assert "| its process crashes | rolled back | step/1 |" in text
     assert words in text

@@ -46,6 +46,7 @@ def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: 
     run(world, scenario())
     original, replay = world.close()
     assert (original.tokens, replay.tokens) == ("", tokens)
+    assert (original.num_common_tokens, replay.num_common_tokens) == (None, 5 if tokens == "diverged" else 11)
     assert (replay.arm, replay.is_replay, replay.request_id) == ("candidate", True, original.request_id)
     stable_call, candidate_call = (call for _, call in world.asked)
     assert stable_call.tensors["seed"].item() == candidate_call.tensors["seed"].item()
@@ -78,7 +79,8 @@ def test_a_replay_by_another_target_is_compared_with_that_target_alone(
 
     run(world, scenario())
     _, replay = world.close()
-    assert (replay.tokens, replay.is_replay, replay.total_draft_tokens) == (tokens, True, 8)
+    assert (replay.tokens, replay.is_replay, sum(replay.drafted_per_round)) == (tokens, True, 8)
+    assert replay.num_common_tokens == 5, "with the stable pair's answer, not with its own target's"
     assert [arm for arm, _ in world.asked] == ["stable", "candidate", "candidate"]
     assert len({call.tensors["seed"].item() for _, call in world.asked}) == 1
     assert [call.tensors.get("num_draft_tokens") for _, call in world.asked[:2]] == [None, None]

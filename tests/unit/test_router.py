@@ -187,8 +187,8 @@ def test_what_is_noted_is_what_was_answered(world: World) -> None:
     assert last["text_length"].item() == last["accepted_mask"].size == len(ANSWER)
     streamed, whole = world.close()
     assert streamed.request_id.startswith("mine/") and streamed.key == "mine"
-    assert (streamed.num_output_tokens, streamed.num_rounds, streamed.total_draft_tokens) == (11, 4, 8)
-    assert (streamed.accepted_per_position, streamed.draft_length) == ((3, 1), 2)
+    assert (streamed.num_output_tokens, streamed.drafted_per_round) == (11, (0, 2, 4, 2))
+    assert (streamed.accepted_per_round, streamed.draft_length) == ((0, 2, 1, 1), 2)
     assert streamed.ttft_s is not None and streamed.e2e_latency_s is not None
     assert 0 < streamed.ttft_s <= streamed.e2e_latency_s
     assert whole.ttft_s is None

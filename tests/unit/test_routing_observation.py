@@ -41,14 +41,14 @@ FULL = dataclasses.replace(
     ttft_s=0.125,
     e2e_latency_s=1.0,
     num_output_tokens=5,
-    num_rounds=2,
-    total_draft_tokens=6,
-    accepted_per_position=(2, 1, 0),
+    drafted_per_round=(3, 3),
+    accepted_per_round=(2, 1),
     draft_length=3,
     prompt_id="p",
     session_id="s1",
     output_hash=output_hash([1, 2]),
     tokens="diverged",
+    num_common_tokens=4,
     divergence=Divergence("Wie? \u2028\n\udcff", "own_target", "so\n", "anders", 4),
 )
 
@@ -98,7 +98,7 @@ def changed(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("line", "seen"),
     [
-        (changed(format=2), '"format": 2'),
+        (changed(format=1), '"format": 1'),
         (b"{}", "{}"),
         (b"[1]", "[1]"),
         (b"\xff", "\\xff"),
@@ -107,7 +107,7 @@ def changed(**changes: Any) -> bytes:
         (changed(band=""), "band=''"),
         (changed(ttft_s="fast"), "ttft_s='fast'"),
         (changed(is_replay=1), "is_replay=1"),
-        (changed(accepted_per_position=[1, True]), "accepted_per_position[1]=True"),
+        (changed(accepted_per_round=[1, True]), "accepted_per_round[1]=True"),
         (changed(fallback_from="stable"), "fallback_from='stable'"),
         (changed(divergence={"prompt": ""}), "divergence.expected_of"),
         (changed(draft_lenght=3), "draft_lenght"),

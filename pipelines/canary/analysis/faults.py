@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,15 +35,18 @@ def diverging(share: float) -> Fault:
 
 
 def less_accepted(drop: float) -> Fault:
-    """Of the accepted draft tokens such a share is not; the rounds that this costs take their time."""
+    """Of the rounds that accept something such a share does not, and another makes up for it, in its time."""
 
     def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
         if not request.num_rounds:
             return request
-        kept = tuple(int(rng.binomial(count, 1 - drop)) for count in request.accepted_per_position)
-        num_tokens = request.num_rounds + request.total_accepted_draft_tokens
-        slowed = _after_the_first(request, num_tokens / (request.num_rounds + sum(kept)))
-        return replace(slowed, accepted_per_position=kept)
+        rounds = []
+        for drafted, accepted in zip(request.drafted_per_round, request.accepted_per_round, strict=True):
+            if accepted and rng.random() < drop:
+                rounds += [(drafted, 0), (drafted - 1, accepted - 1)]
+            else:
+                rounds.append((drafted, accepted))
+        return with_rounds(_after_the_first(request, len(rounds) / request.num_rounds), rounds)
 
     return Fault(f"acceptance cut by {drop:.0%}", apply)
 
@@ -73,8 +76,8 @@ def failing(share: float) -> Fault:
             ttft_s=None,
             e2e_latency_s=None,
             num_output_tokens=0,
-            num_rounds=0,
-            total_draft_tokens=0,
+            drafted_per_round=(),
+            accepted_per_round=(),
             tokens="",
         )
 
@@ -84,6 +87,15 @@ def failing(share: float) -> Fault:
 NO_FAULT = Fault("no fault", lambda request, rng: request)
 
 DRILLS = (diverging(0.01), less_accepted(0.2), slower(0.3), failing(0.02))
+
+
+def with_rounds(request: ObservedRequest, rounds: Sequence[tuple[int, int]]) -> ObservedRequest:
+    """The same answer by other rounds, each of so many drafted and accepted tokens."""
+    return replace(
+        request,
+        drafted_per_round=tuple(drafted for drafted, _ in rounds),
+        accepted_per_round=tuple(accepted for _, accepted in rounds),
+    )
 
 
 def _after_the_first(request: ObservedRequest, factor: float) -> ObservedRequest:

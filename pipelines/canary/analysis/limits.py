@@ -31,7 +31,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "alpha": (0, 0.5),
     "confidence": (0.5, 1),
     "quantile": (0, 1),
-    "least_band_share": (0, 1 / 3),  # of three bands one has as much, so one is always judged
+    "least_share": (0, 1 / 3),  # of three bands one has as much, so one is always judged
     "tokens": _SHARE,
     "errors": _DIFFERENCE,
     "timeouts": _DIFFERENCE,
@@ -67,14 +67,16 @@ class Limits:
         runtime: "exact", where every token must be the target's own, or "batch_dependent", where ties are
             excused.
         quantile: Of the end-to-end latency, for ``e2e_tail``.
-        survival_positions: Draft positions, from the first, whose survival is judged.
+        survival_positions: Draft positions, from the first, whose survival is judged; those that are drafted
+            seldom are not.
         tokens: Share of prompts whose answer diverges; with "exact" a single one fails.
         errors: Rise of the share of requests that fail.
         timeouts: Rise of the share that time out.
         goodput: Fall of the share of requests that keep the SLO.
-        acceptance_rate: Relative drop, as of those that follow.
+        acceptance_rate: Relative drop, as of those that follow; all three where a replay and the answer that
+            it repeats drafted the same (``matched_rounds``).
         acceptance_length: Of tokens per round.
-        survival: Of rounds in which a position was accepted.
+        survival: Of the rounds that drafted a position, those that accepted it.
         manifest: Relative drop of acceptance rate, length and survival at the cold start, from what was
             measured at the build; not a matter of chance, so above ``pass_below`` it is held at once.
         ttft: Relative rise, as of those that follow.
@@ -83,8 +85,9 @@ class Limits:
         speed_up: Load band -> rise of the mean time over that of the target alone, answers of a length
             compared with such. The speed-up is one over 1 + this, so ``pass_below: 0`` asks for one above 1.
             A band in which few requests arrive is not judged.
-        least_band_share: Share of the clients' requests below which they are few: a band that is met once in
-            a hundred requests would withhold the verdict for a hundred times as many.
+        least_share: Share of the candidate's requests below which those of a load band are few, and of its
+            replays below which those that draft a position are: what is met once in a hundred requests would
+            withhold the verdict for a hundred times as many.
     """
 
     alpha: float
@@ -105,7 +108,7 @@ class Limits:
     itl: Limit
     e2e_tail: Limit
     speed_up: dict[str, Limit]
-    least_band_share: float
+    least_share: float
 
 
 def read_limits(path: Path = DEFAULT) -> Limits:

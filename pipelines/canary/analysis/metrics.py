@@ -11,6 +11,7 @@ import numpy as np
 from pipelines.bench.slo import Slo
 from pipelines.canary.analysis.counts import FloatArray
 from pipelines.canary.analysis.limits import Limit, Limits
+from pipelines.canary.analysis.matched_rounds import MatchedRound, matched_rounds
 from pipelines.canary.analysis.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
 from pipelines.canary.analysis.observed import ObservedRequest, Tokens
 from pipelines.canary.analysis.pairing import Pair, pair_up
@@ -18,6 +19,9 @@ from pipelines.canary.analysis.quantiles import QuantileRatio
 from pipelines.errors import CanaryError
 
 _Read = Callable[[ObservedRequest], float | None]
+
+_Count = Callable[[int, int], tuple[int, int]]
+"""Of one round that accepted so many tokens of so many: what happened, and what could have."""
 
 _SLOWEST = 2.0  # times what the SLO allows; the scale of bets, so it must not be far from what occurs
 
@@ -33,12 +37,14 @@ class Metric:
         measure: What was seen.
         limit: What is allowed.
         is_exact: Whether a single event fails.
+        by_replays: Whether replays alone tell of it.
     """
 
     name: str
     measure: Measure
     limit: Limit
     is_exact: bool = False
+    by_replays: bool = False
 
 
 def metrics_of(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> list[Metric]:
@@ -59,7 +65,9 @@ def metrics_of(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) ->
     timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
     latencies = _values(timed, _or_never(lambda each: each.e2e_latency_s))
     return [
-        Metric("tokens", _tokens(requests, limits), limits.tokens, is_exact=limits.runtime == "exact"),
+        Metric(
+            "tokens", _tokens(requests, limits), limits.tokens, limits.runtime == "exact", by_replays=True
+        ),
         Metric("errors", _rise(pairs, lambda each: each.failure == "error"), limits.errors),
         Metric("timeouts", _rise(timed, lambda each: each.failure == "timeout"), limits.timeouts),
         Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput),
@@ -95,15 +103,48 @@ def _tokens(requests: Sequence[ObservedRequest], limits: Limits) -> Rate:
 
 
 def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
-    most = max((_max_draft_len(request) for pair in pairs for request in _both(pair)), default=0)
+    """Of replays, in the rounds in which they had the same to do (``matched_rounds``).
 
-    def ratio(read: _Read) -> MeanRatio:
-        return MeanRatio(*_values(pairs, read), sign=-1)
+    A candidate with another target may say something else from the first token on: then there are none, and
+    nothing to judge it by here.
+    """
+    replays = [pair for pair in pairs if pair.candidate.num_common_tokens is not None]
+    by_replay = [matched_rounds(pair.candidate, pair.baseline) for pair in replays]
+    found = [rounds for rounds in by_replay if rounds]
+    num_parted = sum(
+        not rounds and _has_parted(pair) for rounds, pair in zip(by_replay, replays, strict=True)
+    )
+    if num_parted > (1 - limits.least_share) * len(replays):
+        return
 
-    yield Metric("acceptance_rate", ratio(_acceptance_rate), limits.acceptance_rate)
-    yield Metric("acceptance_length", ratio(_acceptance_length(most)), limits.acceptance_length)
-    for position in range(min(most, limits.survival_positions)):
-        yield Metric(f"survival/{position + 1}", ratio(_survival(position)), limits.survival)
+    def metric(name: str, count: _Count, limit: Limit) -> Metric:
+        shares = [shares for rounds in found if (shares := _shares(rounds, count))]
+        table = np.array(shares, np.float64).reshape(-1, 2)
+        return Metric(name, MeanRatio(table[:, 0], table[:, 1], sign=-1), limit, by_replays=True)
+
+    yield metric("acceptance_rate", lambda accepted, depth: (accepted, depth), limits.acceptance_rate)
+    yield metric(
+        "acceptance_length", lambda accepted, depth: (1 + accepted, 1 + depth), limits.acceptance_length
+    )
+    for position in range(1, limits.survival_positions + 1):
+        survival = metric(f"survival/{position}", _survived(position), limits.survival)
+        if survival.measure.num > limits.least_share * len(found):
+            yield survival
+
+
+def _has_parted(pair: Pair) -> bool:
+    return pair.candidate.num_common_tokens != pair.baseline.num_output_tokens
+
+
+def _survived(position: int) -> _Count:
+    return lambda accepted, depth: (int(accepted >= position), int(depth >= position))
+
+
+def _shares(rounds: Sequence[MatchedRound], count: _Count) -> tuple[float, float] | None:
+    """Of one request, candidate and baseline; both of the same number, since the depth is that of both."""
+    ours, possible = np.sum([count(each.by_candidate, each.depth) for each in rounds], axis=0)
+    theirs, _ = np.sum([count(each.by_baseline, each.depth) for each in rounds], axis=0)
+    return (ours / possible, theirs / possible) if possible else None
 
 
 def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:
@@ -116,9 +157,9 @@ def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) ->
         return min(1.0, request.e2e_latency_s / (_SLOWEST * allowed_s))
 
     pairs = pair_up(requests, "candidate", "control")
-    seen = Counter(request.band for request in requests if not request.is_replay)
+    seen = Counter(each.band for each in requests if each.arm == "candidate" and not each.is_replay)
     for band, limit in limits.speed_up.items():
-        if not seen[band] or seen[band] < limits.least_band_share * seen.total():
+        if not seen[band] or seen[band] < limits.least_share * seen.total():
             continue
         of_band = [pair for pair in pairs if pair.candidate.band == band]
         yield Metric(f"speed_up/{band}", MeanRatio(*_values(of_band, share_of_slowest), sign=1), limit)
@@ -152,33 +193,3 @@ def _good_by(slo: Slo) -> _Read:
 def _or_never(read: _Read) -> _Read:
     """A failed request takes for ever."""
     return lambda request: np.inf if request.failure else read(request)
-
-
-def _max_draft_len(request: ObservedRequest) -> int:
-    return len(request.accepted_per_position)
-
-
-def _acceptance_rate(request: ObservedRequest) -> float | None:
-    if not request.total_draft_tokens:
-        return None
-    return request.total_accepted_draft_tokens / request.total_draft_tokens
-
-
-def _acceptance_length(most: int) -> _Read:
-    """As a share of what is possible."""
-
-    def read(request: ObservedRequest) -> float | None:
-        if not request.num_rounds:
-            return None
-        return (1 + request.total_accepted_draft_tokens / request.num_rounds) / (1 + most)
-
-    return read
-
-
-def _survival(position: int) -> _Read:
-    def read(request: ObservedRequest) -> float | None:
-        if not request.num_rounds or position >= _max_draft_len(request):
-            return None
-        return request.accepted_per_position[position] / request.num_rounds
-
-    return read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.routing.arms import Arm
 from pipelines.routing.observation import Failure
@@ -28,14 +28,14 @@ class ObservedRequest:
         ttft_s: None without streaming, and where there is no token.
         e2e_latency_s: None without an answer.
         num_output_tokens: Length of the answer.
-        num_rounds: Target passes; 0 where they were not counted.
-        total_draft_tokens: Draft tokens proposed.
-        accepted_per_position: Entry i: rounds in which draft position i was accepted; as many entries as
-            the server drafts tokens at most.
+        drafted_per_round: Draft tokens that each target pass verified; empty where they were not counted.
+        accepted_per_round: Of these, those that became output.
         tokens: How they compare.
         prompt_id: Equal prompts have equal names; "" for a prompt of its own.
         session_id: Requests of one session go to one arm; "" for a session of its own.
         is_replay: Whether it repeats a request that another arm answered, in shadow mode.
+        num_common_tokens: Output tokens with which both a replay and the answer that it repeats begin; None
+            without two answers.
     """
 
     request_id: str
@@ -46,18 +46,34 @@ class ObservedRequest:
     ttft_s: float | None = None
     e2e_latency_s: float | None = None
     num_output_tokens: int = 0
-    num_rounds: int = 0
-    total_draft_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
+    drafted_per_round: tuple[int, ...] = ()
+    accepted_per_round: tuple[int, ...] = ()
     tokens: Tokens = ""
     prompt_id: str = ""
     session_id: str = ""
     is_replay: bool = False
+    num_common_tokens: int | None = None
+
+    @property
+    def num_rounds(self) -> int:
+        """Target passes."""
+        return len(self.drafted_per_round)
+
+    @property
+    def total_draft_tokens(self) -> int:
+        """Over all rounds."""
+        return sum(self.drafted_per_round)
 
     @property
     def total_accepted_draft_tokens(self) -> int:
-        """Over all positions."""
-        return sum(self.accepted_per_position)
+        """Over all rounds."""
+        return sum(self.accepted_per_round)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> ObservedRequest:
+        """What ``dataclasses.asdict`` and JSON made of one."""
+        lists = {key: tuple(value) for key, value in document.items() if isinstance(value, list)}
+        return cls(**{**document, **lists})
 
     @property
     def itl_s(self) -> float | None:

@@ -103,7 +103,9 @@ def _terms(analysis: Analysis) -> str:
     return (
         f"A candidate within all limits is ever rolled back with probability {limits.alpha:.2%} at most, "
         f"however often one looks; one that has reached a limit is promoted with {1 - limits.confidence:.1%} "
-        f"at most. Each bound holds at all times together with {limits.confidence:.0%}."
+        f"at most. Each bound holds at all times together with {limits.confidence:.0%}. Not judged are load "
+        f"bands and draft positions of which fewer than {limits.least_share:.0%} of the candidate's requests "
+        "tell, and acceptance where the answers part before anything was drafted, as another target's may."
     )
 
 

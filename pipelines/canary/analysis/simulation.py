@@ -1,9 +1,10 @@
 """What the analysis would have done, had it looked all the time: rollouts made of recorded requests.
 
 Candidate, stable pair and control are drawn with replacement from recorded answers of one stable pair and
-of the target alone, so that nothing but the fault differs between the first two. Every answer of the
-candidate is compared with the target's own. The verdict is asked for at every look until there is one. Draws
-are independent; real traffic has sessions and bursts, which pairing takes care of and this does not show.
+of the target alone, so that nothing but the fault differs between the first two. The candidate repeats every
+answer of the stable pair, drafting as it likes. The verdict is asked for at every look until there is one.
+Draws are independent; real traffic has sessions and bursts, which pairing takes care of and this does not
+show.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines.bench.slo import Slo
-from pipelines.canary.analysis.faults import Fault
+from pipelines.canary.analysis.faults import Fault, with_rounds
 from pipelines.canary.analysis.limits import Limits
 from pipelines.canary.analysis.metrics import Metric, metrics_of
 from pipelines.canary.analysis.observed import ObservedRequest
@@ -204,9 +205,33 @@ def _draw(
                 request_id=f"{arm}-{number}",
                 arm=arm,
                 arrived_at_s=float(number),
-                tokens="equal" if arm == "candidate" else "",
+                tokens="",
                 prompt_id="",
                 session_id="",
                 is_replay=False,
             )
+            if arm == "stable" and not drawn.failure:
+                yield fault.apply(_repeated(drawn, rng), rng)
             yield fault.apply(drawn, rng) if arm == "candidate" else drawn
+
+
+def _repeated(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
+    """The same answer, drafted in other portions, as a pair does that has more to do, or less."""
+    rounds: list[tuple[int, int]] = []
+    for drafted, accepted in zip(request.drafted_per_round, request.accepted_per_round, strict=True):
+        left, right = drafted, accepted
+        while left:
+            portion = int(rng.integers(1, left + 1))
+            rounds.append((portion, min(portion, right)))
+            if right <= portion:
+                break
+            left, right = left - portion - 1, right - portion - 1
+        else:
+            rounds.append((0, 0))
+    return replace(
+        with_rounds(request, rounds),
+        arm="candidate",
+        tokens="equal",
+        is_replay=True,
+        num_common_tokens=request.num_output_tokens,
+    )
