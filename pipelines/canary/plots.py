@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pipelines.bench.chart import Chart, Labels, Point, Series, bar_chart, line_chart
-from pipelines.canary.analysis.matched_rounds import matched_rounds
+from pipelines.canary.analysis.matched_rounds import Counts, matched_rounds
 from pipelines.canary.analysis.observed import ObservedRequest
 from pipelines.canary.analysis.pairing import pair_up
 from pipelines.canary.analysis.sequences import Bounds
@@ -73,25 +73,22 @@ def acceptance_by_position(requests: Sequence[ObservedRequest], arm: Arm) -> tup
     Two arms with other things to do differ in it, be they one pair: see ``matched_by_position``.
     """
     own = [each for each in requests if each.arm == arm]
-    rounds = [
-        pair for each in own for pair in zip(each.drafted_per_round, each.accepted_per_round, strict=True)
-    ]
-    return _survival(rounds)
+    drafted = np.array([num for each in own for num in each.drafted_per_round], np.int64)
+    accepted = np.array([num for each in own for num in each.accepted_per_round], np.int64)
+    return _survival(drafted, accepted)
 
 
 def matched_by_position(requests: Sequence[ObservedRequest]) -> dict[Arm, tuple[float, ...]]:
     """The same of candidate and stable pair, in rounds of one depth from one token on."""
-    pairs = pair_up(requests, "candidate", "stable")
-    rounds = [each for pair in pairs for each in matched_rounds(pair.candidate, pair.baseline)]
+    rounds = matched_rounds(pair_up(requests, "candidate", "stable"))
     return {
-        "stable": _survival([(each.depth, each.by_baseline) for each in rounds]),
-        "candidate": _survival([(each.depth, each.by_candidate) for each in rounds]),
+        "stable": _survival(rounds.depth, rounds.by_baseline),
+        "candidate": _survival(rounds.depth, rounds.by_candidate),
     }
 
 
-def _survival(rounds: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+def _survival(drafted: Counts, accepted: Counts) -> tuple[float, ...]:
     """By position, of rounds that drafted and accepted so many."""
-    drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).T
     most = int(drafted.max(initial=0))
     return tuple(float((accepted > position).sum() / (drafted > position).sum()) for position in range(most))
 

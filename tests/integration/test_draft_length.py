@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.canary.analysis.matched_rounds import matched_rounds
 from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.analysis.pairing import Pair
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
 from pipelines.deploy import Server
@@ -152,9 +153,9 @@ def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(serv
                 ask(prompt, length, temperature=temperature, seed=seed) for length in (1, MAX_DRAFT_LEN)
             )
             assert few_ids == many_ids
-            matched = matched_rounds(few, many)
-            num_matched += len(matched)
-            assert [each.by_candidate for each in matched] == [each.by_baseline for each in matched]
+            matched = matched_rounds([Pair(few, many)])
+            num_matched += len(matched.depth)
+            assert matched.by_candidate.tolist() == matched.by_baseline.tolist()
             rates.append([each.total_accepted_draft_tokens / each.total_draft_tokens for each in (few, many)])
     models.close()
     assert num_matched >= 100

@@ -20,6 +20,7 @@ from pipelines.canary.analysis.counts import FloatArray, Side
 from pipelines.canary.analysis.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from pipelines.canary.analysis.limits import Limit, Limits
 from pipelines.canary.analysis.matched_rounds import matched_rounds
+from pipelines.canary.analysis.pairing import Pair
 from pipelines.canary.analysis.sections import analysis_section, simulation_section
 from pipelines.canary.analysis.simulation import Plan, Simulation, looks, simulate
 from pipelines.canary.analysis.verdict import analyse
@@ -138,9 +139,8 @@ def test_faults_change_what_they_say() -> None:
     answers = [request(number) for number in range(2000)]
     cut = [less_accepted(0.2).apply(each, rng) for each in answers]
     repeated = request(0, "stable")
-    answers_again = [replace(each, num_common_tokens=16) for each in cut]
-    matched = [both for each in answers_again for both in matched_rounds(each, repeated)]
-    share = sum(each.by_candidate for each in matched) / sum(each.by_baseline for each in matched)
+    matched = matched_rounds([Pair(replace(each, num_common_tokens=16), repeated) for each in cut])
+    share = matched.by_candidate.sum() / matched.by_baseline.sum()
     assert share == pytest.approx(0.8, abs=0.01)
     assert all(each.e2e_latency_s > 0.17 for each in cut if each.num_rounds > 4)  # type: ignore[operator]
     assert {each.ttft_s for each in cut} == {0.02}

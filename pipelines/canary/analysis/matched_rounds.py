@@ -12,51 +12,94 @@ A pair that drafts less than the other is not judged by that here, but by the ti
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines.canary.analysis.observed import ObservedRequest
+from pipelines.canary.analysis.pairing import Pair
+
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class MatchedRound:
-    """Two rounds, from the same token on.
+class MatchedRounds:
+    """Rounds of two answers, from the same token on: int64 [n] each.
 
     Attributes:
+        pair: Place of their pair among those that were given.
         depth: Draft tokens that both verified; above 0.
         by_candidate: Accepted of these.
         by_baseline: Likewise.
     """
 
-    depth: int
-    by_candidate: int
-    by_baseline: int
+    pair: Counts
+    depth: Counts
+    by_candidate: Counts
+    by_baseline: Counts
 
 
-def matched_rounds(replay: ObservedRequest, repeated: ObservedRequest) -> list[MatchedRound]:
+def matched_rounds(pairs: Sequence[Pair]) -> MatchedRounds:
     """Rounds of both answers that begin at the same token and draft.
 
     Args:
-        replay: The candidate's; without ``num_common_tokens`` there are none.
-        repeated: The answer that it repeats.
+        pairs: Of these, replays with the answers that they repeat; others have no such rounds.
     """
-    if replay.num_common_tokens is None:
-        return []
-    others = {start: (drafted, accepted) for start, drafted, accepted in _rounds(repeated)}
-    found = []
-    for start, drafted, accepted in _rounds(replay):
-        if start in others and start <= replay.num_common_tokens:
-            depth = min(drafted, others[start][0])
-            found.append(MatchedRound(depth, min(accepted, depth), min(others[start][1], depth)))
-    return [each for each in found if each.depth]
+    ours, theirs = (_Rounds.of([getattr(pair, name) for pair in pairs]) for name in ("candidate", "baseline"))
+    num_common = np.array([_or(pair.candidate.num_common_tokens, -1) for pair in pairs], np.int64)
+    _, at, there = np.intersect1d(ours.keys, theirs.keys, assume_unique=True, return_indices=True)
+    depth = np.minimum(ours.drafted[at], theirs.drafted[there])
+    is_matched = (depth > 0) & (ours.start[at] <= num_common[ours.request[at]])
+    at, there, depth = at[is_matched], there[is_matched], depth[is_matched]
+    return MatchedRounds(
+        ours.request[at],
+        depth,
+        np.minimum(ours.accepted[at], depth),
+        np.minimum(theirs.accepted[there], depth),
+    )
 
 
-def _rounds(request: ObservedRequest) -> Iterator[tuple[int, int, int]]:
-    """Of each round the output tokens before it, and what it drafted and accepted.
+@dataclass(frozen=True)
+class _Rounds:
+    """Of several answers, in their order: int64 [n] each.
 
-    A round gives the tokens that it accepts and one of the target's own.
+    Attributes:
+        request: Place of the answer.
+        start: Output tokens before the round: each before gave what it accepted and one of the target's own.
+        drafted: Draft tokens verified.
+        accepted: Of these.
     """
-    accepted = request.accepted_per_round
-    starts = itertools.accumulate((1 + num for num in accepted), initial=0)
-    return zip(starts, request.drafted_per_round, accepted, strict=False)
+
+    request: Counts
+    start: Counts
+    drafted: Counts
+    accepted: Counts
+
+    @classmethod
+    def of(cls, requests: Sequence[ObservedRequest]) -> _Rounds:
+        nums = np.array([each.num_rounds for each in requests], np.int64)
+        drafted, accepted = (
+            _joined(getattr(each, name) for each in requests)
+            for name in ("drafted_per_round", "accepted_per_round")
+        )
+        before = np.cumsum(1 + accepted) - (1 + accepted)
+        is_any = nums > 0
+        firsts = (np.cumsum(nums) - nums)[is_any]
+        start = before - np.repeat(before[firsts], nums[is_any])
+        return cls(np.repeat(np.arange(len(nums)), nums), start, drafted, accepted)
+
+    @property
+    def keys(self) -> Counts:
+        """One for each answer and token."""
+        return (self.request << 32) + self.start
+
+
+def _joined(rows: Iterable[tuple[int, ...]]) -> Counts:
+    return np.fromiter(chain.from_iterable(rows), np.int64)
+
+
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.bench.slo import Slo
 from pipelines.canary.analysis.counts import FloatArray
 from pipelines.canary.analysis.limits import Limit, Limits
-from pipelines.canary.analysis.matched_rounds import MatchedRound, matched_rounds
+from pipelines.canary.analysis.matched_rounds import Counts, MatchedRounds, matched_rounds
 from pipelines.canary.analysis.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
 from pipelines.canary.analysis.observed import ObservedRequest, Tokens
 from pipelines.canary.analysis.pairing import Pair, pair_up
@@ -20,8 +20,8 @@ from pipelines.errors import CanaryError
 
 _Read = Callable[[ObservedRequest], float | None]
 
-_Count = Callable[[int, int], tuple[int, int]]
-"""Of one round that accepted so many tokens of so many: what happened, and what could have."""
+_Count = Callable[[Counts], Counts]
+"""What counts of so many draft tokens of each round: of the accepted it happened, of the drafted it could."""
 
 _SLOWEST = 2.0  # times what the SLO allows; the scale of bets, so it must not be far from what occurs
 
@@ -109,26 +109,20 @@ def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
     nothing to judge it by here.
     """
     replays = [pair for pair in pairs if pair.candidate.num_common_tokens is not None]
-    by_replay = [matched_rounds(pair.candidate, pair.baseline) for pair in replays]
-    found = [rounds for rounds in by_replay if rounds]
-    num_parted = sum(
-        not rounds and _has_parted(pair) for rounds, pair in zip(by_replay, replays, strict=True)
-    )
-    if num_parted > (1 - limits.least_share) * len(replays):
+    rounds = matched_rounds(replays)
+    has_rounds = np.bincount(rounds.pair, minlength=len(replays)) > 0
+    has_parted = np.array(list(map(_has_parted, replays)), np.bool_)
+    if (has_parted & ~has_rounds).sum() > (1 - limits.least_share) * len(replays):
         return
 
     def metric(name: str, count: _Count, limit: Limit) -> Metric:
-        shares = [shares for rounds in found if (shares := _shares(rounds, count))]
-        table = np.array(shares, np.float64).reshape(-1, 2)
-        return Metric(name, MeanRatio(table[:, 0], table[:, 1], sign=-1), limit, by_replays=True)
+        return Metric(name, MeanRatio(*_shares(rounds, count), sign=-1), limit, by_replays=True)
 
-    yield metric("acceptance_rate", lambda accepted, depth: (accepted, depth), limits.acceptance_rate)
-    yield metric(
-        "acceptance_length", lambda accepted, depth: (1 + accepted, 1 + depth), limits.acceptance_length
-    )
+    yield metric("acceptance_rate", lambda counts: counts, limits.acceptance_rate)
+    yield metric("acceptance_length", lambda counts: 1 + counts, limits.acceptance_length)
     for position in range(1, limits.survival_positions + 1):
-        survival = metric(f"survival/{position}", _survived(position), limits.survival)
-        if survival.measure.num > limits.least_share * len(found):
+        survival = metric(f"survival/{position}", _reaches(position), limits.survival)
+        if survival.measure.num > limits.least_share * has_rounds.sum():
             yield survival
 
 
@@ -136,15 +130,18 @@ def _has_parted(pair: Pair) -> bool:
     return pair.candidate.num_common_tokens != pair.baseline.num_output_tokens
 
 
-def _survived(position: int) -> _Count:
-    return lambda accepted, depth: (int(accepted >= position), int(depth >= position))
+def _reaches(position: int) -> _Count:
+    return lambda counts: (counts >= position).astype(np.int64)
 
 
-def _shares(rounds: Sequence[MatchedRound], count: _Count) -> tuple[float, float] | None:
-    """Of one request, candidate and baseline; both of the same number, since the depth is that of both."""
-    ours, possible = np.sum([count(each.by_candidate, each.depth) for each in rounds], axis=0)
-    theirs, _ = np.sum([count(each.by_baseline, each.depth) for each in rounds], axis=0)
-    return (ours / possible, theirs / possible) if possible else None
+def _shares(rounds: MatchedRounds, count: _Count) -> tuple[FloatArray, FloatArray]:
+    """Of each request that has any, candidate and baseline: what happened of what could have."""
+    possible, ours, theirs = (
+        np.bincount(rounds.pair, count(tokens))
+        for tokens in (rounds.depth, rounds.by_candidate, rounds.by_baseline)
+    )
+    has_any = possible > 0
+    return ours[has_any] / possible[has_any], theirs[has_any] / possible[has_any]
 
 
 def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:
