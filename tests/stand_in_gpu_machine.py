@@ -236,10 +236,22 @@ def _remove_container(arguments: list[str]) -> int:
     if not file.exists():
         print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
         return 1
+    leader = int(file.read_text())
     with contextlib.suppress(ProcessLookupError):
-        os.kill(int(file.read_text()), signal.SIGTERM)
+        os.killpg(leader, signal.SIGKILL)  # all of its processes at once
+    while _is_alive(leader):  # it is gone when the command returns
+        time.sleep(0.01)
     file.unlink()
     return 0
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it still holds anything; one that nobody has waited for does not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _mpirun(arguments: list[str]) -> int:
