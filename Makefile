@@ -1,4 +1,4 @@
-# `make` alone prints every target and setting. Nothing here has a side effect while being parsed.
+# `make` alone prints every target and setting. Parsing this file has no side effects.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,42 +6,66 @@ SHELL := bash
 .SUFFIXES:
 MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 
-##= recipe: a name in build/recipes/ or a path to a YAML file
+##= name of a recipe in build/recipes/, or path of a YAML file
 RECIPE ?= demo
-##= embedded or tensorrt_llm; empty: as the recipe says
+##= runtime, embedded or tensorrt_llm (default: the recipe's)
 RUNTIME ?=
-##= for deployment: image that the cluster pulls; empty: the one that is built on this machine
+##= image that the cluster pulls, for `deployment` (default: the one built on this machine)
 IMAGE ?=
 ##= HTTP port of the server, on loopback
 HTTP_PORT ?= 8000
-##= gRPC port of the server, on loopback
+##= port of the server for gRPC, on loopback
 GRPC_PORT ?= 8001
 ##= Prometheus port of the server, on loopback
 METRICS_PORT ?= 8002
-##= seconds that `serve` and `ready` wait for the server; empty: 120, or 1800 with TensorRT-LLM
+##= port of the server for OpenAI's API, on loopback; 0 for none
+OPENAI_PORT ?= 9000
+##= file with the settings of OpenAI's API, for `serve` (default: the defaults of each setting)
+FRONT_DOOR ?=
+##= name of the client, for `api-key`
+NAME ?=
+##= file of API keys, for `api-key`
+KEYS ?= .run/keys.json
+##= package to serve, for `serve` (default: the recipe's own engines)
+PACKAGE ?=
+##= where `package` writes the package (default: dist/packages/<recipe>)
+OUTPUT ?=
+##= Ed25519 private key, a PEM file, with which `package` signs
+SIGN ?=
+##= Ed25519 public key, a PEM file; `serve` and servers of `deployment` then refuse packages that it has not signed
+PUBLIC_KEY ?=
+##= how long `serve` and `ready` wait for the server, seconds (default: 600, or 1800 with TensorRT-LLM)
 TIMEOUT_S ?=
-##= server for verify, bench and ask, as grpc://host:port; empty: that of `serve`, else one of their own
+##= server for `verify`, `bench` and `ask`, as grpc://host:port (default: the one that `serve` started, else a temporary one)
 URL ?=
-##= for draft-length: a number, 0 for no speculation, or adaptive
+##= for `draft-length`: a number, 0 to switch speculation off, or adaptive
 NUM_DRAFT_TOKENS ?= adaptive
-##= for canary: recipe of the new pair
+##= recipe of the new pair, for `canary`
 CANDIDATE ?=
-##= text that `ask` continues
+##= commit to compare the checkout with, for `bench-versions`
+BEFORE ?=
+##= checkpoint of the target, for `try`: a directory, or an id of the Hugging Face hub
+TARGET ?=
+##= checkpoint of the draft, for `try`, likewise
+DRAFT ?=
+##= your own prompts, a .jsonl or .txt file or a folder, for `demo`, `try`, `verify`, `bench` and `acceptance` (default: the recipe's)
+PROMPTS ?=
+##= prompt for `ask`
 TEXT ?= def main():
 export TEXT
-##= more arguments for the program behind a target, such as ARGS="-k loop -x" for test
+##= extra arguments for the program behind a target, such as ARGS="-k loop -x" for `test`
 ARGS ?=
-##= must be 1 for clean-engines
+##= set to 1 to confirm `clean-engines`
 CONFIRM ?=
 
-# Looked for when a recipe needs it, not when this file is read. A Python with its shared library is
-# preferred: Triton's Python backend links it.
+# The interpreter is searched only when a recipe needs it. A Python with a shared library is preferred,
+# because Triton's Python backend links against it.
 python_is_usable = import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 python_is_shared = import ctypes.util as u, os, sys, sysconfig as c; v = "python%d.%d" % sys.version_info[:2]; \
   n = "lib%s.so.1.0" % v; d = c.get_config_var("LIBDIR") or "."; \
   sys.exit(not (os.path.exists(os.path.join(d, n)) or u.find_library(v) == n))
 candidates = python3.11 python3.12 python3.10 python3
-##= interpreter for .venv; empty: the first that fits of python3.11, python3.12, python3.10, python3
+##= interpreter for .venv (default: the first usable one of python3.11, python3.12, python3.10, python3)
 PYTHON ?=
 find_python = $(or $(PYTHON),$(shell second=; for p in $(candidates); do \
   $$p -c '$(python_is_usable)' 2>/dev/null || continue; \
@@ -49,14 +73,22 @@ find_python = $(or $(PYTHON),$(shell second=; for p in $(candidates); do \
 python = $(eval python := $(find_python))$(python)
 
 venv := .venv/bin/python
+##= address of docs-serve
+DOCS_ADDRESS ?= 127.0.0.1:8080
+##= interpreter for .venv-docs (default: the first usable one of python3.11 to python3.14, python3)
+DOCS_PYTHON ?=
+docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
+docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; echo $$p; exit; done))
 pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
 timeout = $(if $(TIMEOUT_S),--timeout-s $(TIMEOUT_S))
-ports = --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+prompts = $(if $(PROMPTS),--prompts "$(PROMPTS)")
+ports = --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) --openai-port $(OPENAI_PORT)
 
 ##@ General
 .PHONY: help
-help: ## this list
+help: ## print this list
 	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z][a-z0-9-]*:.*## / { name = $$1; sub(/:.*/, "", name); text = $$0; sub(/.*## /, "", text); printf "  %-16s %s\n", name, text }' $(firstword $(MAKEFILE_LIST))
 	@printf '\nSettings (make TARGET NAME=value)\n'
@@ -64,16 +96,16 @@ help: ## this list
 	  /^[A-Z_]+ \?=/ { value = $$0; sub(/^[A-Z_]+ \?= */, "", value); printf "  %-16s %-10s %s\n", $$1, value, text }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: doctor
-doctor: .venv/run.stamp ## what this machine has, what is missing, and what still works
+doctor: .venv/run.stamp ## show what this machine has, what is missing, and what still works
 	@$(venv) -m pipelines.deploy doctor $(ports)
 
 ##@ Build
 .PHONY: engines
-engines: .venv/run.stamp ## compile RECIPE's two engines, unless they are there; ARGS=--dry-run prints trtllm-build's commands
+engines: .venv/run.stamp ## compile RECIPE's two engines unless they exist; ARGS=--check verifies their digests; ARGS=--dry-run prints the trtllm-build commands
 	@$(venv) -m build.engines --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
 
 .PHONY: preflight
-preflight: .venv/run.stamp ## check RECIPE's pair and plan its memory, from config.json files alone
+preflight: .venv/run.stamp ## check that RECIPE's draft and target fit together, and plan their memory, from config.json files alone
 	@$(venv) -m build.preflight --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
 
 .PHONY: llm-api
@@ -81,109 +113,190 @@ llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for
 	@$(venv) -m build.llm_api --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: quantize
-quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, where it asks for that
+quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, if the recipe asks for it
 	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
 
 .PHONY: acceptance
 acceptance: .venv/build.stamp .venv/torch.stamp ## predict what quantizing RECIPE's draft and target does to acceptance
-	@$(venv) -m build.variants --recipe "$(RECIPE)" | tail -n 1 | $(venv) -m pipelines.calibration.quantizations $(ARGS)
+	@$(venv) -m pipelines.calibration.quantizations --recipe "$(RECIPE)" $(prompts) $(ARGS)
 
 .PHONY: tune
-tune: .venv/run.stamp ## find the thread counts and placement with which RECIPE's engines are fastest here
-	@$(venv) -m build.engines --recipe "$(RECIPE)" | tail -n 1 | $(venv) -m pipelines.calibration.threads $(ARGS)
+tune: .venv/run.stamp ## find the thread counts and the thread placement that are fastest for RECIPE's engines on this machine
+	@$(venv) -m pipelines.calibration.threads --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: repository
-repository: .venv/run.stamp ## render RECIPE's Triton model repository into .run/, engines first
+repository: .venv/run.stamp ## build RECIPE's engines and render its Triton model repository into .run/
 	@$(venv) -m build.repository --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
+
+.PHONY: package
+package: .venv/run.stamp ## write RECIPE's compiled pair as a package that any machine can serve
+	@$(venv) -m build.package --recipe "$(RECIPE)" --runtime "$(RUNTIME)" --output "$(OUTPUT)" --sign "$(SIGN)"
 
 .PHONY: deployment
 deployment: .venv/run.stamp ## render RECIPE's compose file, Kubernetes manifests and alerts into .run/
-	@$(venv) -m build.deployment --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(if $(IMAGE),--image "$(IMAGE)")
+	@$(venv) -m build.deployment --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(if $(IMAGE),--image "$(IMAGE)") --public-key "$(PUBLIC_KEY)"
 
 ##@ Serve
 .PHONY: serve
-serve: repository ## start Triton in the background and wait until it is ready
-	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ports) $(timeout)
+serve: $(if $(PACKAGE),.venv/run.stamp,repository) ## start Triton in the background and wait until it is ready
+	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" --package "$(PACKAGE)" --public-key "$(PUBLIC_KEY)" --runtime "$(RUNTIME)" $(ports) $(timeout) $(if $(FRONT_DOOR),--front-door "$(FRONT_DOOR)")
 
 .PHONY: ready
-ready: .venv/run.stamp ## wait until the server of `serve` is ready
+ready: .venv/run.stamp ## wait until the server that `serve` started is ready
 	@$(venv) -m pipelines.deploy ready --recipe "$(RECIPE)" $(timeout)
 
 .PHONY: stop
-stop: .venv/run.stamp ## stop the server of `serve`
+stop: .venv/run.stamp ## stop the server that `serve` started
 	@$(venv) -m pipelines.deploy stop --recipe "$(RECIPE)"
 
+.PHONY: otel
+otel: .venv/otel.stamp ## install what traces need; set OTEL_EXPORTER_OTLP_ENDPOINT to send them to a collector
+
+.PHONY: api-key
+api-key: .venv/run.stamp ## make an API key for NAME, add it to the file KEYS, and print it; ARGS="--max-requests 8" limits it
+	@test -n "$(NAME)" || { echo "NAME is not set; run: make api-key NAME=<who uses the key>"; exit 2; }
+	@$(venv) -m pipelines.front_door.access add "$(NAME)" --file "$(KEYS)" $(ARGS)
+
 .PHONY: draft-length
-draft-length: .venv/run.stamp ## set NUM_DRAFT_TOKENS of requests that do not say, while the server runs
+draft-length: .venv/run.stamp ## change the server's default NUM_DRAFT_TOKENS while it runs
 	@$(venv) -m pipelines.deploy draft-length --recipe "$(RECIPE)" --num-draft-tokens "$(NUM_DRAFT_TOKENS)"
 
 .PHONY: canary
-canary: .venv/run.stamp ## let CANDIDATE's pair take the requests of RECIPE's server step by step, or send it away
-	@test -n "$(CANDIDATE)" || { echo "name the recipe of the new pair: make canary CANDIDATE=<recipe>"; exit 2; }
+canary: .venv/run.stamp ## roll CANDIDATE's pair out on RECIPE's server step by step, or roll it back
+	@test -n "$(CANDIDATE)" || { echo "CANDIDATE is not set; run: make canary CANDIDATE=<recipe of the new pair>"; exit 2; }
 	@$(venv) -m pipelines.canary start --recipe "$(RECIPE)" --candidate "$(CANDIDATE)" $(ARGS)
 
 .PHONY: ask
-ask: .venv/run.stamp ## continue TEXT on the server of `serve` (or URL's)
+ask: .venv/run.stamp ## send TEXT to the server that `serve` started (or to URL) and print the answer
 	@$(venv) -m pipelines.client --url "$(or $(URL),grpc://127.0.0.1:$(GRPC_PORT))" --stream $(ARGS) -- "$$TEXT"
 
-##@ See and prove
+##@ Demonstrate and verify
 .PHONY: demo
-demo: .venv/run.stamp ## all of it: engines, server, prompts through both models, table, verdict
-	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
+demo: .venv/run.stamp ## run everything: build engines, start a server, send prompts to both models, print a table and a verdict
+	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(prompts) $(ARGS)
+
+.PHONY: try
+try: .venv/run.stamp ## do the same with a pair of your own: TARGET=<directory or hub id> DRAFT=<likewise>; writes its recipe
+	@test -n "$(TARGET)" -a -n "$(DRAFT)" || { echo "run: make try TARGET=<directory or hub id> DRAFT=<directory or hub id>"; exit 2; }
+	@$(venv) -m pipelines.demo.own_pair "$(TARGET)" "$(DRAFT)" $(prompts) $(ARGS)
 
 .PHONY: verify
-verify: $(if $(URL)$(findstring --against,$(ARGS)),.venv/run.stamp,repository) ## prove that generate answers as generate_target; ARGS=--quick takes minutes
-	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+verify: $(if $(URL)$(findstring --against,$(ARGS)),.venv/run.stamp,repository) ## prove that generate gives the same output as generate_target (ARGS=--quick: a few minutes)
+	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(prompts) $(ARGS)
 
 .PHONY: bench
-bench: $(if $(URL),.venv/run.stamp,repository) ## time generate against generate_target, by prompts and load (40 minutes; ARGS=--quick: a few)
-	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+bench: $(if $(URL),.venv/run.stamp,repository) ## compare the speed of generate and generate_target, by prompt set and load (40 minutes; ARGS=--quick: a few)
+	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(prompts) $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: repository ## time it beside OpenVINO GenAI, Hugging Face and vLLM, each installed into .venv-peers/
-	@$(venv) -m build.peers --recipe "$(RECIPE)"
-	@$(venv) -m pipelines.peers --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+bench-peers: repository ## compare our speed with OpenVINO GenAI, Hugging Face and vLLM, which are installed into .venv-peers/
+	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
+	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+
+.PHONY: bench-versions
+bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkout with commit BEFORE (half an hour; needs an idle machine)
+	@test -n "$(BEFORE)" || { echo "BEFORE is not set; run: make bench-versions BEFORE=<commit>"; exit 2; }
+	@$(venv) -m benchmarks.versions --recipe "$(RECIPE)" --before "$(BEFORE)" $(ARGS)
+
+.PHONY: rehearse
+rehearse: .venv/test.stamp .venv/torch.stamp ## build, serve and time RECIPE, one of those for CPUs, with random weights of its models' real shapes, then `figures`
+	@$(venv) -m benchmarks.rehearsal --recipe "$(RECIPE)" $(ARGS)
+	@$(venv) -m docs.figures
 
 ##@ Test
+# More workers than cores, because tests with servers mostly wait; tests/support/distribution.py has their order.
 .PHONY: test
-test: .venv/test.stamp .venv/torch.stamp ## unit and integration tests
-	@$(venv) -m pytest tests $(ARGS)
+test: .venv/test.stamp .venv/torch.stamp ## run the unit and integration tests
+	@$(venv) -m pytest tests -n 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+.PHONY: test-again
+test-again: .venv/test.stamp ## run the integration tests that failed in `test` once more, each alone; at most three
+	@$(venv) -m tests.again
 
 .PHONY: test-unit
-test-unit: .venv/test.stamp .venv/torch.stamp ## the tests that start no server
+test-unit: .venv/test.stamp .venv/torch.stamp ## run the tests that start no server
 	@$(venv) -m pytest tests/unit $(ARGS)
 
 .PHONY: test-statistical
-test-statistical: .venv/test.stamp ## test the sampled law at full size, with the power of each test (minutes)
+test-statistical: .venv/test.stamp ## test the distribution of sampled output at full size, with the power of each test (minutes)
 	@$(venv) -m pytest tests/statistical -m statistical -o faulthandler_timeout=3600 $(ARGS)
 
+.PHONY: test-sample
+test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of `test-all`, chosen by the commit
+	@$(venv) -m tests.sample
+
+.PHONY: test-clients
+test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangChain and LiteLLM, which are installed into .venv-clients/, with a server
+	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
+
+.PHONY: test-all
+test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
+	-@$(MAKE) -s .venv-clients/clients.stamp # where they cannot be installed, the tests with other clients are skipped
+	@$(venv) -m pytest tests -m "long or statistical or drills" -o faulthandler_timeout=3600 $(ARGS)
+
+.PHONY: gpu-day
+gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine with NVIDIA's container: build, serve, probe, verify and bench RECIPE, and write one result file (an hour)
+	@$(venv) -m tests.gpu --recipe "$(RECIPE)" $(ARGS)
+
 .PHONY: drills
-drills: .venv/test.stamp ## roll bad and good candidates out under load, with the controller killed too (half an hour), then `figures`
+drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour), then `figures`
 	@$(venv) -m tests.drills --output docs/results/canary-drills.json $(ARGS)
 	@$(venv) -m docs.figures
 
+.PHONY: drills-faults
+drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes), then `figures`
+	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" --output docs/results/fault-drills.json $(ARGS)
+	@$(venv) -m docs.figures
+
+.PHONY: drills-fleet
+drills-fleet: .venv/test.stamp ## kill, stop and drain servers of a fleet under load (10 minutes), then `figures`
+	@$(venv) -m tests.fleet_drills --output docs/results/fleet-drills.json $(ARGS)
+	@$(venv) -m docs.figures
+
 .PHONY: check
-check: .venv/test.stamp ## lint, format, types, architecture
+check: .venv/test.stamp ## run the lint, format, type and architecture checks
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy
-	@$(venv) -m pytest -q tests/unit/test_architecture.py tests/unit/test_readme.py tests/unit/test_figures.py
+	@$(venv) -m pytest -q tests/unit/repository/test_architecture.py tests/unit/repository/test_readme.py tests/unit/repository/test_figures.py tests/unit/repository/test_language.py
+
+##@ Documentation
+.PHONY: docs
+docs: .venv-docs/docs.stamp ## build the documentation site into site/; a dead link or a missing page fails
+	@.venv-docs/bin/zensical build --clean --strict
+	@.venv-docs/bin/python -m docs.check_site
+
+.PHONY: docs-serve
+docs-serve: .venv-docs/docs.stamp ## serve the documentation site on loopback and follow changes
+	@.venv-docs/bin/zensical serve --dev-addr "$(DOCS_ADDRESS)"
+
+.PHONY: licences
+licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_PARTY_NOTICES.md
+	@$(venv) -m docs.licences
 
 .PHONY: figures
-figures: .venv/run.stamp ## fill README's tables from docs/results/*.json
+figures: .venv/run.stamp ## regenerate the tables in the documents from docs/results/*.json
 	@$(venv) -m docs.figures
 
 .PHONY: results
-results: .venv/run.stamp ## measure anew what README quotes (wants an idle machine), then `figures`
+results: .venv/run.stamp ## repeat the measurements that the documents quote (needs an idle machine), then `figures`
 	@mkdir -p .run docs/results
+	$(call record,families,$(venv) -m benchmarks.families)
+	$(call record,quantized-pair-demo,$(venv) -m benchmarks.quantized_pair)
+	$(call record,quantized-steps-demo-large,$(venv) -m benchmarks.quantized_steps)
+	$(call record,attention-steps-demo-large,$(venv) -m benchmarks.attention_steps)
+	$(call record,server-memory,$(venv) -m benchmarks.server_memory)
+	$(call record,token-overlap,$(venv) -m benchmarks.token_overlap)
 	$(call record,demo,make -s demo RECIPE=demo)
 	$(call record,verify-demo,make -s verify RECIPE=demo ARGS="--only equality")
-	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only law")
-	$(call record,sampler-demo-large,$(venv) -m pipelines.bench.sampler_cost --engine engines/demo-large/target-*)
+	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only distribution")
+	$(call record,sampler-demo-large,$(venv) -m benchmarks.sampler_cost --engine engines/demo-large/target-*)
 	$(call record,acceptance-demo,make -s acceptance RECIPE=demo)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
 	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
-	$(call record,router-demo-large,$(venv) -m pipelines.bench.router_cost --recipe demo-large)
+	$(call record,router-demo-large,$(venv) -m benchmarks.router_cost --recipe demo-large)
+	$(call record,front-door-demo-large,$(venv) -m benchmarks.front_door.cost --recipe demo-large)
+	$(call record,structured-output-demo-large,$(venv) -m benchmarks.front_door.structured --recipe demo-large)
 	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
 	@$(venv) -m docs.figures
 
@@ -191,52 +304,63 @@ results: .venv/run.stamp ## measure anew what README quotes (wants an idle machi
 # `make`, not $(MAKE): the latter would run even under `make -n`.
 record = @$(2) | tee /dev/stderr | tail -n 1 | $(venv) -m json.tool >.run/$(1).json && mv .run/$(1).json docs/results/$(1).json
 
-##@ Train the demonstration pair (by hand; up to 90 minutes on 2 cores)
+##@ Train the demonstration pair (up to 90 minutes on 2 cores)
 .PHONY: train-demo
-train-demo: .venv/train.stamp .venv/torch.stamp ## train draft, target and tokenizer anew into engines/demo_pair
-	@$(venv) -m build.demo_pair.train --output engines/demo_pair $(ARGS)
+train-demo: .venv/train.stamp .venv/torch.stamp ## train tokenizer, target and draft and replace engines/demo_pair
+	@$(venv) -m tools.demo_pair.train --output engines/demo_pair $(ARGS)
 
 .PHONY: evaluate-demo
 evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair, then `figures`
-	@$(venv) -m build.demo_pair.evaluate $(ARGS)
+	@$(venv) -m tools.demo_pair.evaluate $(ARGS)
 	@$(venv) -m docs.figures
+
+##@ Package
+.PHONY: wheel
+wheel: .venv/test.stamp ## build the client as the wheel draftproof into dist/
+	@$(venv) -m tools.wheel $(ARGS)
 
 ##@ Clean
 .PHONY: clean
 clean: ## stop servers, delete caches and .run/ (never build/, which holds sources)
 	@for file in .run/*/server.json; do test ! -e "$$file" || \
 	  $(venv) -m pipelines.deploy stop --recipe "$$(basename "$$(dirname "$$file")")"; done
-	rm -rf .run .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .run site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: clean-engines
-clean-engines: ## delete compiled engines, with CONFIRM=1 (the demo pair stays)
-	@test "$(CONFIRM)" = 1 || { echo "clean-engines deletes every engine under engines/ but the demo pair; run it with CONFIRM=1"; exit 2; }
-	find engines -mindepth 1 -maxdepth 1 -type d ! -name demo_pair -exec rm -rf {} +
+clean-engines: ## delete all engines except the demo pair; needs CONFIRM=1
+	@test "$(CONFIRM)" = 1 || { echo "clean-engines deletes every engine under engines/ except the demo pair; run it with CONFIRM=1"; exit 2; }
+	find engines -mindepth 1 -maxdepth 1 -type d ! -name demo_pair -exec chmod -R u+w {} + -exec rm -rf {} +
 
 ##@ Dependencies
 .PHONY: lock
-lock: ## resolve requirements/*.txt anew (needs uv)
-	@command -v uv >/dev/null || { echo "uv not found; install it with: pip install uv"; exit 2; }
+lock: ## update the locks in requirements/*.txt (needs uv)
+	@command -v uv >/dev/null || { echo "uv is not installed; run: pip install uv"; exit 2; }
 	$(uv_compile) --extra run --extra test --extra train --extra build -o requirements/test.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra run -o requirements/run.txt
-	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra train -o requirements/train.txt
+	$(uv_compile) --excludes requirements/unneeded-by-run.txt --excludes requirements/unneeded-by-train.txt -c requirements/test.txt --extra train -o requirements/train.txt
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
+	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
+	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-hf -o requirements/peers-hf.txt
 	$(uv_compile_peers) --python-version 3.11 --extra peers-vllm -o requirements/peers-vllm.txt
+	$(uv_compile_peers) --python-version 3.11 --extra clients -o requirements/clients.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
 uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.txt
 
 .venv/created.stamp:
-	@test -n "$(python)" || { echo "no usable Python: looked for $(candidates); need 3.10 to 3.12 with venv and ensurepip (Debian: apt install python3-venv), or name one: make PYTHON=/path/to/python"; exit 2; }
-	@$(python) -c '$(python_is_usable)' || { echo "$(python) does not fit: need Python 3.10 to 3.12 with venv and ensurepip"; exit 2; }
+	@test -n "$(python)" || { echo "no usable Python among $(candidates); need 3.10 to 3.12 with venv and ensurepip; install it (Debian: apt install python3-venv) or pass PYTHON=/path/to/python"; exit 2; }
+	@$(python) -c '$(python_is_usable)' || { echo "$(python) cannot be used: need Python 3.10 to 3.12 with venv and ensurepip"; exit 2; }
 	$(python) -m venv --clear .venv
 	@touch $@
 
-.venv/run.stamp: requirements/run.txt .venv/created.stamp
+.venv/bin/draftproof: tools/draftproof.sh .venv/created.stamp
+	@install -m 755 $< $@
+
+.venv/run.stamp: requirements/run.txt .venv/created.stamp | .venv/bin/draftproof
 	$(pip_install) $(locked) -r $<
 	@touch $@
 
@@ -244,15 +368,32 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	$(pip_install) $(locked) -r $<
 	@touch $@
 
+.venv/otel.stamp: requirements/otel.txt .venv/run.stamp
+	$(pip_install) $(locked) -r $<
+	@touch $@
+
 .venv/build.stamp: requirements/build.txt .venv/run.stamp
 	$(pip_install) $(locked) -r $<
+	@touch $@
+
+# Separate from .venv: clients of OpenAI's API that need other versions than we do.
+.venv-clients/clients.stamp: requirements/clients.txt
+	$(docs_python) -m venv --clear .venv-clients
+	.venv-clients/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
+	@touch $@
+
+# Separate from .venv: only the site needs these packages, and Zensical needs Python 3.11.
+.venv-docs/docs.stamp: requirements/docs.txt
+	@test -n "$(docs_python)" || { echo "no usable Python for the site: looked for $(docs_candidates); need 3.11 or newer with venv; name one: make docs DOCS_PYTHON=/path/to/python"; exit 2; }
+	$(docs_python) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
 	@touch $@
 
 .venv/train.stamp: requirements/train.txt .venv/created.stamp
 	$(pip_install) $(locked) -r $<
 	@touch $@
 
-# After the stamp of a lock that holds torch's own dependencies, so that pip adds torch alone.
+# Install after a lock that holds torch's own dependencies, so that pip adds torch alone.
 .venv/torch.stamp: requirements/torch.txt .venv/created.stamp
 	$(pip_install) -r $<
 	@touch $@

@@ -1,85 +1,91 @@
-"""What the commands of this folder share: options, errors in four parts, the result as the last line."""
+"""Options, error handling and output that all commands of ``build`` share."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from build.recipe import REPOSITORY_ROOT, RUNTIMES
 from pipelines.errors import DraftproofError
-
-EXIT_ERROR = 1
-EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
+from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
 
 
-def recipe_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """A parser that knows ``--recipe``."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+def recipe_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the option ``--recipe``."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument(
+        "--recipe", default="demo", help="name of a recipe, or path of a YAML file (default: demo)"
+    )
     return parser
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """``--runtime``: one of ``RUNTIMES``, or None."""
+    """Add the option ``--runtime``: one of ``RUNTIMES``, or None."""
     parser.add_argument(
         "--runtime",
         type=lambda word: word or None,
         choices=(None, *RUNTIMES),
         metavar="RUNTIME",
-        help=f"{' or '.join(RUNTIMES)}, in place of the recipe's",
+        help=f"{' or '.join(RUNTIMES)} (default: the recipe's)",
     )
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
-    """``--engines``: an absolute path."""
+    """Add the option ``--engines``: an absolute path."""
     parser.add_argument(
         "--engines",
         type=lambda path: Path(path).resolve(),
         default=REPOSITORY_ROOT / "engines",
-        help="folder of the engines",
+        help="folder that holds the engines (default: engines/ of this repository)",
+    )
+
+
+def optional_path(word: str) -> Path | None:
+    """Return the path that an option names; None for "", which ``make`` gives for an empty setting."""
+    return Path(word) if word else None
+
+
+def add_public_key(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--public-key``: a path, or None."""
+    parser.add_argument(
+        "--public-key",
+        type=optional_path,
+        metavar="FILE",
+        help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
     )
 
 
 def print_line(line: str) -> None:
-    """A line of progress, at once."""
+    """Print a line and flush it, so that progress shows immediately."""
     print(line, flush=True)
 
 
 def run_command(work: Callable[[], Any], fails: Callable[[Any], bool] = lambda result: False) -> int:
-    """Do what a command is for.
+    """Run a command and print its result, or its error on standard error.
 
     Args:
-        work: Gives the result, a JSON value, which is printed as the last line; None: there is none.
-        fails: Whether a result means that the command failed.
+        work: Returns the result, a JSON value, which is printed as the last line; None prints nothing.
+        fails: Return whether a result means that the command failed.
 
     Returns:
         The exit code.
     """
-    try:
-        result = work()
-        if result is not None:
-            print(json.dumps(result))
-    except DraftproofError as error:
-        return _refuse(error)
-    except OSError as error:
-        return _refuse(
-            DraftproofError(
+
+    def print_result() -> int:
+        try:
+            result = work()
+        except OSError as error:
+            raise DraftproofError(
                 "a file cannot be read or written",
                 values=str(error),
-                limit="room on the disk, and files that this user may read and write",
-                remedy="make room or give access, and run the command again; nothing half-made was left",
-            )
-        )
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_ERROR if fails(result) else 0
+                limit="needs free disk space, and permission to read and write",
+                remedy="free disk space or grant access, then run the command again",
+            ) from error
+        if result is not None:
+            print(json.dumps(result))
+        return EXIT_FAIL if fails(result) else EXIT_PASS
 
-
-def _refuse(error: DraftproofError) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return EXIT_ERROR
+    return run_program(print_result)

@@ -1,7 +1,8 @@
-"""Builds the engines of a recipe: ``python -m build.engines --recipe demo``.
+"""Build the engines of a recipe: ``python -m build.engines --recipe demo``.
 
-Engines are addressed by content: a directory's name ends in the hash of everything that decides what
-is inside, so an engine that is there need not be built again, and two versions live side by side.
+The name of an engine directory ends in a hash of everything that decides its content. An existing engine is
+therefore not built again, and several versions can exist side by side. ``--check`` verifies that their files
+have not changed since the build.
 """
 
 from __future__ import annotations
@@ -11,50 +12,94 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from build.attention.library import source_digest
+from build.checkpoints.engine_texts import engine_text_digests
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
-from build.engine_directory import EnginePlan, plan_engine
-from build.exclusive import exclusive
-from build.growth import grow
-from build.manifest import sha256_file
-from build.network import network_from_checkpoint
-from build.openvino_engine import (
+from build.fetch import fetch_checkpoints
+from build.files.engine_directory import EnginePlan, plan_engine
+from build.files.exclusive import exclusive
+from build.files.free_space import Need, check_space
+from build.hub.pinning import pin_recipe
+from build.networks.growth import grow
+from build.networks.network import Layer, Network
+from build.networks.vocabulary import fit_vocabulary
+from build.networks.weight_only import apply_quantization
+from build.openvino.engine import (
     FORMAT_VERSION,
     EngineSettings,
     openvino_version,
     write_engine,
 )
-from build.preflight import EngineSource, check_recipe
+from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
-from build.tensorrt_llm_engine import build_tensorrt_llm_engines, print_commands
-from build.weight_only import apply_quantization
-from pipelines.errors import RecipeError
+from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
+from pipelines.available_memory import available_bytes
+from pipelines.errors import EngineLoadError, RecipeError
+from pipelines.manifest import EngineFiles, sha256_file, sha256_json
+from pipelines.time_left import TimeLeft
 
-_CHECKPOINT_FILES = ("config.json", "rank0.safetensors", "tokenizer.json")
-# Sources that decide the numbers in an engine. Hashing them costs a needless build now and then; a
-# version number that somebody forgets to raise costs an engine that is not what its recipe says.
+# Sources that decide the numbers in an engine. Hashing them causes an unnecessary build now and then, but a
+# version number that nobody remembers to raise would leave a stale engine in use.
 _HERE = Path(__file__).resolve().parent
 _COMPILER = (
-    "checkpoint.py",
-    "checkpoint_config.py",
-    "growth.py",
-    "linear.py",
-    "llama_graph.py",
-    "network.py",
-    "openvino_engine.py",
-    "stored_linear.py",
-    "tensor_file.py",
-    "weight_only.py",
+    "checkpoints/checkpoint.py",
+    "checkpoints/checkpoint_config.py",
+    "checkpoints/stored_linear.py",
+    "checkpoints/tensor_file.py",
+    "hugging_face/config.py",
+    "hugging_face/families.py",
+    "hugging_face/layers.py",
+    "hugging_face/rope.py",
+    "hugging_face/settings.py",
+    "hugging_face/weight_files.py",
+    "hugging_face/weights.py",
+    "hugging_face/quantized/awq.py",
+    "hugging_face/quantized/blocks.py",
+    "hugging_face/quantized/compressed_tensors.py",
+    "hugging_face/quantized/form.py",
+    "hugging_face/quantized/fp8.py",
+    "hugging_face/quantized/gptq.py",
+    "hugging_face/quantized/integers.py",
+    "networks/config.py",
+    "networks/growth.py",
+    "networks/linear.py",
+    "networks/network.py",
+    "networks/rotary.py",
+    "networks/source.py",
+    "networks/vocabulary.py",
+    "networks/weight_only.py",
+    "openvino/decoder_graph.py",
+    "openvino/engine.py",
+    "openvino/operations.py",
+    "openvino/own_attention.py",
+    "openvino/paged_attention.py",
 )
 
 
-def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str, Any]:
-    """Everything that decides the content of an engine directory.
+def _digests(sources: Iterable[EngineSource], report: Callable[[str], None]) -> dict[Path, str]:
+    """Return the SHA-256 of all files of the checkpoints; gigabytes take a while, so progress is reported."""
+    paths = {path for source in sources for path in (*source.network.files, source.tokenizer_path)}
+    total = sum(path.stat().st_size for path in paths)
+    progress = TimeLeft(
+        total, report, lambda done: f"checkpoints: {done / 1e9:.1f} of {total / 1e9:.1f} GB read"
+    )
+    digests = {}
+    for path in sorted(paths):
+        digests[path] = sha256_file(path)
+        progress.advance(path.stat().st_size)
+    return digests
 
-    The checkpoint counts by content, not by path, and the number of KV blocks is the server's business.
+
+def _identity(
+    role: str, engine: EngineRecipe, source: EngineSource, vocab_size: int, digests: Mapping[Path, str]
+) -> dict[str, Any]:
+    """Return everything that decides the content of an engine directory.
+
+    The checkpoint counts by content, not by path. The number of KV blocks is a setting of the server.
     """
     section = dataclasses.asdict(engine)
     del section["checkpoint"], section["tensorrt_llm"]
@@ -62,25 +107,45 @@ def _identity(role: str, engine: EngineRecipe, source: EngineSource) -> dict[str
     return {
         "role": role,
         "section": section,
-        "checkpoint": {name: sha256_file(source.checkpoint.directory / name) for name in _CHECKPOINT_FILES},
+        "checkpoint": {
+            **{path.name: digests[path] for path in (*source.network.files, source.tokenizer_path)},
+            **engine_text_digests(source.texts),
+        },
+        "vocab_size": vocab_size,
+        # Depends on serving.max_seq_len where that decides the factors of LongRoPE.
+        "max_position_embeddings": source.network.config.max_position_embeddings,
         "end_ids": list(source.end_ids),
         "format_version": FORMAT_VERSION,
         "compiler_sha256": {name: sha256_file(_HERE / name) for name in _COMPILER},
         "openvino_version": openvino_version(),
+        **({"attention_sha256": source_digest()} if engine.attention == "draftproof" else {}),
+        **(
+            {}
+            if source.token_map is None
+            else {"token_map": sha256_json([source.token_map.to_json(), source.token_map.equal_ids.tolist()])}
+        ),
     }
 
 
-def _plan(recipe: Recipe, role: str, engine: EngineRecipe, source: EngineSource, engines: Path) -> EnginePlan:
-    return plan_engine(engines / recipe.name, role, _identity(role, engine, source))
-
-
-def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: EngineSource) -> None:
-    network = network_from_checkpoint(source.checkpoint)
+def _build(
+    recipe: Recipe,
+    plan: EnginePlan,
+    engine: EngineRecipe,
+    source: EngineSource,
+    vocab_size: int,
+    report: Callable[[str], None],
+) -> None:
+    network, token_map = source.network.read(), source.token_map
+    if token_map is None:
+        network = fit_vocabulary(network, vocab_size)
     if engine.growth is not None:
         network = grow(network, engine.growth)
+    network = apply_quantization(network, engine.quantization, engine.lm_head)
+    if token_map is not None:
+        network = dataclasses.replace(network, logit_rows=token_map.equal_ids)
     write_engine(
         plan.directory,
-        apply_quantization(network, engine.quantization, engine.lm_head),
+        _with_progress(network, plan.role, report),
         source.tokenizer_path,
         EngineSettings(
             role=plan.role,
@@ -89,56 +154,99 @@ def _build(recipe: Recipe, plan: EnginePlan, engine: EngineRecipe, source: Engin
             kv_cache_dtype=engine.kv_cache.dtype,
             num_threads=engine.num_threads,
             thread_placement=engine.thread_placement,
+            attention=engine.attention,
             end_ids=source.end_ids,
+            texts=source.texts,
             fingerprint=plan.fingerprint,
-            # A GPU leaves activations alone where the checkpoint has no scale for them.
-            dynamic_quantization=engine.quantization == "int8",
+            # Like a GPU, do not round activations unless the checkpoint is made for it.
+            dynamic_quantization=engine.quantization in ("int8", "int4")
+            or (engine.quantization == "checkpoint" and source.network.config.rounds_activations),
             origin={
                 "recipe": recipe.name,
                 "recipe_sha256": sha256_file(recipe.path),
+                "checkpoint": engine.checkpoint,
                 "tokenizer_identity_sha256": source.tokenizer.sha256,
                 "identity": plan.identity,
             },
         ),
+        None if token_map is None else token_map.to_json(),
     )
+
+
+def _with_progress(network: Network, role: str, report: Callable[[str], None]) -> Network:
+    """Return the network; whoever asks for its layers, in order, makes progress that is reported."""
+    count = network.config.num_hidden_layers
+    progress = TimeLeft(count, report, lambda done: f"{role}: {done:.0f} of {count} layers")
+
+    def layer(index: int) -> Layer:
+        made = network.layer(index)
+        progress.advance(1)
+        return made
+
+    return dataclasses.replace(network, layer=layer)
 
 
 def build_engines(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Build those engines of a recipe that are not there yet, for the runtime that it names.
+    """Build those engines of a recipe that do not exist yet, for its runtime.
 
     Args:
         recipe: The pair.
-        engines: Folder that gets ``<recipe>/<role>-<fingerprint>/``.
-        report: Gets one line per stage.
+        engines: Folder in which ``<recipe>/<role>-<fingerprint>/`` is created.
+        report: Called with one line per stage.
 
     Returns:
-        ``draft`` and ``target`` (directories), ``built`` (roles that were built now) and ``seconds``.
+        ``draft`` and ``target`` (directories), ``built`` (roles that were built) and ``seconds``.
 
     Raises:
-        CheckpointError, RecipeError, IncompatiblePairError: Nothing has been built.
+        CheckpointError, RecipeError, IncompatiblePairError: Nothing has been built. The disk does not hold
+            the missing engines, for instance.
         EngineBuildError: Compiling or writing failed.
     """
+    recipe = fetch_checkpoints(recipe, report)
     if recipe.runtime == "tensorrt_llm":
         return build_tensorrt_llm_engines(recipe, engines, report)
     started = time.monotonic()
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
+    vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
+    if sources["draft"].token_map is not None:
+        report(sources["draft"].token_map.notice)
     result: dict[str, Any] = {}
     built = []
+    digests = _digests(sources.values(), report)
+    plans = {
+        role: plan_engine(
+            engines / recipe.name, role, _identity(role, getattr(recipe, role), source, vocab_size, digests)
+        )
+        for role, source in sources.items()
+    }
+    missing = [role for role, plan in plans.items() if not plan.is_built()]
+    check_space(
+        Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)
+        for role in missing
+    )
+    if missing:
+        try:
+            memory = plan_recipe(recipe, sources["draft"], sources["target"], available_bytes())
+        except RecipeError as error:  # a server with more memory may use the engines
+            report(f"warning: {error}")
+        else:
+            for line in memory.lines():
+                report(line)
     for role, source in sources.items():
         engine: EngineRecipe = getattr(recipe, role)
-        plan = _plan(recipe, role, engine, source, engines)
+        plan = plans[role]
         result[role] = str(plan.directory)
         if plan.is_built():
             report(f"{role}: {plan.directory.name} is up to date")
             continue
-        with exclusive(engines / recipe.name):  # who builds nothing writes nothing, not even a lock
+        with exclusive(engines / recipe.name):  # locked only to build: checking must not write anything
             if plan.is_built():
-                continue  # by another builder, meanwhile
+                continue  # another process has built it meanwhile
             report(f"{role}: building {plan.directory.name} from {engine.checkpoint}")
             before = time.monotonic()
-            _build(recipe, plan, engine, source)
+            _build(recipe, plan, engine, source, vocab_size, report)
             description = json.loads((plan.directory / "engine.json").read_text(encoding="utf-8"))
             report(
                 f"{role}: {description['num_parameters'] / 1e6:.1f} M parameters, "
@@ -149,29 +257,72 @@ def build_engines(
     return {**result, "built": built, "seconds": round(time.monotonic() - started, 2)}
 
 
-def _build_or_print(options: argparse.Namespace) -> dict[str, Any] | None:
+def check_engines(
+    recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Verify the files of all engines of a recipe, including earlier builds, against their digests.
+
+    Args:
+        recipe: The pair.
+        engines: Folder that holds ``<recipe>/``.
+        report: Called with one line per engine.
+
+    Returns:
+        Directories, under ``whole`` and ``damaged``.
+
+    Raises:
+        EngineLoadError: The recipe has no engines.
+    """
+    found = [path for role in ("draft", "target") for path in (engines / recipe.name).glob(f"{role}-*")]
+    result: dict[str, list[str]] = {"whole": [], "damaged": []}
+    for directory in sorted(path for path in found if path.is_dir()):
+        try:
+            EngineFiles(directory).check_all(from_disk=True)
+        except EngineLoadError as error:
+            report(f"damaged: {error}")
+            result["damaged"].append(str(directory))
+        else:
+            report(f"ok: {directory}")
+            result["whole"].append(str(directory))
+    if not any(result.values()):
+        raise EngineLoadError(
+            f"recipe {recipe.name} has no engines to check",
+            values=f"none in {engines / recipe.name}",
+            limit="build the engines first",
+            remedy=f"run 'make engines RECIPE={recipe.argument}'",
+        )
+    return result
+
+
+def _work(options: argparse.Namespace) -> dict[str, Any] | None:
     recipe = load_recipe(options.recipe, options.runtime)
+    if options.check:
+        return check_engines(recipe, options.engines, print_line)
     if not options.dry_run:
         return build_engines(recipe, options.engines, print_line)
     if recipe.runtime != "tensorrt_llm":
         raise RecipeError(
             "there is no command to print",
             values=f"--dry-run, runtime {recipe.runtime}",
-            limit="trtllm-build is a command of its own; the embedded runtime compiles in this process",
-            remedy="leave --dry-run out, or give RUNTIME=tensorrt_llm",
+            limit="only TensorRT-LLM uses a command; the embedded runtime compiles in this process",
+            remedy="leave out --dry-run, or set RUNTIME=tensorrt_llm",
         )
-    print_commands(recipe, options.engines)
+    print_commands(pin_recipe(recipe), options.engines)
     return None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON, but for ``--dry-run``."""
-    parser = recipe_parser("build.engines", "Build the engines of a recipe.")
+    """Run the command; the last line of standard output is JSON, except with ``--dry-run``."""
+    parser = recipe_parser("draftproof engines", "Build the engines of a recipe.")
     add_engines(parser)
     add_runtime(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the commands of trtllm-build, run none")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument(
+        "--dry-run", action="store_true", help="print the trtllm-build commands without running them"
+    )
+    others.add_argument("--check", action="store_true", help="verify existing engines instead of building")
     options = parser.parse_args(arguments)
-    return run_command(lambda: _build_or_print(options))
+    return run_command(lambda: _work(options), lambda result: bool(result and result.get("damaged")))
 
 
 if __name__ == "__main__":

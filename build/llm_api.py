@@ -1,67 +1,107 @@
-"""The same pair for TensorRT-LLM's LLM API, which compiles none: ``python -m build.llm_api --recipe R``.
+"""Render a pair for TensorRT-LLM's LLM API, which needs no engines: ``python -m build.llm_api --recipe R``.
 
-TensorRT-LLM 1.3 and later have no ``trtllm-build``. There the PyTorch backend loads Hugging Face checkpoints
-and speculates by itself. Two files are written: ``model.yaml`` of Triton's ``llmapi`` model, and the one
-that ``trtllm-serve --config`` takes. Neither gives token ids, so proofs compare text there.
+TensorRT-LLM 1.3 and later have no ``trtllm-build``: their PyTorch backend loads Hugging Face checkpoints and
+speculates by itself. This command writes, for each of NVIDIA's two servers, a configuration and a script that
+starts it: Triton with NVIDIA's ``llmapi`` model, and ``trtllm-serve``. Neither server returns token ids, so
+``verify`` compares text. Neither has been run with these files; docs/reference/upstream.md tells what was
+checked instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from build.command_line import recipe_parser, run_command
-from build.model_config import read_model_config
+from build.checkpoints.model_config import read_model_config
+from build.command_line import print_line, recipe_parser, run_command
+from build.fetch import fetch_checkpoints
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.versions import find_installation, release
-from build.whole import write_whole
+from pipelines.atomic_file import write_whole
 from pipelines.errors import RecipeError
 
-_HEADER = """\
-# Written by make llm-api for TensorRT-LLM {version}. {note}
-# decoding_type is {decoding_type} here: DraftTarget until 1.1 and in early 1.2, Draft_Target later
-# (llmapi/llm_args.py); if this version refuses it, it wants the other.
-"""
-# speculative_model_dir is the older name of speculative_model and its alias since; so it fits every version.
+# What DecodingBaseConfig.from_dict looks up (llmapi/llm_args.py of 2025), and the literal that later versions
+# compare with (@00043967). Which release candidate of 1.3 changed it is not known.
+_DECODING_TYPES = {
+    (1, 0): "DraftTarget",
+    (1, 1): "DraftTarget",
+    (1, 2): "DraftTarget",
+    (1, 3): "Draft_Target",
+}
+# The older name of speculative_model, which is still an alias of it, so that every version accepts it.
 _DRAFT_KEY = "speculative_model_dir"
+
+_HEADER = """\
+# Written by make llm-api for TensorRT-LLM {version}, and not run yet. {note}
+"""
+
+_TRTLLM_SERVE = """\
+#!/bin/sh
+# Serves OpenAI's API on port 8000 of this machine alone; options of trtllm-serve may follow. Not run yet.
+exec trtllm-serve {target} --host 127.0.0.1 --extra_llm_api_options {settings} "$@"
+"""
+
+# NVIDIA's launch_triton_server.py passes --disable-auto-complete-config, which would hide triton_config from
+# Triton: it would take the model for one that does not stream.
+_TRITON = """\
+#!/bin/sh
+# Serves NVIDIA's llmapi model on this machine alone; options of tritonserver may follow. Not run yet.
+# LLMAPI_MODELS is where the image has that model: NVIDIA's own build of TensorRT-LLM's Triton image has it in
+# /app/tensorrt_llm/triton_backend/all_models/llmapi.
+export LLM_CONFIG_PATH={model}
+exec tritonserver --model-repository="${{LLMAPI_MODELS:-/app/all_models/llmapi}}" \\
+  --http-address=127.0.0.1 --grpc-address=127.0.0.1 --metrics-address=127.0.0.1 "$@"
+"""
 
 
 def decoding_type(version: str) -> str:
-    """How a version spells speculation with a draft model.
+    """Return how a version spells speculation with a draft model.
 
-    llm_args.py dispatches on ``DraftTarget`` in 1.0, 1.1 and early 1.2, and has ``Draft_Target`` as a literal
-    in 1.3; which of them 1.2.1 has was not seen (UNCONFIRMED).
+    Raises:
+        RecipeError: The version is not one whose source was read.
     """
-    return "DraftTarget" if release(version) < (1, 2) else "Draft_Target"
+    spelling = _DECODING_TYPES.get(release(version))
+    if spelling is None:
+        known = ", ".join(f"{major}.{minor}" for major, minor in _DECODING_TYPES)
+        raise RecipeError(
+            "the LLM API of this version of TensorRT-LLM is not known",
+            values=f"version {version}",
+            limit=f"known: {known}",
+            remedy="pass --trtllm-version with the nearest of them, and compare speculative_config with "
+            "llmapi/llm_args.py of yours",
+        )
+    return spelling
 
 
 def _model(recipe: Recipe, role: str) -> str:
-    """The Hugging Face directory of one side.
+    """Return the Hugging Face directory of a role.
 
     Raises:
-        RecipeError: The recipe names a checkpoint of another form.
+        RecipeError: The recipe names a checkpoint in another format.
         CheckpointError: Its ``config.json`` cannot be read.
     """
     engine: EngineRecipe = getattr(recipe, role)
     if not read_model_config(engine.checkpoint_directory).is_hugging_face:
         raise RecipeError(
-            f"the {role} of recipe {recipe.name} cannot be used by the LLM API",
+            f"the LLM API cannot load the {role} of recipe {recipe.name}",
             values=f"{role}.checkpoint={engine.checkpoint}, a TensorRT-LLM checkpoint",
             limit="its PyTorch backend loads Hugging Face directories",
-            remedy="name the Hugging Face directory; ModelOpt's export_hf_checkpoint quantizes one",
+            remedy="use the Hugging Face directory; ModelOpt's export_hf_checkpoint writes a quantized one",
         )
     return str(engine.checkpoint_directory)
 
 
 def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
-    """What ``trtllm-serve --config`` takes; keys of ``TorchLlmArgs``.
+    """Return the configuration for ``trtllm-serve``, with the keys of ``TorchLlmArgs``.
 
     Raises:
-        RecipeError, CheckpointError: A checkpoint is not Hugging Face's.
+        RecipeError, CheckpointError: A checkpoint is not in Hugging Face's format, or the version is not
+            known.
     """
     serving, section = recipe.serving, recipe.target.tensorrt_llm
     cache: dict[str, Any] = {"enable_block_reuse": True, "tokens_per_block": section.tokens_per_block}
@@ -75,7 +115,7 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
         "max_batch_size": serving.max_batch_size,
         "max_num_tokens": max(serving.max_num_tokens, serving.max_seq_len),
         "max_seq_len": serving.max_seq_len,
-        # Target and draft as two models cannot overlap (docs features/speculative-decoding.md @ea58e7cf).
+        # Speculation with two models does not overlap (docs features/speculative-decoding.md @ea58e7cf).
         "disable_overlap_scheduler": True,
         "kv_cache_config": cache,
         "speculative_config": {
@@ -87,72 +127,92 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
 
 
 def triton_model(recipe: Recipe, version: str) -> dict[str, Any]:
-    """``model.yaml`` of Triton's ``llmapi`` model: arguments of ``LLM()`` and ``triton_config``.
+    """Return ``model.yaml`` for Triton's ``llmapi`` model: arguments of ``LLM()`` and ``triton_config``.
 
     Raises:
-        RecipeError, CheckpointError: A checkpoint is not Hugging Face's.
+        RecipeError, CheckpointError: See ``serve_settings``.
     """
     return {
         "model": _model(recipe, "target"),
         "backend": "pytorch",
         **serve_settings(recipe, version),
-        # max_batch_size 0: "The current implementation does not support batching" (its own model.yaml).
+        # max_batch_size 0: "The current implementation does not support batching" (its own model.yaml
+        # @0ebb1536). Without decoupled, the model refuses to stream (its model.py @044a90d2).
         "triton_config": {"max_batch_size": 0, "decoupled": True},
     }
 
 
 def _note(recipe: Recipe) -> str:
-    asked = {recipe.target.quantization, recipe.draft.quantization} - {"none", "checkpoint"}
-    if not asked:
-        return "Checkpoints as they are."
+    quantizations = {recipe.target.quantization, recipe.draft.quantization} - {"none", "checkpoint"}
+    if not quantizations:
+        return "Checkpoints are loaded unchanged."
     return (
-        f"The recipe's quantization ({', '.join(sorted(asked))}) is not made here:\n"
-        "# the checkpoints are loaded as they are. Export them with ModelOpt's export_hf_checkpoint for FP8."
+        f"The recipe's quantization ({', '.join(sorted(quantizations))}) is not applied:\n"
+        "# checkpoints are loaded unchanged. For FP8, export them with ModelOpt's export_hf_checkpoint."
     )
 
 
-def write_llm_api(recipe: Recipe, version: str, run: Path) -> list[Path]:
-    """Write both files.
+def write_llm_api(recipe: Recipe, version: str, run: Path) -> dict[str, Path]:
+    """Write the configuration of both servers and the scripts that start them.
 
     Args:
         recipe: The pair.
-        version: TensorRT-LLM's; decides a spelling.
-        run: Gets ``<recipe>/llm_api/``.
+        version: Version of TensorRT-LLM, which decides how ``decoding_type`` is spelled.
+        run: Folder in which ``<recipe>/llm_api/`` is created.
 
     Returns:
-        ``model.yaml`` and the file for ``trtllm-serve``.
+        Paths of ``model``, ``triton``, ``settings`` and ``serve``: the two files for Triton, then the two for
+        ``trtllm-serve``.
 
     Raises:
-        RecipeError, CheckpointError: A checkpoint is not Hugging Face's.
+        RecipeError, CheckpointError: A checkpoint is not in Hugging Face's format, or the version is not
+            known.
     """
-    folder = run / recipe.name / "llm_api"
-    header = _HEADER.format(version=version, note=_note(recipe), decoding_type=decoding_type(version))
-    documents = {
-        folder / "tensorrt_llm" / "1" / "model.yaml": triton_model(recipe, version),
-        folder / "trtllm-serve.yaml": serve_settings(recipe, version),
+    folder = (run / recipe.name / "llm_api").resolve()
+    paths = {
+        "model": folder / "model.yaml",
+        "triton": folder / "triton.sh",
+        "settings": folder / "trtllm-serve.yaml",
+        "serve": folder / "trtllm-serve.sh",
     }
-    for path, document in documents.items():
-        write_whole(path, header + yaml.safe_dump(document, sort_keys=False))
-    return list(documents)
+    header = _HEADER.format(version=version, note=_note(recipe))
+    quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
+    target = shlex.quote(_model(recipe, "target"))
+    texts = {
+        "model": header + yaml.safe_dump(triton_model(recipe, version), sort_keys=False),
+        "triton": _TRITON.format(model=quoted["model"]),
+        "settings": header + yaml.safe_dump(serve_settings(recipe, version), sort_keys=False),
+        "serve": _TRTLLM_SERVE.format(target=target, settings=quoted["settings"]),
+    }
+    for name, path in paths.items():
+        write_whole(path, texts[name])
+    return paths
 
 
 def _render_and_tell(options: argparse.Namespace) -> dict[str, str]:
-    recipe = load_recipe(options.recipe)
+    recipe = fetch_checkpoints(load_recipe(options.recipe), print_line)
     found = find_installation()
     here = found.version if found is not None and found.version != "unknown" else None
     version = options.trtllm_version or here or recipe.tensorrt_llm.version
-    model, serve = write_llm_api(recipe, version, options.run)
-    print(f"Triton: copy NVIDIA's llmapi model and put {model} into it")
-    print(f"trtllm-serve {_model(recipe, 'target')} --config {serve}")
-    print("(older versions say --extra_llm_api_options for --config)")
-    return {"recipe": recipe.name, "version": version, "model": str(model), "serve": str(serve)}
+    paths = write_llm_api(recipe, version, options.run)
+    print("In a container with this version of TensorRT-LLM, either of (neither has been run by us):")
+    print(f"  sh {paths['triton']}")
+    print(f"  sh {paths['serve']}")
+    return {"recipe": recipe.name, "version": version, **{name: str(path) for name, path in paths.items()}}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON."""
-    parser = recipe_parser("build.llm_api", "Render a pair for TensorRT-LLM's LLM API.")
-    parser.add_argument("--trtllm-version", help="instead of the one found here, else the recipe's")
-    parser.add_argument("--run", type=Path, default=REPOSITORY_ROOT / ".run", help="gets <recipe>/llm_api/")
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser("draftproof llm-api", "Render a pair for TensorRT-LLM's LLM API.")
+    parser.add_argument(
+        "--trtllm-version", help="version of TensorRT-LLM (default: the installed one, else the recipe's)"
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        default=REPOSITORY_ROOT / ".run",
+        help="folder for <recipe>/llm_api/ (default: .run)",
+    )
     options = parser.parse_args(arguments)
     return run_command(lambda: _render_and_tell(options))
 

@@ -1,104 +1,146 @@
-"""What a draft and a target must have in common: ``python -m build.preflight --recipe demo``.
+"""Check that a draft and a target fit together: ``python -m build.preflight --recipe demo``.
 
-Checked before anything is compiled or loaded. Here stand the rules of the embedded runtime and the command;
-those of TensorRT-LLM are in ``build/tensorrt_llm/``.
+The check runs before anything is compiled or loaded. This module holds the command and the rules of the
+embedded runtime; the rules of TensorRT-LLM are in ``build/tensorrt_llm/``.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from build.checkpoint import Checkpoint, read_checkpoint
+from build.checkpoints.end_tokens import find_end_ids
+from build.checkpoints.engine_texts import read_engine_texts
+from build.checkpoints.quantized_checkpoint import checkpoint_for
+from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_tokens
+from build.checkpoints.tokenizer_file import TokenizerInfo, read_tokenizer
 from build.command_line import add_engines, add_runtime, recipe_parser, run_command
-from build.end_tokens import find_end_ids
-from build.growth import check_growth
-from build.quantized_checkpoint import checkpoint_for
+from build.hub.pinning import pin_recipe, repositories
+from build.hub.weights import missing_names
+from build.networks.growth import check_growth, grown_config
+from build.networks.memory import EngineMemory, MemoryPlan, plan_memory
+from build.networks.source import NetworkSource, open_network, open_settings
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
-from build.tokenizer_file import TokenizerInfo, read_tokenizer
+from pipelines.available_memory import available_bytes
 from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """A checkpoint that was found fit to become an engine.
+    """A checkpoint that has passed the checks for an engine.
 
     Attributes:
-        checkpoint: Its weights and configuration.
-        tokenizer_path: Its ``tokenizer.json``.
-        tokenizer: What that file says.
+        network: Its settings and weights.
+        tokenizer_path: Path of its ``tokenizer.json``.
+        tokenizer: Content of that file.
         end_ids: Tokens that end a text.
+        texts: Content of the engine's further files by name, such as ``chat.json``.
+        token_map: How a draft with another tokenizer reads and proposes these tokens.
     """
 
-    checkpoint: Checkpoint
+    network: NetworkSource
     tokenizer_path: Path
     tokenizer: TokenizerInfo
     end_ids: tuple[int, ...]
+    texts: Mapping[str, str]
+    token_map: TokenMap | None = None
 
 
-def read_source(engine: EngineRecipe, directory: Path) -> EngineSource:
+def read_source(
+    engine: EngineRecipe,
+    directory: Path,
+    max_seq_len: int,
+    opened: Callable[[Path, int], NetworkSource] = open_network,
+) -> EngineSource:
     """Read one engine's checkpoint and tokenizer.
 
     Args:
-        engine: How the engine is made.
-        directory: The checkpoint that it is compiled from (``build/quantized_checkpoint.py``).
+        engine: The engine's section of the recipe.
+        directory: The checkpoint that it is compiled from (``build/checkpoints/quantized_checkpoint.py``).
+        max_seq_len: Longest text that a server accepts, tokens.
+        opened: Opens it; ``open_settings`` needs no weights.
 
     Raises:
-        CheckpointError: One of them cannot be used, or the tokenizer has more tokens than the network.
-        RecipeError: The recipe grows the network to sizes that it cannot have.
+        CheckpointError: One of them is invalid, or the tokenizer has more tokens than the network.
+        RecipeError: The network cannot be grown to the sizes in the recipe.
     """
-    checkpoint = read_checkpoint(directory)
+    network = opened(directory, max_seq_len)
     path = directory / "tokenizer.json"
     tokenizer = read_tokenizer(path)
-    vocab_size = checkpoint.config.vocab_size
+    vocab_size = network.config.vocab_size
     if tokenizer.num_tokens > vocab_size:
         raise CheckpointError(
             f"{path} does not belong to its checkpoint",
             values=f"{tokenizer.num_tokens} tokens",
             limit=f"vocab_size={vocab_size} in config.json",
-            remedy="copy the tokenizer of this very model into the checkpoint directory",
+            remedy="download this model's own tokenizer into the checkpoint directory",
         )
     if engine.growth is not None:
-        check_growth(checkpoint.config, engine.growth)
-    return EngineSource(checkpoint, path, tokenizer, find_end_ids(engine.checkpoint_directory, tokenizer))
+        check_growth(network.config, engine.growth)
+    published = engine.checkpoint_directory
+    return EngineSource(
+        network,
+        path,
+        tokenizer,
+        find_end_ids(published, tokenizer, vocab_size),
+        read_engine_texts(published),
+    )
+
+
+def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -> EngineSource:
+    """Return a draft that proposes and reads the target's tokens.
+
+    Raises:
+        IncompatiblePairError: The tokenizers differ, and too few tokens of a text are tokens of both.
+    """
+    if draft.tokenizer.sha256 == target.tokenizer.sha256:
+        return draft
+    own, others = (
+        ModelTokens(source.tokenizer_path, source.network.config.vocab_size, source.end_ids)
+        for source in (draft, target)
+    )
+    token_map = map_tokens(own, others)
+    if token_map.share < LEAST_SHARE:
+        raise IncompatiblePairError(
+            f"recipe {recipe.name}: draft and target have too few tokens in common",
+            values=token_map.summary,
+            limit=f"at least {LEAST_SHARE:.0%} of the sample text: below, even a perfect draft proposes less "
+            "than one token per round on average",
+            remedy="choose a draft from the target's model family, or one with a larger vocabulary",
+        )
+    return replace(
+        draft,
+        tokenizer_path=target.tokenizer_path,
+        tokenizer=target.tokenizer,
+        end_ids=target.end_ids,
+        token_map=token_map,
+    )
 
 
 def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
-    """Check that the draft's tokens mean the same to the target, and that both reach far enough.
+    """Check that draft and target end texts alike, and that both support the server's context length.
 
     Raises:
-        IncompatiblePairError: Tokenizer, vocabulary size, end token or context length do not allow it.
+        IncompatiblePairError: End tokens or context lengths do not fit.
     """
-    same = {
-        "tokenizers": (draft.tokenizer.sha256[:16], target.tokenizer.sha256[:16]),
-        "vocabulary sizes": (draft.checkpoint.config.vocab_size, target.checkpoint.config.vocab_size),
-    }
-    for what, (of_draft, of_target) in same.items():
-        if of_draft != of_target:
-            raise IncompatiblePairError(
-                f"recipe {recipe.name}: draft and target have different {what}",
-                values=f"draft {of_draft}, target {of_target}",
-                limit="a draft token is a target token only if both ids mean the same text",
-                remedy="choose a draft of the target's family",
-            )
     if not set(draft.end_ids) & set(target.end_ids):
         raise IncompatiblePairError(
-            f"recipe {recipe.name}: draft and target end a text with different tokens",
+            f"recipe {recipe.name}: draft and target have no end token in common",
             values=f"draft {draft.end_ids}, target {target.end_ids}",
-            limit="at least one in common: the target decides where a text ends, but a draft of its family "
-            "ends there too",
-            remedy="choose a draft of the target's family, or correct the end tokens of one",
+            limit="at least one must be the same: the target decides where a text ends, and a draft from its "
+            "model family ends there too",
+            remedy="choose a draft from the target's model family, or correct the end tokens of one of them",
         )
     for role, source in (("draft", draft), ("target", target)):
-        positions = source.checkpoint.config.max_position_embeddings
+        positions = source.network.config.max_position_embeddings
         if positions < recipe.serving.max_seq_len:
             raise IncompatiblePairError(
-                f"recipe {recipe.name}: the {role} does not reach as far as the server promises",
+                f"recipe {recipe.name}: the {role}'s context is shorter than serving.max_seq_len",
                 values=f"serving.max_seq_len={recipe.serving.max_seq_len}",
                 limit=f"max_position_embeddings={positions} of the {role}",
                 remedy="lower serving.max_seq_len, or choose another checkpoint",
@@ -108,44 +150,93 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
 def check_recipe(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
 ) -> tuple[EngineSource, EngineSource]:
-    """Everything that can be known before compiling.
+    """Check both checkpoints of a recipe, and that they form a pair.
 
     Args:
         recipe: The pair.
-        engines: Folder of the engines, with the quantized checkpoints below it.
+        engines: Folder that holds the engines and the quantized checkpoints.
 
     Returns:
-        Sources of draft and target.
+        Draft and target. A draft with another tokenizer gets the target's, and a map of its tokens.
 
     Raises:
-        CheckpointError: A checkpoint cannot be used.
-        RecipeError: A growth is not possible.
-        IncompatiblePairError: The two do not form a pair.
+        CheckpointError: A checkpoint is invalid.
+        RecipeError: A network cannot be grown as requested.
+        IncompatiblePairError: The two do not fit together.
     """
     draft, target = (
-        read_source(getattr(recipe, role), checkpoint_for(recipe, role, engines))
+        read_source(getattr(recipe, role), checkpoint_for(recipe, role, engines), recipe.serving.max_seq_len)
         for role in ("draft", "target")
     )
+    return _paired(recipe, draft, target)
+
+
+def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
+    """Check a pair like ``check_recipe``, but by settings and tokenizers alone: the weights may be elsewhere.
+
+    Raises:
+        CheckpointError, RecipeError, IncompatiblePairError: As for ``check_recipe``.
+    """
+    draft, target = (
+        read_source(engine, engine.checkpoint_directory, recipe.serving.max_seq_len, open_settings)
+        for engine in (recipe.draft, recipe.target)
+    )
+    return _paired(recipe, draft, target)
+
+
+def _paired(recipe: Recipe, draft: EngineSource, target: EngineSource) -> tuple[EngineSource, EngineSource]:
+    draft = _with_tokens_of(target, draft, recipe)
     check_pair(recipe, draft, target)
     return draft, target
+
+
+def engine_memory(engine: EngineRecipe, source: EngineSource) -> EngineMemory:
+    """Estimate the memory of an engine that is not built yet; its file has the size of the weights."""
+    config = source.network.config
+    if engine.growth is not None:
+        config = grown_config(config, engine.growth)
+    return EngineMemory.of_network(config, engine)
+
+
+def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free: float) -> MemoryPlan:
+    """Plan how a server of a pair will use the memory.
+
+    Args:
+        recipe: The pair.
+        draft: Its draft.
+        target: Its target.
+        free: Free memory, bytes.
+
+    Raises:
+        RecipeError: The memory does not hold the pair.
+    """
+    engines = engine_memory(recipe.target, target), engine_memory(recipe.draft, draft)
+    return plan_memory(*engines, recipe.serving, free)
 
 
 def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) -> dict[str, Any]:
     if given:
         raise RecipeError(
-            "engines are compared with the recipe on TensorRT-LLM only",
+            "only TensorRT-LLM engines can be compared with a recipe",
             values=f"--{next(iter(given))}-engine, runtime embedded",
-            limit="engines of the embedded runtime are checked against their manifest when they are loaded",
-            remedy="leave it out, or give --runtime tensorrt_llm",
+            limit="engines of the embedded runtime are checked against their manifest on load",
+            remedy="remove the option, or set --runtime tensorrt_llm",
         )
-    draft, target = check_recipe(recipe, engines)
+    missing = [name for repository in repositories(recipe) for name in missing_names(repository)]
+    draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
-        print(f"{role}: {source.checkpoint.directory}, {source.tokenizer.num_tokens} tokens")
+        print(f"{role}: {source.network.directory}, {source.tokenizer.num_tokens} tokens")
+    if missing:
+        print(f"{len(missing)} files of weights are not downloaded yet; make engines does that")
+    if draft.token_map is not None:
+        print(draft.token_map.notice)
+    for line in plan_recipe(recipe, draft, target, available_bytes()).lines():
+        print(line)
     return {"recipe": recipe.name, "runtime": recipe.runtime, "findings": []}
 
 
 def _check(options: argparse.Namespace) -> dict[str, Any]:
-    recipe = load_recipe(options.recipe, options.runtime)
+    recipe = pin_recipe(load_recipe(options.recipe, options.runtime))
     both = {"draft": options.draft_engine, "target": options.target_engine}
     given = {role: path for role, path in both.items() if path is not None}
     if recipe.runtime == "embedded":
@@ -154,14 +245,19 @@ def _check(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON."""
-    parser = recipe_parser("build.preflight", "Check a pair before anything is built or loaded.")
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser(
+        "draftproof preflight", "Check that a pair fits together before anything is built."
+    )
     add_runtime(parser)
     add_engines(parser)
     parser.add_argument("--draft-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
     parser.add_argument("--target-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
     parser.add_argument(
-        "--run", type=Path, default=REPOSITORY_ROOT / ".run", help="gets <recipe>/preflight.json"
+        "--run",
+        type=Path,
+        default=REPOSITORY_ROOT / ".run",
+        help="folder for <recipe>/preflight.json (default: .run)",
     )
     options = parser.parse_args(arguments)
     return run_command(lambda: _check(options), fails=lambda document: bool(document["findings"]))

@@ -1,9 +1,9 @@
-"""Quantizes the checkpoints of a recipe: ``python -m build.quantize --recipe demo``.
+"""Quantize the checkpoints of a recipe: ``python -m build.quantize --recipe demo``.
 
-A role whose recipe asks for what its checkpoint is not yet becomes a TensorRT-LLM checkpoint in
-``engines/<recipe>/checkpoints/``; one that is there is not made again. ModelOpt runs in another process
-(``build/quantization/modelopt_worker.py``), and what it wrote is compared with the source before it is
-moved into place.
+If the recipe asks for a quantization that a checkpoint does not have, a quantized TensorRT-LLM checkpoint is
+written to ``engines/<recipe>/checkpoints/``, unless it exists already. ModelOpt runs in a separate process
+(``build/quantization/modelopt_worker.py``). Its output is compared with the source before it is moved into
+place.
 """
 
 from __future__ import annotations
@@ -21,27 +21,38 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoint import read_checkpoint
+from build.checkpoints.checkpoint import read_checkpoint
+from build.checkpoints.end_tokens import find_end_ids
+from build.checkpoints.quantized_checkpoint import (
+    MODELOPT_VERSION,
+    QuantizedCheckpoint,
+    file_stamps,
+    plan_checkpoint,
+)
+from build.checkpoints.tokenizer_file import read_tokenizer
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
-from build.end_tokens import find_end_ids
-from build.exclusive import exclusive
-from build.manifest import write_manifest
-from build.network import network_from_checkpoint
-from build.peers.hugging_face import write_hugging_face
+from build.fetch import fetch_checkpoints
+from build.files.exclusive import exclusive
+from build.files.manifest import write_manifest
+from build.hugging_face.write import write_hugging_face
+from build.networks.network import network_from_checkpoint
+from build.preflight import check_settings
 from build.quantization.calibration_text import read_calibration_text
 from build.quantization.checks import check_finite, compare
 from build.quantization.exported_config import finished_config
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
-from build.quantized_checkpoint import MODELOPT_VERSION, QuantizedCheckpoint, file_stamps, plan_checkpoint
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
-from build.tokenizer_file import read_tokenizer
-from build.whole import put_in_place, scratch_beside
+from build.tensorrt_llm.rules.all_rules import refuse
+from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.rules.rule import findings
+from build.tensorrt_llm.rules.vocabulary import VOCABULARY_RULES
+from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError
 
 ROLES = ("draft", "target")
 _WORKER = "build.quantization.modelopt_worker"
 _PROGRESS = "progress: "
-_ORDERED = ("quantization", "kv_cache_dtype", "tp_size", "pp_size", "pad_vocab_size_to")
+_JOB_SETTINGS = ("quantization", "kv_cache_dtype", "tp_size", "pp_size", "pad_vocab_size_to")
 _PACKAGES = ("nvidia-modelopt", "torch", "transformers", "numpy")
 _Report = Callable[[str], None]
 
@@ -49,40 +60,53 @@ _Report = Callable[[str], None]
 def quantize_recipe(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: _Report = print
 ) -> dict[str, Path]:
-    """Make those quantized checkpoints of a recipe that are not there yet.
+    """Quantize the checkpoints of a recipe, unless the results exist already.
 
     Args:
-        recipe: The pair; its ``runtime`` decides the split over GPUs.
-        engines: Folder that gets ``<recipe>/checkpoints/<role>-<fingerprint>/``.
-        report: Gets one line per stage.
+        recipe: The pair; its ``runtime`` decides the number of ranks.
+        engines: Folder in which ``<recipe>/checkpoints/<role>-<fingerprint>/`` is created.
+        report: Called with one line per stage.
 
     Returns:
-        Role -> the checkpoint that its engine is to be compiled from: the recipe's own where no
-        quantization is needed.
+        Role -> checkpoint that its engine is compiled from: the recipe's own if it needs no
+        quantization.
 
     Raises:
-        CheckpointError: A source or the text cannot be used, or ModelOpt failed; nothing half-made is left.
-        RecipeError: The recipe asks for what does not go together.
-        EngineBuildError: The folder cannot be written.
+        CheckpointError: A source or the text is invalid, or ModelOpt failed; no partial result is left.
+        RecipeError: The recipe combines settings that exclude each other.
+        IncompatiblePairError: Draft and target do not fit together; nothing has been quantized.
+        EngineBuildError: The folder is not writable.
     """
+    recipe = fetch_checkpoints(recipe, report)
     plans = {role: plan_checkpoint(recipe, role, engines) for role in ROLES}
+    if any(plan is not None and not plan.is_made for plan in plans.values()):
+        _check_pair(recipe, engines)
     found: dict[str, Path] = {}
     for role, plan in plans.items():
         engine: EngineRecipe = getattr(recipe, role)
         if plan is None:
             found[role] = engine.checkpoint_directory
-            report(f"{role}: compiled from {engine.checkpoint} as it is")
+            report(f"{role}: {engine.checkpoint} is used unchanged")
             continue
         with exclusive(plan.directory.parent):
             if plan.is_made:
                 report(f"{role}: {plan.directory.name} is up to date")
             else:
-                report(
-                    f"{role}: making {plan.directory.name}, {engine.quantization}, from {engine.checkpoint}"
-                )
+                report(f"{role}: quantizing {engine.checkpoint} to {engine.quantization}")
                 _make(recipe, plan, report)
         found[role] = plan.directory
     return found
+
+
+def _check_pair(recipe: Recipe, engines: Path) -> None:
+    """Check that the two fit together, before hours are spent on each of them."""
+    if recipe.runtime == "embedded":
+        check_settings(recipe)
+        return
+    pair = read_pair(recipe, engines)
+    found = findings(pair, VOCABULARY_RULES)
+    if found:
+        raise refuse(pair, found)
 
 
 def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
@@ -94,24 +118,26 @@ def _make(recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
         raise CheckpointError(
             f"the {plan.role}'s quantized checkpoint could not be written",
             values=f"{type(error).__name__}: {error}",
-            limit=f"room in {plan.directory.parent} for the checkpoint, and for its source once more if that "
-            "is in TensorRT-LLM's form",
-            remedy="make room on the disk and run the command again",
+            limit=f"{plan.directory.parent} needs space for the checkpoint, and for its source if that is "
+            "a TensorRT-LLM checkpoint",
+            remedy="free disk space and run the command again",
         ) from error
-    report(f"{plan.role}: {plan.directory.name} made, {time.monotonic() - started_s:.1f} s")
+    report(f"{plan.role}: {plan.directory.name} finished after {time.monotonic() - started_s:.1f} s")
 
 
 def _make_in(work: Path, recipe: Recipe, plan: QuantizedCheckpoint, report: _Report) -> None:
-    """Make a checkpoint in a folder of its own and move it into place."""
+    """Quantize into a temporary folder and move the checkpoint into place."""
     stamps = file_stamps(plan.source)
     versions = _versions()
     check_finite(plan.source)
-    end_ids = find_end_ids(plan.source.directory, read_tokenizer(plan.source.directory / "tokenizer.json"))
+    tokenizer = read_tokenizer(plan.source.directory / "tokenizer.json")
+    vocab_size = plan.source.config.get("vocab_size", tokenizer.num_ids)
+    end_ids = find_end_ids(plan.source.directory, tokenizer, vocab_size)
     source = _as_hugging_face(plan.source, work / "source", end_ids)
     output = work / "checkpoint"
     output.mkdir()
-    order: dict[str, Any] = {
-        **{key: plan.settings[key] for key in _ORDERED},
+    job: dict[str, Any] = {
+        **{key: plan.settings[key] for key in _JOB_SETTINGS},
         "source": str(source.directory),
         "decoder_type": DECODER_TYPES[source.config["model_type"]],
         "output": str(output),
@@ -120,11 +146,11 @@ def _make_in(work: Path, recipe: Recipe, plan: QuantizedCheckpoint, report: _Rep
     about_text = None
     if plan.settings["calibration"] is not None:
         text = read_calibration_text(recipe.tensorrt_llm.calibration, source.directory / "tokenizer.json")
-        order["pieces"] = str(work / "pieces.npy")
-        np.save(order["pieces"], np.array(text.pieces, np.int32))
+        job["pieces"] = str(work / "pieces.npy")
+        np.save(job["pieces"], np.array(text.pieces, np.int32))
         about_text = {"name": text.name, "sha256": text.sha256, "num_tokens": text.num_tokens}
         report(f"{plan.role}: calibrating on {text.num_tokens:,} tokens of {text.name}")
-    _run_worker(plan, order, work, report)
+    _run_worker(plan, job, work, report)
     config = _finish(plan, output, source, end_ids, report)
     write_manifest(
         output,
@@ -145,14 +171,14 @@ def _make_in(work: Path, recipe: Recipe, plan: QuantizedCheckpoint, report: _Rep
         raise CheckpointError(
             f"{plan.source.directory} changed while it was quantized",
             values=plan.directory.name,
-            limit="a source stays as it is until its checkpoint is made",
+            limit="the source must not change during quantization",
             remedy="run the command again",
         )
     put_in_place(output, plan.directory)
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what will run."""
+    """Return the versions of the packages that quantize, after checking them."""
     try:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     except importlib.metadata.PackageNotFoundError as error:
@@ -164,16 +190,16 @@ def _versions() -> dict[str, str]:
         ) from None
     if versions["nvidia-modelopt"] != MODELOPT_VERSION:
         raise CheckpointError(
-            "another version of ModelOpt is installed",
+            "the installed version of ModelOpt is not supported",
             values=f"nvidia-modelopt {versions['nvidia-modelopt']}",
-            limit=f"{MODELOPT_VERSION}: its output was checked, that of others may differ",
+            limit=f"{MODELOPT_VERSION}, the only version whose output was checked",
             remedy="install requirements/build.txt",
         )
     return versions
 
 
 def _as_hugging_face(source: CheckpointSource, directory: Path, end_ids: Sequence[int]) -> CheckpointSource:
-    """The source in Hugging Face's form, written to ``directory`` if it is not yet."""
+    """Return the source as a Hugging Face checkpoint, converted into ``directory`` if necessary."""
     if source.is_hugging_face:
         return source
     network = network_from_checkpoint(read_checkpoint(source.directory))
@@ -181,13 +207,13 @@ def _as_hugging_face(source: CheckpointSource, directory: Path, end_ids: Sequenc
     return read_checkpoint_source(directory)
 
 
-def _run_worker(plan: QuantizedCheckpoint, order: dict[str, Any], work: Path, report: _Report) -> None:
-    """Run ModelOpt; its progress is reported, all else it prints is kept in a file beside the checkpoint."""
-    order_path = work / "order.json"
-    order_path.write_text(json.dumps(order), encoding="utf-8")
+def _run_worker(plan: QuantizedCheckpoint, job: dict[str, Any], work: Path, report: _Report) -> None:
+    """Run ModelOpt, report its progress, and write its output to a log next to the checkpoint."""
+    job_path = work / "job.json"
+    job_path.write_text(json.dumps(job), encoding="utf-8")
     log_path = plan.directory.parent / f"{plan.role}.log"
     last: deque[str] = deque(maxlen=1)
-    command = [sys.executable, "-m", _WORKER, str(order_path)]
+    command = [sys.executable, "-m", _WORKER, str(job_path)]
     with (
         log_path.open("w", encoding="utf-8") as log,
         subprocess.Popen(
@@ -208,17 +234,17 @@ def _run_worker(plan: QuantizedCheckpoint, order: dict[str, Any], work: Path, re
                 elif line.strip():
                     last.append(line.strip())
         except BaseException:
-            worker.kill()  # or leaving the block would wait for its hours to end
+            worker.kill()  # otherwise leaving the block waits until it ends, which can take hours
             raise
     if worker.returncode != 0:
         killed = worker.returncode < 0
         raise CheckpointError(
             f"ModelOpt could not quantize the {plan.role}",
             values=f"killed by signal {-worker.returncode}" if killed else "; ".join(last),
-            limit=f"its output is in {log_path}",
-            remedy="a kill usually means too little memory: use a machine with more, or a smaller model"
+            limit=f"see its output in {log_path}",
+            remedy="it was probably killed for memory: use a machine with more, or a smaller model"
             if killed
-            else "read the log; the source may be damaged, or the disk full",
+            else "read the log; the source may be damaged or the disk full",
         )
 
 
@@ -229,12 +255,12 @@ def _finish(
     end_ids: Sequence[int],
     report: _Report,
 ) -> dict[str, Any]:
-    """Correct ``config.json``, add the tokenizer, and compare the weights with the source's."""
+    """Complete ``config.json``, add the tokenizer, and compare the weights with the source."""
     config_path = output / "config.json"
     exported = json.loads(config_path.read_text(encoding="utf-8"))
     config = finished_config(exported, source, str(plan.settings["quantization"]), end_ids)
     config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (output / "quant_cfg.json").unlink(missing_ok=True)  # of mixed precision; ModelOpt writes it for none too
+    (output / "quant_cfg.json").unlink(missing_ok=True)  # for mixed precision, but ModelOpt always writes it
     shutil.copyfile(source.directory / "tokenizer.json", output / "tokenizer.json")
     measured = compare(output, config, source)
     report(
@@ -249,14 +275,14 @@ def _finish(
     if config["vocab_size"] != source.config["vocab_size"]:
         report(
             f"{plan.role}: the vocabulary was padded from {source.config['vocab_size']} to "
-            f"{config['vocab_size']}, which the other role must be too"
+            f"{config['vocab_size']}; pad the other role to the same size"
         )
     return config
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON: role -> checkpoint, and ``seconds``."""
-    parser = recipe_parser("build.quantize", "Quantize the checkpoints of a recipe.")
+    """Run the command; the last line of standard output is JSON: role -> checkpoint, and ``seconds``."""
+    parser = recipe_parser("draftproof quantize", "Quantize the checkpoints of a recipe.")
     add_runtime(parser)
     add_engines(parser)
     options = parser.parse_args(arguments)

@@ -1,33 +1,35 @@
-"""Renders ``model_repository/`` for a recipe: ``python -m build.repository --recipe demo``.
+"""Render ``model_repository/`` for a recipe: ``python -m build.repository --recipe demo``.
 
-The result is ``.run/<recipe>/model_repository/``, replaced as a whole but for the pairs that a rollout put
-beside the recipe's own. With ``--beside`` the recipe's pair is added so to a repository that is there, and
-may be served at the moment (``build/beside.py``).
+The result is ``.run/<recipe>/model_repository/``. It is replaced atomically, and pairs that a rollout has
+added are kept. With ``--add-to``, the recipe's pair is added to another recipe's repository, which may be in
+use (``build/rendering/second_pair.py``). With ``--package``, the pair is that of a package, which is checked
+first; nothing is built.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from build.beside import models_beside, render_beside
-from build.command_line import add_runtime, print_line, recipe_parser, run_command
-from build.engines import build_engines
-from build.launch import write_launch_file
-from build.manifest import verify_manifest
-from build.memory_plan import MemoryPlan, plan_memory
-from build.pair_record import PairRecord
+from build.built_pair import build_pair
+from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
+from build.packaging.read import read_package
+from build.packaging.run_directory import begin_anew, check_name
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
-from build.template_values import PairNames, calibration_file, template_values
-from build.templates import TEMPLATES, render_repository
-from build.tensorrt_llm.pair import read_pair
-from pipelines.errors import EngineBuildError
+from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
+from build.rendering.launch import PackageOrigin, write_launch_file
+from build.rendering.pair_record import PairRecord
+from build.rendering.second_pair import models_of_other_pairs, render_second_pair
+from build.rendering.template_values import PairNames, template_values
+from build.rendering.templates import TEMPLATES, render_repository
+from build.tensorrt_llm.memory_plan import MemoryPlan
+from pipelines.available_memory import available_bytes
+from pipelines.manifest import checked_engine
 
-ENGINES = REPOSITORY_ROOT / "engines"
 RUN = REPOSITORY_ROOT / ".run"
 
 
@@ -37,86 +39,110 @@ def render_recipe(
     target_engine: Path,
     run: Path = RUN,
     memory: MemoryPlan | None = None,
+    free: Callable[[], float] = available_bytes,
+    package: PackageOrigin | None = None,
 ) -> Path:
-    """Render the repository of a recipe, whose engines are first checked against their hashes.
+    """Check the engines of a recipe against their hashes and render its repository.
 
     Args:
-        recipe: Names the runtime.
+        recipe: The pair.
         draft_engine: Engine directory of the draft.
         target_engine: Engine directory of the target.
-        run: Parent of the recipe's run directory, which also gets ``launch.json``.
-        memory: How the engines share their GPUs; needed on TensorRT-LLM alone.
+        run: Parent of the recipe's run directory, to which ``launch.json`` is written too.
+        memory: How the engines share their GPUs; required on TensorRT-LLM.
+        free: Returns the bytes that a server may use, on the embedded runtime.
+        package: The package that holds the engines; None for engines of this checkout.
 
     Returns:
         ``<run>/<recipe>/model_repository``.
 
     Raises:
-        EngineLoadError: A file of an engine is missing or was changed since it was built.
-        RepositoryError: See ``render_repository`` and ``models_beside``.
+        EngineLoadError: A file of an engine is missing or has changed since the build.
+        RecipeError: The memory does not hold the pair.
+        RepositoryError: See ``render_repository`` and ``models_of_other_pairs``.
     """
-    manifests = verify_manifest(draft_engine), verify_manifest(target_engine)
+    draft, target = checked_engine(draft_engine), checked_engine(target_engine)
+    manifests = draft.manifest, target.manifest
     destination = run / recipe.name / "model_repository"
-    values = template_values(
-        recipe, draft_engine.resolve(), target_engine.resolve(), destination.parent.resolve(), memory
-    )
-    beside = models_beside(destination.parent, recipe.runtime, *manifests)
-    models = render_repository(TEMPLATES, recipe.runtime, values, destination, beside)
     names = PairNames()
+    kept = models_of_other_pairs(destination.parent, recipe.runtime, *manifests)
+
+    values = template_values(
+        recipe,
+        draft,
+        target,
+        destination.parent.resolve(),
+        memory,
+        names,
+        num_kv_blocks(
+            recipe,
+            draft,
+            target,
+            destination / names.speculative,
+            lambda: free() + returned_bytes(destination, names.speculative),
+        ),
+    )
+    models = render_repository(TEMPLATES, recipe.runtime, values, destination, kept)
     own = [model for model in models if model in asdict(names).values()]
     record = PairRecord.of(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)
     record.write(destination / names.speculative)
-    write_launch_file(recipe, destination.parent)
+    write_launch_file(recipe, destination.parent, package)
     return destination
 
 
-def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> None:
-    """Have the pair measured, unless it is; in a process of its own, whose memory goes with it.
-
-    Raises:
-        EngineBuildError: It could not be.
-    """
-    serving = recipe.serving
-    max_rows = min(serving.max_batch_size * (serving.max_draft_len + 1), serving.max_num_tokens)
-    output = calibration_file(draft_engine, target_engine)
-    command = [sys.executable, "-m", "pipelines.calibration", "--output", str(output)]
-    command += ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
-    done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise EngineBuildError(
-            "the pair could not be measured",
-            values=done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}",
-            limit="both engines must run on this machine",
-            remedy="run 'make doctor'; the engines themselves are built",
-        )
-
-
-def _build_and_render(options: argparse.Namespace) -> dict[str, Any]:
-    recipe = load_recipe(options.recipe, options.runtime)
-    engines = build_engines(recipe, ENGINES, print_line)
-    draft, target = Path(engines["draft"]), Path(engines["target"])
-    memory = None
-    if recipe.runtime == "embedded":
-        measure_pair(recipe, draft, target)
-    else:
-        memory = plan_memory(read_pair(recipe, ENGINES))
-    if options.beside is not None:
-        return render_beside(recipe, draft, target, options.beside.resolve(), memory).document()
-    destination = render_recipe(recipe, draft, target, memory=memory)
-    return {"model_repository": str(destination), "recipe": recipe.name}
+def _render(options: argparse.Namespace) -> dict[str, Any]:
+    package = None if options.package is None else read_package(options.package, options.public_key)
+    pair = package.pair if package else build_pair(load_recipe(options.recipe, options.runtime), print_line)
+    engines = pair.draft_engine, pair.target_engine
+    free = available_bytes if options.free_bytes is None else lambda: options.free_bytes
+    if options.add_to is not None:
+        run = options.add_to.resolve()
+        record = render_second_pair(pair.recipe, *engines, run, pair.memory, free)
+        if package is not None:
+            package.check_rendered(record)
+        return record.document()
+    origin = None
+    run = (options.run_directory or RUN / pair.recipe.name).resolve()
+    check_name(run, pair.recipe.name)
+    if package is not None:
+        origin = PackageOrigin(str(package.directory), package.sha256)
+        begin_anew(run, origin)
+    destination = render_recipe(pair.recipe, *engines, run.parent, pair.memory, free, origin)
+    if package is not None:
+        package.check_rendered(PairRecord.read(destination / PairNames().speculative))
+    return {"model_repository": str(destination), "recipe": pair.recipe.name}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON."""
-    parser = recipe_parser("build.repository", "Render the model repository of a recipe.")
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser(
+        "draftproof repository", "Build a recipe's engines and render its model repository."
+    )
     add_runtime(parser)
     parser.add_argument(
-        "--beside",
+        "--package", type=Path, metavar="DIRECTORY", help="render the pair of a package, and build nothing"
+    )
+    add_public_key(parser)
+    parser.add_argument(
+        "--run-directory",
+        type=Path,
+        help="render for this run directory, which has the recipe's name (default: .run/<recipe>)",
+    )
+    parser.add_argument(
+        "--add-to",
         type=Path,
         metavar="RUN_DIRECTORY",
-        help="add the pair to the repository of this run directory, under names of its own",
+        help="add the pair to the repository in this run directory, as a second pair",
+    )
+    parser.add_argument(
+        "--free-bytes",
+        type=int,
+        metavar="N",
+        help="memory that the server may still use, if it has other limits than this machine (default: what "
+        "is available here)",
     )
     options = parser.parse_args(arguments)
-    return run_command(lambda: _build_and_render(options))
+    return run_command(lambda: _render(options))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Builds a recipe's pair in several quantizations: ``python -m build.variants --recipe demo``.
+"""Build a recipe's pair in several quantizations: ``python -m build.variants --recipe demo``.
 
-For ``make acceptance``. Each checkpoint is the one that TensorRT-LLM's engine would be compiled from, on one
-GPU, and the embedded runtime computes it as it says: weights and inputs rounded where the checkpoint has
-scales, the output head in floating point, nothing grown.
+``make acceptance`` uses the result. The checkpoints are those that TensorRT-LLM engines for one GPU would be
+compiled from. The embedded runtime emulates them: weights and inputs are rounded where the checkpoint has
+scales, the output head stays floating point, and growth is ignored.
 """
 
 from __future__ import annotations
@@ -13,34 +13,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.quantized_checkpoint import check_embedded_runtime
 from build.command_line import add_engines, recipe_parser, run_command
 from build.engines import build_engines
+from build.fetch import fetch_checkpoints
+from build.quantization.source import read_checkpoint_source
 from build.quantize import ROLES, quantize_recipe
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, TensorRtLlmEngine, load_recipe
+from build.recipe import (
+    REPOSITORY_ROOT,
+    EngineRecipe,
+    Quantization,
+    Recipe,
+    Runtime,
+    load_recipe,
+)
+from build.tensorrt_llm.settings import TensorRtLlmEngine
 
-QUANTIZATIONS = ("none", "fp8", "int8_sq", "int8")
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "fp8", "int8_sq", "int8")
 
 
 def build_variants(
     recipe: Recipe,
     engines: Path = REPOSITORY_ROOT / "engines",
-    quantizations: Sequence[str] = QUANTIZATIONS,
+    quantizations: Sequence[Quantization] = QUANTIZATIONS,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Quantize and compile both roles in each quantization, unless that is done.
+    """Quantize and compile both roles in each quantization, unless the results exist already.
 
     Args:
         recipe: The pair.
-        engines: Folder of the engines.
-        quantizations: As in a recipe.
-        report: Gets one line per stage.
+        engines: Folder that holds the engines.
+        quantizations: Values of ``quantization`` in a recipe.
+        report: Called with one line per stage.
 
     Returns:
         ``recipe`` (its name) and, for each role, quantization -> engine directory.
 
     Raises:
-        DraftproofError: As ``quantize_recipe`` and ``build_engines``.
+        DraftproofError: See ``check_embedded_runtime``, ``quantize_recipe`` and ``build_engines``.
     """
+    recipe = fetch_checkpoints(recipe, report)
+    for role in ROLES:
+        engine: EngineRecipe = getattr(recipe, role)
+        check_embedded_runtime(recipe, role, read_checkpoint_source(engine.checkpoint_directory))
     found: dict[str, Any] = {"recipe": recipe.name, **{role: {} for role in ROLES}}
     for quantization in quantizations:
         checkpoints = quantize_recipe(_each_engine(recipe, "tensorrt_llm", quantization), engines, report)
@@ -52,9 +67,9 @@ def build_variants(
 
 
 def _each_engine(
-    recipe: Recipe, runtime: str, quantization: str, checkpoints: dict[str, Path] | None = None
+    recipe: Recipe, runtime: Runtime, quantization: Quantization, checkpoints: dict[str, Path] | None = None
 ) -> Recipe:
-    """The recipe with both engines ungrown, on one GPU and in the same quantization."""
+    """Return the recipe with both engines in the same quantization, on one GPU and without growth."""
 
     def changed(engine: EngineRecipe, role: str) -> EngineRecipe:
         return replace(
@@ -75,8 +90,8 @@ def _each_engine(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; the last line of standard output is JSON."""
-    parser = recipe_parser("build.variants", "Build a recipe's pair in several quantizations.")
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser("python -m build.variants", "Build a recipe's pair in several quantizations.")
     add_engines(parser)
     options = parser.parse_args(arguments)
     return run_command(

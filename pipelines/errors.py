@@ -1,32 +1,41 @@
-"""Every error Draftproof raises on purpose, in one tree.
+"""Defines all errors that Draftproof raises on purpose.
 
-Each error has four parts, so that whoever reads it can act without reading code:
-what went wrong, the values seen, the limit they broke, the remedy. ``to_wire`` and
-``from_wire`` carry an error through Triton, whose error responses are plain text, and
-give the client the same class that the server raised.
+Each error has four parts, so that its reader can act without reading code: what went wrong, the values that
+were seen, the limit that they broke, and the remedy. Triton's error responses are plain text: ``to_wire``
+turns an error into text, and ``from_wire`` turns the text back into an equal error on the client's side.
 
 ::
 
     DraftproofError
     ├── RecipeError               a recipe file cannot be used
-    ├── CheckpointError           a checkpoint is missing, corrupt or of another form
+    ├── CheckpointError           a checkpoint is missing, corrupt or in an unsupported format
     ├── IncompatiblePairError     draft and target cannot work together
     ├── EngineBuildError          an engine could not be compiled
     ├── EngineLoadError           an engine on disk is absent, changed or of another version
-    ├── RepositoryError           the model repository could not be rendered
+    ├── PackageError              a package is not the one that was made, or not signed by the right key
+    ├── RepositoryError           the model repository could not be rendered, or one of its models not loaded
     ├── InvalidRequestError       a request parameter is out of range
-    │   └── PromptTooLongError    prompt and max_tokens exceed the engine's sequence length
+    │   ├── PromptTooLongError    prompt and max_tokens exceed the engine's sequence length
+    │   ├── ChatTemplateError     the model has no chat template, or it refuses the conversation
+    │   ├── NothingAllowedError   bad words, a grammar and other limits leave no token
+    │   └── ModelNotFoundError    no model of this name is served
+    ├── UnauthorizedError         the request has no valid API key
+    ├── ForbiddenError            the request comes from a web page of another site
+    ├── RateLimitError            this API key sends too much; wait as long as Retry-After says
     ├── ServerBusyError           the queue is full; try again later
     ├── RequestTimeoutError       the request's deadline passed
-    ├── RequestCancelledError     the client went away or cancelled
+    ├── RequestCancelledError     the client disconnected or cancelled
     ├── EngineFailedError         an engine step failed while serving
+    │   ├── RequestRefusedError   an engine refused one request; others continue
+    │   └── ProcessEndedError     the engine's process ended; it is replaced within seconds
+    ├── TransportError            a call between two models of the server was garbled
     ├── ServerUnavailableError    no server answers at the address
     ├── ServerStartError          Triton did not become ready
     │   └── PortInUseError        another process listens on a port we need
-    ├── PeerError                 another engine could not be installed, started or asked
-    ├── VerificationError         a proof could not be carried out
-    ├── CanaryError               a rollout could not be begun, continued or judged
-    └── InternalError             a defect of ours; details are in the server's log
+    ├── PeerError                 another engine could not be installed, started or queried
+    ├── VerificationError         a proof could not be completed
+    ├── CanaryError               a rollout could not be started, resumed or judged
+    └── InternalError             a bug in Draftproof; details are in the server's log
 """
 
 from __future__ import annotations
@@ -36,12 +45,15 @@ from typing import ClassVar
 
 _WIRE = re.compile(r"draftproof/(?P<code>[a-z_]+): (?P<text>.*)", re.DOTALL)
 
+_LONGEST_PART = 1000  # characters: what a client sent may be quoted in an error, and be of any length
+_SEPARATOR = "; "
+
 
 class DraftproofError(Exception):
-    """Base of the tree.
+    """Base class of all errors.
 
     Args:
-        what: What went wrong, one clause without a full stop.
+        what: What went wrong: one clause without a full stop.
         values: The values that were seen, such as ``num_draft_tokens=12``.
         limit: The limit or rule that they broke.
         remedy: What the reader can do about it.
@@ -54,11 +66,17 @@ class DraftproofError(Exception):
         self.values = values
         self.limit = limit
         self.remedy = remedy
-        super().__init__("; ".join(part for part in (what, values, limit, remedy) if part))
+        super().__init__(_SEPARATOR.join(part for part in (what, values, limit, remedy) if part))
 
     def to_wire(self) -> str:
-        """The error as one line of text that ``from_wire`` turns back into its class."""
-        return f"draftproof/{self.code}: {self}"
+        """Return the error as text for ``from_wire``: ``draftproof/<code>: what; values; limit; remedy``.
+
+        A semicolon inside a part is doubled. Empty parts at the end are left out. Long parts are cut.
+        """
+        parts = [_cut(part).replace(";", ";;") for part in (self.what, self.values, self.limit, self.remedy)]
+        while len(parts) > 1 and not parts[-1]:
+            parts.pop()
+        return f"draftproof/{self.code}: {_SEPARATOR.join(parts)}"
 
 
 class RecipeError(DraftproofError):
@@ -68,13 +86,13 @@ class RecipeError(DraftproofError):
 
 
 class CheckpointError(DraftproofError):
-    """A checkpoint is missing, truncated, corrupt or of an unsupported form."""
+    """A checkpoint is missing, truncated, corrupt or in an unsupported format."""
 
     code = "checkpoint"
 
 
 class IncompatiblePairError(DraftproofError):
-    """Draft and target cannot work together, for instance because their tokenizers differ."""
+    """Draft and target cannot work together, for instance because they have too few tokens in common."""
 
     code = "incompatible_pair"
 
@@ -91,8 +109,14 @@ class EngineLoadError(DraftproofError):
     code = "engine_load"
 
 
+class PackageError(DraftproofError):
+    """A package of a pair is incomplete, changed, of another version, or not signed with the demanded key."""
+
+    code = "package"
+
+
 class RepositoryError(DraftproofError):
-    """The model repository could not be rendered."""
+    """The model repository could not be rendered, or one of its models not loaded."""
 
     code = "repository"
 
@@ -109,8 +133,44 @@ class PromptTooLongError(InvalidRequestError):
     code = "prompt_too_long"
 
 
+class ChatTemplateError(InvalidRequestError):
+    """The model has no chat template, or its template does not render the conversation."""
+
+    code = "chat_template"
+
+
+class NothingAllowedError(InvalidRequestError):
+    """Bad words, ``min_tokens`` and the grammar together leave no token that may come next."""
+
+    code = "nothing_allowed"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """No model of this name is served."""
+
+    code = "model_not_found"
+
+
+class UnauthorizedError(DraftproofError):
+    """The request has no valid API key."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(DraftproofError):
+    """The request comes from a web page of another site."""
+
+    code = "forbidden"
+
+
+class RateLimitError(DraftproofError):
+    """The API key has reached one of its limits; the request can be sent again later."""
+
+    code = "rate_limit"
+
+
 class ServerBusyError(DraftproofError):
-    """The queue is full: the request was refused at once and can be sent again later."""
+    """The queue is full: the request was refused without waiting and can be sent again later."""
 
     code = "server_busy"
 
@@ -133,6 +193,24 @@ class EngineFailedError(DraftproofError):
     code = "engine_failed"
 
 
+class RequestRefusedError(EngineFailedError):
+    """An engine refused one request; others continue."""
+
+    code = "request_refused"
+
+
+class ProcessEndedError(EngineFailedError):
+    """The engine's process ended and is replaced within seconds; the request can be sent again."""
+
+    code = "process_ended"
+
+
+class TransportError(DraftproofError):
+    """A call between two models of the server was garbled in transit."""
+
+    code = "transport"
+
+
 class ServerUnavailableError(DraftproofError):
     """No server answers at the address."""
 
@@ -152,27 +230,31 @@ class PortInUseError(ServerStartError):
 
 
 class PeerError(DraftproofError):
-    """An engine that ours is compared with could not be installed, started or asked."""
+    """An engine that ours is compared with could not be installed, started or queried."""
 
     code = "peer"
 
 
 class VerificationError(DraftproofError):
-    """A proof could not be carried out, so it proves nothing."""
+    """A proof could not be completed, so it proves nothing."""
 
     code = "verification"
 
 
 class CanaryError(DraftproofError):
-    """A rollout could not be begun, continued or judged; what serves is left as it was."""
+    """A rollout could not be started, resumed or judged; the pair in service is unchanged."""
 
     code = "canary"
 
 
 class InternalError(DraftproofError):
-    """A defect of Draftproof itself; the details are in the server's log, never in the message."""
+    """A bug in Draftproof; the details are in the server's log, never in the message."""
 
     code = "internal"
+
+
+def _cut(part: str) -> str:
+    return part if len(part) <= _LONGEST_PART else f"{part[:_LONGEST_PART]}..."
 
 
 def _all_errors(root: type[DraftproofError]) -> dict[str, type[DraftproofError]]:
@@ -186,13 +268,28 @@ def from_wire(message: str) -> DraftproofError | None:
     """Rebuild the error that a server sent.
 
     Args:
-        message: Text of a Triton error response; Triton may have put words of its own before ours.
+        message: Text of a Triton error response; Triton may have added a prefix.
 
     Returns:
-        An error of the class the server raised, its four parts joined in ``what``; None if the text
+        An error of the same class and with the same parts as the one that the server raised; None if the text
         does not come from Draftproof.
     """
     match = _WIRE.search(message)
     if match is None:
         return None
-    return _all_errors(DraftproofError).get(match["code"], DraftproofError)(match["text"].strip())
+    kind = _all_errors(DraftproofError).get(match["code"], DraftproofError)
+    parts = _split(match["text"])
+    if len(parts) > 4:  # an older server, which did not double semicolons
+        return kind(match["text"].strip())
+    what, values, limit, remedy = (*parts, "", "", "", "")[:4]
+    return kind(what, values=values, limit=limit, remedy=remedy)
+
+
+def _split(text: str) -> list[str]:
+    parts = [""]
+    for token in re.findall(r";;|; |;|[^;]+", text):
+        if token == _SEPARATOR:
+            parts.append("")
+        else:
+            parts[-1] += ";" if token == ";;" else token
+    return parts

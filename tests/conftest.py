@@ -1,4 +1,4 @@
-"""What every test shares: versions in the report's head, skips with a reason, one Hypothesis profile."""
+"""Configures pytest: versions in the report's header, skips with a reason, one Hypothesis profile."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.distribution import ByGroupOrFile, in_turn
+from tests.support.fake_triton import SERVER_KEY
+
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 
-# No deadline: the machines are small and shared, and a slow example is not a wrong one.
+# For models that tests run in this process; a real server draws its own key.
+os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
+# Before torch is imported: its threads spin while they wait for each other, and several tests run at once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Workers that import the same modules, and the programs that tests start, read what one of them has compiled.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# No deadline: test machines are small and shared, so a slow example is not a failure.
 settings.register_profile("draftproof", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("draftproof"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "draftproof")
 
 
 def pytest_report_header() -> str:
-    """The versions that results depend on."""
+    """Print the versions that results depend on."""
     names = ("numpy", "openvino", "nvidia-pytriton", "tokenizers", "tritonclient", "torch", "transformers")
     found = (f"{name} {_version_of(name)}" for name in names)
     return f"Python {platform.python_version()}, {os.cpu_count()} cores, " + ", ".join(found)
@@ -34,18 +48,35 @@ def _version_of(package: str) -> str:
         return "absent"
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty folder with a short path, whatever the test's name is.
+
+    pytest's own path has 30 characters of that name, and a digit more after a thousand runs. The path of a
+    socket has at most 107 bytes.
+    """
+    return tmp_path_factory.mktemp("t")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroupOrFile:
+    """Keep the tests of a group or file on one worker."""
+    return ByGroupOrFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, with the reason, where no GPU is visible."""
+    """Order the tests of a run with several workers, and skip those of a GPU where none is visible."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = in_turn(items)
     if shutil.which("nvidia-smi") is not None:
         return
     no_gpu = pytest.mark.skip(reason="no NVIDIA GPU on this machine (nvidia-smi not found)")
     for item in items:
-        if item.get_closest_marker("gpu") is not None:  # keywords hold parameters' names too
+        if item.get_closest_marker("gpu") is not None:  # `keywords` also holds parameter names
             item.add_marker(no_gpu)
 
 
 def tracked_files() -> list[str]:
-    """Paths, relative to the root, of all files that are or will be committed and exist."""
+    """Return the paths, relative to the root, of all existing files that are or will be committed."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(
         command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60

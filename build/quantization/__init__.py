@@ -1,1 +1,1 @@
-"""From a checkpoint to a quantized TensorRT-LLM checkpoint; ``modelopt_worker`` alone imports torch."""
+"""Quantize checkpoints for TensorRT-LLM; only ``modelopt_worker`` imports torch."""

@@ -1,7 +1,8 @@
-"""Text on which ModelOpt measures activations, as pieces of tokens.
+"""Prepare the text on which ModelOpt calibrates activations.
 
-Built in is the standard library's source text, which comes with every Python, less the modules that the
-demonstration pair is judged on. It is code: a model that will meet other text wants a file of that.
+The built-in text is the source code of the standard library, which comes with every Python, without the
+modules that the demonstration pair is evaluated on. For a model that serves other kinds of text, name a file
+of such text in the recipe.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from build.demo_pair.corpus import load_corpus
-from build.recipe import REPOSITORY_ROOT, Calibration
+from build.quantization.corpus import load_corpus
+from build.recipe import REPOSITORY_ROOT
+from build.tensorrt_llm.settings import Calibration
 from pipelines.errors import CheckpointError
 
-# No text takes more characters for a token; a longer stretch need not be tokenized.
+# Upper bound, so that a section of text is not tokenized further than needed.
 _MOST_CHARACTERS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Pieces of a text.
+    """Samples for calibration.
 
     Attributes:
-        name: What it is, for reports.
-        sha256: Of the text.
+        name: Name of the text, for reports.
+        sha256: Hash of the text.
         pieces: ``num_samples`` lists of ``seq_len`` ids each.
     """
 
@@ -38,17 +40,17 @@ class CalibrationText:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all pieces."""
+        """Return the number of tokens in all samples."""
         return sum(len(piece) for piece in self.pieces)
 
 
 def text_path(calibration: Calibration) -> Path | None:
-    """The recipe's file; None for the built-in text."""
+    """Return the path of the recipe's text; None for the built-in one."""
     return None if calibration.text is None else REPOSITORY_ROOT / calibration.text
 
 
 def _read(path: Path | None) -> tuple[str, str]:
-    """Name and content of a text."""
+    """Return name and content of a text."""
     if path is None:
         library = load_corpus().library
         return "the standard library", "\n".join(document.text for document in library)
@@ -59,16 +61,16 @@ def _read(path: Path | None) -> tuple[str, str]:
             f"the calibration text {path} cannot be read",
             values=" ".join(str(error).split()),
             limit="a text file in UTF-8",
-            remedy="correct tensorrt_llm.calibration.text in the recipe, or leave it out",
+            remedy="correct tensorrt_llm.calibration.text in the recipe, or remove it",
         ) from None
 
 
 def read_calibration_text(calibration: Calibration, tokenizer_path: Path) -> CalibrationText:
-    """Cut a text into as many stretches as samples are wanted, and take the beginning of each.
+    """Split a text into one section per sample, and tokenize the beginning of each.
 
     Args:
-        calibration: Which text, how many pieces, how long.
-        tokenizer_path: ``tokenizer.json``; pieces begin as its model's texts do, with the special tokens.
+        calibration: Text, and number and length of the samples.
+        tokenizer_path: ``tokenizer.json``, which also adds the special tokens of its model.
 
     Raises:
         CheckpointError: The text cannot be read or is too short.
@@ -88,7 +90,7 @@ def read_calibration_text(calibration: Calibration, tokenizer_path: Path) -> Cal
                 f"the calibration text is too short: {name}",
                 values=f"{len(text)} characters; sample {len(pieces) + 1} of {count} has {len(ids)} tokens",
                 limit=f"{count} samples of {length} tokens that do not overlap",
-                remedy="give a longer text, or lower tensorrt_llm.calibration.num_samples or seq_len",
+                remedy="use a longer text, or lower tensorrt_llm.calibration.num_samples or seq_len",
             )
         pieces.append(ids)
     return CalibrationText(name, hashlib.sha256(text.encode()).hexdigest(), pieces)

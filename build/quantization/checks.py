@@ -1,8 +1,8 @@
-"""Reads back what ModelOpt wrote and compares it with the source, with numpy alone.
+"""Compare a checkpoint that ModelOpt wrote with its source, with numpy alone.
 
-Every projection is multiplied out over all ranks and put beside the source's; tables and norms must be the
-source's own. Tensors of a rank are named as those of a whole checkpoint; layers are counted within the rank's
-pipeline stage.
+Every projection is dequantized, joined over all ranks and compared with the source's. Embedding tables,
+norms and biases must be equal, and no tensor of the source may be missing. Tensors of a rank have the same
+names as in a checkpoint with one rank, but layers are numbered within the rank's pipeline stage.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
-from build.linear import Linear
+from build.checkpoints.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD
+from build.checkpoints.stored_linear import read_linear
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor, read_tensors
+from build.networks.linear import Linear
 from build.quantization.source import CheckpointSource
-from build.stored_linear import read_linear
-from build.tensor_file import AnyArray, Float32Array, Tensor, read_tensors
 from pipelines.errors import CheckpointError
 
 LARGEST_ERRORS: Mapping[str | None, float] = {
@@ -29,11 +29,11 @@ LARGEST_ERRORS: Mapping[str | None, float] = {
     "W4A16_AWQ": 0.15,
     "W4A8_AWQ": 0.15,
 }
-"""By ``quant_algo``: largest relative error of a projection, as Frobenius norms, that is taken for rounding.
+"""Largest relative error (Frobenius norm) of a projection that rounding explains, by ``quant_algo``.
 
-Weights without an algorithm, and those of W8A16, are floating point: only float32 loses something.
-SmoothQuant moves outliers of the inputs into columns of the weights, whose rows are then rounded more
-coarsely: 0.8 % on random weights, 2.2 % on the demonstration pair's draft with a short text.
+Without an algorithm and with W8A16, weights are floating point, and only float32 is rounded. SmoothQuant
+moves outliers of the inputs into columns of the weights, whose rows are then rounded more coarsely: by 0.8 %
+on random weights, and by 2.2 % on the demonstration pair's draft with a short text.
 """
 
 # TensorRT-LLM's names: fc is the gate projection and gate the up projection.
@@ -45,17 +45,21 @@ _PARTS = {
     "mlp.proj": ("mlp.down_proj",),
 }
 _NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attention.q_layernorm": "self_attn.q_norm", "attention.k_layernorm": "self_attn.k_norm"}
+_COMPUTED = (
+    ".rotary_emb.inv_freq"  # older checkpoints store the rotary frequencies, which config.json defines
+)
 _SPLIT_BY_INPUT = ("attention.dense", "mlp.proj")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found.
+    """Result of a comparison.
 
     Attributes:
-        largest_error: Of all projections, relative.
-        projection: Where.
-        largest_kv_scale: Of the FP8 KV cache; None without one.
+        largest_error: Largest relative error of a projection.
+        projection: Name of that projection.
+        largest_kv_scale: Largest scale of the FP8 KV cache; None without one.
     """
 
     largest_error: float
@@ -64,16 +68,16 @@ class Measured:
 
 
 def check_finite(source: CheckpointSource) -> None:
-    """Refuse weights that are not numbers: calibration would spread them over every scale.
+    """Check that all weights are finite, because calibration would spread NaN into every scale.
 
     Raises:
-        CheckpointError: Names the tensor.
+        CheckpointError: A tensor, named in the message, has a weight that is not finite.
     """
     for path in source.weight_files:
         for name, tensor in read_tensors(path).items():
             if not _is_finite(tensor):
                 raise CheckpointError(
-                    f"{path} holds a weight that is not a number",
+                    f"{path} contains weights that are NaN or infinite",
                     values=name,
                     limit="all weights must be finite",
                     remedy="copy or train the model again",
@@ -87,15 +91,16 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource) -> Measured:
-    """Compare an exported checkpoint with the Hugging Face directory it was made from.
+    """Compare an exported checkpoint with the Hugging Face checkpoint it was made from.
 
     Args:
-        directory: Holds ``rank*.safetensors``.
+        directory: Directory with ``rank*.safetensors``.
         config: Its ``config.json``.
-        source: In Hugging Face's form.
+        source: The Hugging Face checkpoint.
 
     Raises:
-        CheckpointError: A file or tensor is missing, or further from the source's than rounding takes it.
+        CheckpointError: A file or tensor is missing, or differs from the source by more than rounding, or
+            the source has a tensor that the checkpoint does not.
     """
     ranks = [
         read_tensors(directory / f"rank{rank}.safetensors") for rank in range(config["mapping"]["world_size"])
@@ -112,11 +117,19 @@ def compare(directory: Path, config: Mapping[str, Any], source: CheckpointSource
                 worst, where = error, name
     except (KeyError, ValueError) as error:  # an absent tensor, or shapes that do not fit
         raise CheckpointError(
-            f"{directory.name} was not exported whole",
+            f"the export to {directory.name} is incomplete",
             values=f"{type(error).__name__}: {error}",
-            limit="every tensor of every layer, in every rank",
+            limit="every rank must have every tensor of its layers",
             remedy="read the worker's log",
         ) from None
+    left_out = [name for name in original if not name.endswith(_COMPUTED)]
+    if left_out:
+        raise CheckpointError(
+            f"the export to {directory.name} leaves out tensors of the source",
+            values=", ".join(left_out[:4]) + (f" and {len(left_out) - 4} more" if len(left_out) > 4 else ""),
+            limit="all tensors of the source must be in the checkpoint",
+            remedy="use a checkpoint of Llama, Mistral, Qwen2 or Qwen3 without additional tensors",
+        )
     scales = [
         float(tensor.to_float32().max())
         for rank in ranks
@@ -132,73 +145,91 @@ def _relative_error(
     error = float(np.linalg.norm(stored - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
     if not error <= LARGEST_ERRORS[algo]:  # NaN too
         raise CheckpointError(
-            f"{name} of {directory.name} is not the source's",
+            f"{name} of {directory.name} differs from the source",
             values=f"relative error {error:.4f}",
-            limit=f"{LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
+            limit=f"at most {LARGEST_ERRORS[algo]} for {algo or 'floating point'}",
             remedy="check the source's weights for outliers, or choose another quantization",
         )
     return error
 
 
-def _floating_pairs(
-    ranks: Sequence[Mapping[str, Tensor]], original: Mapping[str, Tensor], config: Mapping[str, Any]
-) -> Iterator[tuple[str, Float32Array, Float32Array]]:
-    """As ``_pairs``, of what no quantization touches: tables, less the rows that padded them, and norms."""
+def _layers(
+    ranks: Sequence[Mapping[str, Tensor]], config: Mapping[str, Any]
+) -> Iterator[tuple[int, str, Sequence[Mapping[str, Tensor]]]]:
+    """Yield each layer's number, the prefix of its tensors in a rank, and the ranks that hold it."""
     tp_size, pp_size = config["mapping"]["tp_size"], config["mapping"]["pp_size"]
-    table = original["model.embed_tokens.weight"]
+    layers_of_stage = config["num_hidden_layers"] // pp_size
+    for layer in range(config["num_hidden_layers"]):
+        stage, index = divmod(layer, layers_of_stage)
+        yield layer, f"transformer.layers.{index}.", ranks[stage * tp_size : (stage + 1) * tp_size]
+
+
+def _widths(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of features of all queries, and of all keys."""
+    size = config["head_size"]
+    return config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+
+
+def _floating_pairs(
+    ranks: Sequence[Mapping[str, Tensor]], original: dict[str, Tensor], config: Mapping[str, Any]
+) -> Iterator[tuple[str, Float32Array, Float32Array]]:
+    """Yield what is never quantized, as ``_pairs`` does: tables without padding, norms and biases."""
+    tp_size = config["mapping"]["tp_size"]
+    table = original.pop("model.embed_tokens.weight")
     tables = {
         EMBEDDING: (ranks[:tp_size], table),
-        LM_HEAD: (ranks[-tp_size:], original.get("lm_head.weight", table)),
+        LM_HEAD: (ranks[-tp_size:], original.pop("lm_head.weight", table)),
     }
     for name, (holders, tensor) in tables.items():
         stored, wanted = np.concatenate([rank[name].to_float32() for rank in holders]), tensor.to_float32()
         yield name, stored[: len(wanted)], wanted
-    norms = {(pp_size - 1, FINAL_NORM): "model.norm"}
-    layers_of_stage = config["num_hidden_layers"] // pp_size
-    for layer in range(config["num_hidden_layers"]):
-        stage, index = divmod(layer, layers_of_stage)
-        for name, source in _NORMS.items():
-            norms[stage, f"transformer.layers.{index}.{name}.weight"] = f"model.layers.{layer}.{source}"
-    for (stage, name), source in norms.items():
-        for rank in ranks[stage * tp_size : (stage + 1) * tp_size]:
-            yield name, rank[name].to_float32(), original[f"{source}.weight"].to_float32()
+    norms = [("model.norm", FINAL_NORM, ranks[-tp_size:])]
+    of_a_layer = {**_NORMS, **(_HEAD_NORMS if config.get("qwen_type") == "qwen3" else {})}
+    for layer, prefix, holders in _layers(ranks, config):
+        for name, source in of_a_layer.items():
+            norms.append((f"model.layers.{layer}.{source}", f"{prefix}{name}.weight", holders))
+        if config.get("attn_bias"):
+            parts = [rank[f"{prefix}attention.qkv.bias"].to_float32() for rank in holders]
+            wanted = _taken(original, layer, "attention.qkv", "bias")
+            yield f"layer {layer} attention.qkv.bias", join_qkv(parts, _widths(config)), wanted
+    for source, name, holders in norms:
+        wanted = original.pop(f"{source}.weight").to_float32()
+        for rank in holders:
+            yield name, rank[name].to_float32(), wanted
+
+
+def _taken(original: dict[str, Tensor], layer: int, name: str, kind: str) -> Float32Array:
+    """Take the parts of a projection out of the source's tensors, and join them by output."""
+    parts = [original.pop(f"model.layers.{layer}.{part}.{kind}") for part in _PARTS[name]]
+    return np.concatenate([part.to_float32() for part in parts])
 
 
 def _pairs(
     ranks: Sequence[Mapping[str, Tensor]],
-    original: Mapping[str, Tensor],
+    original: dict[str, Tensor],
     config: Mapping[str, Any],
     algo: str | None,
 ) -> Iterator[tuple[str, Float32Array, Float32Array]]:
-    """Name, exported and original values of each projection, both as they are after smoothing.
+    """Yield name, exported values and original values of each projection, both after smoothing.
 
-    Smoothing makes weights of rare inputs small, and those of outliers large: rounding is a share of what
-    is rounded, not of what it was.
+    Each tensor is taken out of ``original``, so that what remains there was not exported. Smoothing scales
+    the weights before they are rounded, so the rounding error is relative to the smoothed weights.
     """
-    tp_size, pp_size = config["mapping"]["tp_size"], config["mapping"]["pp_size"]
-    layers_of_stage = config["num_hidden_layers"] // pp_size
-    size = config["head_size"]
-    widths = [config["num_attention_heads"] * size, config["num_key_value_heads"] * size]
-    for layer in range(config["num_hidden_layers"]):
-        stage = layer // layers_of_stage
-        stage_ranks = ranks[stage * tp_size : (stage + 1) * tp_size]
+    for layer, prefix, holders in _layers(ranks, config):
         for name in LINEARS:
-            prefix = f"transformer.layers.{layer % layers_of_stage}.{name}"
-            linears = [read_linear(rank, prefix, algo) for rank in stage_ranks]
+            linears = [read_linear(rank, f"{prefix}{name}", algo) for rank in holders]
             parts = [linear.stored_values() for linear in linears]
             if name == "attention.qkv":
-                stored = join_qkv(parts, widths)
+                stored = join_qkv(parts, _widths(config))
             else:
                 stored = np.concatenate(parts, axis=1 if name in _SPLIT_BY_INPUT else 0)
-            wanted = np.concatenate(
-                [original[f"model.layers.{layer}.{part}.weight"].to_float32() for part in _PARTS[name]]
-            )
+            wanted = _taken(original, layer, name, "weight")
             prequant = _prequant(name, linears)
             yield f"layer {layer} {name}", stored, wanted if prequant is None else wanted / prequant
 
 
 def _prequant(name: str, linears: Sequence[Linear]) -> Float32Array | None:
-    """The factor of the input, of all ranks together."""
+    """Return the factors of the input, joined over all ranks."""
     factors = [linear.prequant for linear in linears if linear.prequant is not None]
     if not factors:
         return None
@@ -206,11 +237,11 @@ def _prequant(name: str, linears: Sequence[Linear]) -> Float32Array | None:
 
 
 def join_qkv(parts: Sequence[AnyArray], widths: Sequence[int]) -> AnyArray:
-    """Queries, keys and values of ranks, each rank's one after another, put together.
+    """Join the queries, keys and values of several ranks.
 
     Args:
-        parts: Per rank, [(queries + 2 * keys) / ranks, ...].
-        widths: Features of all queries, and of all keys.
+        parts: One array per rank, [(queries + 2 * keys) / ranks, ...].
+        widths: Number of features of all queries, and of all keys.
     """
     borders = np.cumsum([widths[0], widths[1]]) // len(parts)
     split = [np.split(part, borders) for part in parts]

@@ -1,4 +1,4 @@
-"""``config.json`` as ModelOpt wrote it: what it lacks or gets wrong for our use is put right or refused."""
+"""Check and complete the ``config.json`` that ModelOpt exports."""
 
 from __future__ import annotations
 
@@ -16,42 +16,45 @@ QUANT_ALGOS: Mapping[str, str | None] = {
     "int4_awq": "W4A16_AWQ",
     "w4a8_awq": "W4A8_AWQ",
 }
-"""The recipe's word -> TensorRT-LLM's ``quant_algo``."""
+"""``quantization`` in a recipe -> ``quant_algo`` in TensorRT-LLM."""
 
-# Reading of TensorRT-LLM's models/qwen: its network asks for these, and ModelOpt does not write them.
-# 8192 is what its own converter assumes; it matters only to log-n attention, which Qwen2 has not.
-_QWEN2 = {"qwen_type": "qwen2", "attn_bias": True, "mlp_bias": False, "seq_length": 8192}
-_DEFAULT_ROTARY_BASE = 10000.0  # of Llama, Mistral and Qwen2 in transformers, where config.json has none
+# TensorRT-LLM's models/qwen requires these keys (from reading its source), but ModelOpt does not write them.
+# ``qwen_type`` alone decides whether the network normalizes queries and keys. Its own converter assumes a
+# seq_length of 8192, which matters only for log-n attention; neither family has that.
+_QWEN: Mapping[str, Mapping[str, Any]] = {
+    "qwen2": {"qwen_type": "qwen2", "attn_bias": True, "mlp_bias": False, "seq_length": 8192},
+    "qwen3": {"qwen_type": "qwen3", "attn_bias": False, "mlp_bias": False, "seq_length": 8192},
+}
+_DEFAULT_ROTARY_BASE = 10000.0  # transformers' default for Llama, Mistral and Qwen
 
 
 def finished_config(
     exported: Mapping[str, Any], source: CheckpointSource, quantization: str, end_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """The exported configuration, corrected.
+    """Complete the exported configuration, and check it against source and recipe.
 
     Args:
-        exported: As ModelOpt wrote it.
-        source: In Hugging Face's form.
-        quantization: The recipe's word.
+        exported: Configuration that ModelOpt wrote.
+        source: The Hugging Face checkpoint.
+        quantization: ``quantization`` in the recipe.
         end_ids: Tokens that end a text.
 
     Raises:
-        CheckpointError: It says other things than the source or the recipe.
+        CheckpointError: It contradicts the source or the recipe.
     """
     config = dict(exported)
     quantized = dict(config.get("quantization") or {})
     wanted = QUANT_ALGOS[quantization]
-    if quantization == "int8":  # the loader rounds: decision 0017
+    if quantization == "int8":  # weights are rounded on load: decision 0017
         quantized = {"quant_algo": wanted, "kv_cache_quant_algo": None}
     elif quantized.get("exclude_modules"):
         quantized["exclude_modules"] = sorted(
             quantized["exclude_modules"]
         )  # ModelOpt's order is that of a set
     config["quantization"] = quantized
-    config["logits_dtype"] = "float32"  # ModelOpt's float16 makes ties, which kernels break differently
-    if source.config.get("model_type") == "qwen2":
-        config.update(_QWEN2)
-    config["end_ids"] = list(end_ids)  # ours: TensorRT-LLM keeps keys that it does not know
+    config["logits_dtype"] = "float32"  # ModelOpt's float16 causes ties, which kernels break differently
+    config.update(_QWEN.get(source.config["model_type"], {}))
+    config["end_ids"] = list(end_ids)  # our own key; TensorRT-LLM keeps unknown keys
     base, scaling = rotary_settings(source.config)
     expected = {
         "quant_algo": (quantized.get("quant_algo"), wanted),
@@ -61,16 +64,16 @@ def finished_config(
     for key, (found, value) in expected.items():
         if found != value:
             raise CheckpointError(
-                "the exported config.json is not that of the source",
+                "the exported config.json does not match its source",
                 values=f"{key}={found!r}",
                 limit=f"{value!r} in {source.directory / 'config.json'} and the recipe",
-                remedy="install the versions in requirements/build.txt; another exporter writes other keys",
+                remedy="install the versions in requirements/build.txt; other versions write other keys",
             )
     return config
 
 
 def rotary_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    """Base and scaling in a Hugging Face ``config.json``, in transformers 4's or 5's spelling."""
+    """Return rotary base and scaling of a Hugging Face ``config.json``, with keys of transformers 4 or 5."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = scaling.pop("rope_theta", config.get("rope_theta", _DEFAULT_ROTARY_BASE))
     is_plain = scaling.get("rope_type", scaling.get("type", "default")) == "default"
@@ -78,7 +81,7 @@ def rotary_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]
 
 
 def _comparable(scaling: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The numbers and the type, however the type's key is spelt."""
+    """Return type and numbers of a rotary scaling, independent of how the key of its type is spelled."""
     if scaling is None:
         return None
     numbers = {key: float(value) for key, value in scaling.items() if isinstance(value, (int, float))}

@@ -1,9 +1,10 @@
-"""Runs ModelOpt in a process of its own: ``python -m build.quantization.modelopt_worker ORDER.json``.
+"""Run ModelOpt in its own process: ``python -m build.quantization.modelopt_worker JOB.json``.
 
-The order is what ``build/quantize.py`` writes: ``source`` (a Hugging Face directory), ``decoder_type``,
+``build/quantize.py`` writes the job file: ``source`` (a Hugging Face directory), ``decoder_type``,
 ``quantization``, ``kv_cache_dtype``, ``tp_size``, ``pp_size``, ``pad_vocab_size_to``, ``pieces`` (an .npy
-file, int32 [n, length], or null) and ``output``. Lines that begin with ``PROGRESS`` are for the user; what
-else is printed, by the libraries too, is a log. One model is exported once: an export may change the model.
+file, int32 [n, length], or null) and ``output``. Output lines that begin with ``PROGRESS`` are shown to the
+user; all other output, including that of libraries, is logged. A process exports its model only once, because
+the export may modify the model.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ _CONFIGS = {
     "int4_awq": mtq.INT4_AWQ_CFG,
     "w4a8_awq": mtq.W4A8_AWQ_BETA_CFG,
 }
-_PIECES_AT_ONCE = 4
-_SECONDS_BETWEEN_REPORTS = 5.0
+_BATCH_SIZE = 4
+_REPORT_INTERVAL_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out one order."""
-    order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    """Load, quantize and export the model of one job."""
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     started_s = time.monotonic()
-    model = load_model(Path(order["source"]))
+    model = load_model(Path(job["source"]))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     _report(f"{num_parameters / 1e6:.1f} M parameters loaded, {time.monotonic() - started_s:.1f} s")
-    if order["pad_vocab_size_to"] is not None:
-        pad_vocabulary(model, order["pad_vocab_size_to"])
-    if order["pieces"] is not None:
-        pieces = torch.from_numpy(np.load(order["pieces"]).astype(np.int64))
+    if job["pad_vocab_size_to"] is not None:
+        pad_vocabulary(model, job["pad_vocab_size_to"])
+    if job["pieces"] is not None:
+        pieces = torch.from_numpy(np.load(job["pieces"]).astype(np.int64))
         model = mtq.quantize(
             model,
-            quantization_config(order["quantization"], order["kv_cache_dtype"]),
+            quantization_config(job["quantization"], job["kv_cache_dtype"]),
             _forward_loop(pieces, started_s),
         )
-    export(model, order["decoder_type"], Path(order["output"]), order["tp_size"], order["pp_size"])
+    export(model, job["decoder_type"], Path(job["output"]), job["tp_size"], job["pp_size"])
     _report(f"exported, {time.monotonic() - started_s:.1f} s")
     return 0
 
 
 def load_model(directory: Path) -> Any:
-    """A causal language model in the type of its checkpoint, on the GPUs if there are any."""
+    """Load a causal language model with the type of its checkpoint, on the GPUs if there are any."""
     placement = {"device_map": "auto"} if torch.cuda.is_available() else {}
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True, **placement)
     model.eval()
@@ -62,10 +63,10 @@ def load_model(directory: Path) -> Any:
 
 
 def pad_vocabulary(model: Any, vocab_size: int) -> None:
-    """Fill embedding and output head up with rows that are never asked for and never win.
+    """Pad embedding and output head with rows that are never looked up and never have the largest logit.
 
-    Zeros in the embedding. In the head the mean of its rows, whose logit is the mean of all logits and so
-    at most the largest (decision 0018).
+    New rows of the embedding are zero. New rows of the head are the mean of its rows, whose logit is the mean
+    of all logits and therefore at most the largest (decision 0018).
     """
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     num_new = vocab_size - table.weight.shape[0]
@@ -78,7 +79,7 @@ def pad_vocabulary(model: Any, vocab_size: int) -> None:
 
 
 def quantization_config(quantization: str, kv_cache_dtype: str) -> Any:
-    """ModelOpt's configuration; heads and embeddings stay floating point in all of them."""
+    """Return ModelOpt's configuration; output head and embedding always stay floating point."""
     config: Any = _CONFIGS[quantization]
     if kv_cache_dtype == "fp8":
         config = mtq.update_quant_cfg_with_kv_cache_quant(config, mtq.FP8_KV_CFG["quant_cfg"])
@@ -90,10 +91,10 @@ def export(model: Any, decoder_type: str, output: Path, tp_size: int, pp_size: i
 
     Args:
         model: Quantized or not.
-        decoder_type: ModelOpt's name of the family.
-        output: Gets the files.
-        tp_size: Must be given: ModelOpt's default of 0 ends in a division by zero.
-        pp_size: Ranks are numbered ``pp * tp_size + tp``.
+        decoder_type: ModelOpt's name for the model family.
+        output: Directory for the files.
+        tp_size: Required, because ModelOpt's default of 0 causes a division by zero.
+        pp_size: Rank ``pp * tp_size + tp`` is tensor rank ``tp`` of stage ``pp``.
     """
     _restore_rotary_settings(model.config)
     dtype = next(model.parameters()).dtype
@@ -109,7 +110,7 @@ def export(model: Any, decoder_type: str, output: Path, tp_size: int, pp_size: i
 
 
 def _restore_rotary_settings(config: Any) -> None:
-    """Transformers 5 keeps them where ModelOpt 0.47 does not look: the export would silently lack them."""
+    """Copy rotary settings from transformers 5's place to where ModelOpt 0.47 expects them."""
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:  # transformers 4
         return
@@ -119,18 +120,18 @@ def _restore_rotary_settings(config: Any) -> None:
 
 
 def _forward_loop(pieces: torch.Tensor, started_s: float) -> Callable[[Any], None]:
-    """What ModelOpt calls, once or several times, to see activations."""
+    """Return the function that ModelOpt calls, possibly several times, to run the model on all samples."""
     passes = 0
 
     def run(model: Any) -> None:
         nonlocal passes
         passes += 1
         reported_s = time.monotonic()
-        for begin in range(0, len(pieces), _PIECES_AT_ONCE):
+        for begin in range(0, len(pieces), _BATCH_SIZE):
             with torch.no_grad():
-                model(input_ids=pieces[begin : begin + _PIECES_AT_ONCE].to(model.device), use_cache=False)
-            done = min(begin + _PIECES_AT_ONCE, len(pieces))
-            if done == len(pieces) or time.monotonic() - reported_s > _SECONDS_BETWEEN_REPORTS:
+                model(input_ids=pieces[begin : begin + _BATCH_SIZE].to(model.device), use_cache=False)
+            done = min(begin + _BATCH_SIZE, len(pieces))
+            if done == len(pieces) or time.monotonic() - reported_s > _REPORT_INTERVAL_S:
                 reported_s = time.monotonic()
                 _report(
                     f"calibration pass {passes}: {done * pieces.shape[1]:,} of {pieces.numel():,} tokens, "

@@ -1,7 +1,7 @@
-"""The checkpoint that is to be quantized: which form it has, its files, and what makes it unfit.
+"""Inspect the checkpoint that is to be quantized: its format, its files, and whether it is supported.
 
-A Hugging Face directory is ``config.json``, ``tokenizer.json`` and safetensors files; a TensorRT-LLM
-checkpoint has ``config.json`` with the key ``architecture`` and ``rank*.safetensors``.
+A Hugging Face checkpoint contains ``config.json``, ``tokenizer.json`` and safetensors files. A TensorRT-LLM
+checkpoint contains ``config.json`` with the key ``architecture``, and ``rank*.safetensors``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.tokenizer_file import read_tokenizer
 from pipelines.errors import CheckpointError
 
-DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
-"""Hugging Face's ``model_type`` -> the name under which ModelOpt exports it."""
+DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+"""``model_type`` of Hugging Face -> name of the model family in ModelOpt's export."""
 
 _ROTARY_TYPES = ("default", "llama3", "linear")
 _INDEX = "model.safetensors.index.json"
@@ -26,10 +27,10 @@ class CheckpointSource:
     """A checkpoint on disk.
 
     Attributes:
-        directory: Where it is.
-        is_hugging_face: Whether it has Hugging Face's form; else TensorRT-LLM's.
+        directory: Its directory.
+        is_hugging_face: Whether its format is Hugging Face's; otherwise it is TensorRT-LLM's.
         config: Content of ``config.json``.
-        weight_files: The safetensors files, in order of name.
+        weight_files: The safetensors files, sorted by name.
     """
 
     directory: Path
@@ -39,28 +40,28 @@ class CheckpointSource:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Everything that decides what the network and its tokens are."""
+        """Return all files that define the network and its tokens."""
         return (self.directory / "config.json", self.directory / "tokenizer.json", *self.weight_files)
 
     @property
     def quant_algo(self) -> str | None:
-        """How a TensorRT-LLM checkpoint is quantized already."""
+        """Return the quantization of a TensorRT-LLM checkpoint; None if it has none."""
         quantization = self.config.get("quantization") or {}
         algo: str | None = quantization.get("quant_algo")
         return algo
 
     @property
     def mapping(self) -> tuple[int, int]:
-        """Tensor and pipeline parallelism of a TensorRT-LLM checkpoint."""
+        """Return tensor and pipeline parallel size of a TensorRT-LLM checkpoint."""
         mapping = self.config.get("mapping") or {}
         return mapping.get("tp_size", 1), mapping.get("pp_size", 1)
 
 
 def read_checkpoint_source(directory: Path) -> CheckpointSource:
-    """Look at a checkpoint without reading its weights.
+    """Inspect a checkpoint without reading its weights.
 
     Raises:
-        CheckpointError: There is none, or a file is missing or not what it should be.
+        CheckpointError: There is no checkpoint, or a file is missing or invalid.
     """
     config = _json_object(directory / "config.json", "a checkpoint directory has a config.json")
     if "architecture" in config:
@@ -71,36 +72,38 @@ def read_checkpoint_source(directory: Path) -> CheckpointSource:
         is_hugging_face = True
     else:
         raise CheckpointError(
-            f"{directory / 'config.json'} is of no known form",
+            f"{directory / 'config.json'} has no known format",
             values=f"keys: {', '.join(sorted(config)[:6])}",
             limit="architecture (TensorRT-LLM), or model_type and architectures (Hugging Face)",
-            remedy="name the directory of a checkpoint in the recipe",
+            remedy="set the directory of a checkpoint in the recipe",
         )
     source = CheckpointSource(directory, is_hugging_face, config, weights)
     for path in source.files:
         if not path.is_file():
+            if path.name == "tokenizer.json":
+                read_tokenizer(path)  # which knows the other files that a tokenizer may be in
             raise CheckpointError(
                 f"{path} does not exist",
-                values=f"{directory} holds {len(weights)} safetensors files",
-                limit="a checkpoint is config.json, tokenizer.json and every file that its index names",
-                remedy="copy the missing file from the model's source",
+                values=f"{directory} contains {len(weights)} safetensors files",
+                limit="needs config.json, tokenizer.json and every file in the index",
+                remedy="download the missing file",
             )
     if not weights:
         raise CheckpointError(
-            f"{directory} holds no weights",
+            f"{directory} contains no weights",
             values="no safetensors file",
-            limit="weights are read from safetensors files only: other formats can run code when opened",
+            limit="weights must be in safetensors files, because other formats can run code when opened",
             remedy="save the model as safetensors",
         )
     return source
 
 
 def check_can_be_quantized(source: CheckpointSource) -> None:
-    """Refuse what the export would get wrong, before any weight is read.
+    """Check, before any weight is read, that ModelOpt exports this network correctly.
 
     Raises:
-        CheckpointError: The family, an option of it, or its present form is not supported; the message says
-            which key.
+        CheckpointError: The model family, one of its options or its format is not supported; the message
+            names the key.
     """
     if not source.is_hugging_face:
         if source.quant_algo is not None:
@@ -108,34 +111,27 @@ def check_can_be_quantized(source: CheckpointSource) -> None:
                 source,
                 f"quant_algo={source.quant_algo}",
                 "only unquantized checkpoints can be quantized",
-                "say quantization: checkpoint in the recipe, or name the unquantized checkpoint",
+                "set quantization: checkpoint in the recipe, or use the unquantized checkpoint",
             )
         return
     config = source.config
     model_type = config.get("model_type")
-    if model_type == "qwen3":
-        raise _refuse(
-            source,
-            "model_type=qwen3",
-            "ModelOpt 0.47 exports it without the norms of queries and keys: fluent and wrong",
-            "use Qwen2.5, Llama or Mistral",
-        )
     if model_type not in DECODER_TYPES:
         raise _refuse(source, f"model_type={model_type}", f"supported: {', '.join(DECODER_TYPES)}")
     if config.get("quantization_config") is not None:
         raise _refuse(
-            source, "quantization_config is set", "weights must be floating point", "name the original model"
+            source, "quantization_config is set", "weights must be floating point", "use the original model"
         )
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
-            raise _refuse(source, f"{key}=true", f"{model_type} without biases")
+            raise _refuse(source, f"{key}=true", f"{model_type} must not have biases")
     window, length = _attention_window(config), config.get("max_position_embeddings", 0)
     if window is not None and window < length:
         raise _refuse(
             source,
             f"sliding_window={window}, max_position_embeddings={length}",
-            "the checkpoint format has no attention window",
-            "use a version of the model that attends to its whole context",
+            "the checkpoint format does not support sliding-window attention",
+            "use a model that attends to its whole context",
         )
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -144,7 +140,7 @@ def check_can_be_quantized(source: CheckpointSource) -> None:
 
 
 def _attention_window(config: Mapping[str, Any]) -> int | None:
-    """Positions that a token attends to, None for all; defaults are those of transformers."""
+    """Return the size of the attention window, None for the whole context; defaults are transformers'."""
     is_mistral = config["model_type"] == "mistral"
     if not config.get("use_sliding_window", is_mistral):
         return None
@@ -183,6 +179,6 @@ def _json_object(path: Path, limit: str) -> dict[str, Any]:
         document, detail = None, " ".join(str(error).split())
     if not isinstance(document, dict):
         raise CheckpointError(
-            f"{path} is not a JSON object", values=detail, limit=limit, remedy="copy the file again"
+            f"{path} is not a JSON object", values=detail, limit=limit, remedy="download the file again"
         )
     return document

@@ -1,1 +1,1 @@
-"""What TensorRT-LLM 1.2.1 needs and refuses: rules, commands, versions, checks of what was built."""
+"""Build engines with TensorRT-LLM 1.2.1: rules, memory plan, commands, and checks of the result."""

@@ -1,4 +1,4 @@
-"""Where ``trtllm-build`` runs: installed on this machine, or in the recipe's container."""
+"""Find and run ``trtllm-build``, installed on this machine or in the recipe's container."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from build.recipe import Recipe
 from build.tensorrt_llm.versions import Installation, find_installation, release
 from pipelines.errors import EngineBuildError
 
-# Bytes of a log's end that an error quotes.
+# Bytes at the end of a log that an error message quotes.
 _TAIL = 2000
 
 
 @dataclass(frozen=True)
 class Builder:
-    """A ``trtllm-build`` that can be run.
+    """A way to run ``trtllm-build``.
 
     Attributes:
-        runtime: ``docker`` or ``podman``, or None for the one that is installed.
+        runtime: ``docker`` or ``podman``; None to run the installed program.
         image: The container's image, or None.
-        note: Why this one was chosen, for the log.
+        note: Description for the log.
     """
 
     runtime: str | None
@@ -33,9 +33,9 @@ class Builder:
     note: str
 
     def wrap(self, command: Sequence[str], readable: Sequence[Path], writable: Sequence[Path]) -> list[str]:
-        """The command as it is started on this machine.
+        """Return the command to start on this machine.
 
-        In a container every directory has the path that it has outside, so the command is the same.
+        Directories are mounted at the same path in the container, so that the inner command does not change.
 
         Args:
             command: ``trtllm-build`` and its arguments.
@@ -45,10 +45,13 @@ class Builder:
         if self.runtime is None or self.image is None:
             return list(command)
         gpus = ["--gpus", "all"] if self.runtime == "docker" else ["--device", "nvidia.com/gpu=all"]
-        # Rootless podman maps the caller to root inside; with keep-id files belong to the caller.
+        # Rootless podman maps the caller to root; with keep-id, files belong to the caller.
         user = [] if self.runtime == "docker" else ["--userns", "keep-id"]
         user += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"]
-        # As NVIDIA's images ask for at start: torch and NCCL share memory between a rank's processes.
+        # The image has no account of this number. torch asks getpass.getuser() for the folder of its caches,
+        # which fails there unless one of these variables names the user.
+        user += ["--env", "USER=draftproof", "--env", "LOGNAME=draftproof"]
+        # Settings that NVIDIA's images recommend at start; torch and NCCL use shared memory.
         memory = ["--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
         volumes: list[str] = []
         for path in readable:
@@ -59,10 +62,10 @@ class Builder:
 
 
 def find_builder(recipe: Recipe) -> Builder:
-    """The installed ``trtllm-build`` if it is of the recipe's version, else the recipe's container.
+    """Return the installed ``trtllm-build`` if it has the recipe's version, else the recipe's container.
 
     Raises:
-        EngineBuildError: There is neither.
+        EngineBuildError: Neither can be used.
     """
     section = recipe.tensorrt_llm
     found = find_installation()
@@ -72,14 +75,14 @@ def find_builder(recipe: Recipe) -> Builder:
     if runtime is not None:
         return Builder(runtime, section.container, f"{runtime}, image {section.container}")
     raise EngineBuildError(
-        "there is no trtllm-build here that the recipe can use",
-        values=f"{_what_is_there(found)}; neither docker nor podman on PATH",
+        "no trtllm-build of the recipe's version was found",
+        values=f"{_describe(found)}; neither docker nor podman on PATH",
         limit=f"TensorRT-LLM {section.version}, installed or in {section.container}",
         remedy=_remedy(recipe, found),
     )
 
 
-def _what_is_there(found: Installation | None) -> str:
+def _describe(found: Installation | None) -> str:
     if found is None:
         return "no TensorRT-LLM on PATH"
     if found.builder is None:
@@ -91,25 +94,25 @@ def _remedy(recipe: Recipe, found: Installation | None) -> str:
     install = f"install docker or podman, or run inside {recipe.tensorrt_llm.container}"
     if found is not None and found.builder is None and release(found.version) >= (1, 3):
         return (
-            "trtllm-build was removed from TensorRT-LLM in June and July 2026 (1.3): for engines "
-            f"{install}; for the version that is here run make llm-api RECIPE={recipe.name}"
+            "trtllm-build was removed from TensorRT-LLM 1.3 in June and July 2026: to build engines, "
+            f"{install}; for the installed version run make llm-api RECIPE={recipe.argument}"
         )
-    return f"{install}; without a GPU build with RUNTIME=embedded"
+    return f"{install}; without a GPU, use RUNTIME=embedded"
 
 
 def run_logged(command: Sequence[str], log: Path, lock: TextIO) -> int:
-    """Run a command with all it says in a file.
+    """Run a command and write its output to a file.
 
     Args:
-        command: Words.
-        log: Written anew.
-        lock: Held open by the command too: if we are killed, the next builder waits for its end.
+        command: The command and its arguments.
+        log: File for the output; an existing file is overwritten.
+        lock: Inherited by the command, so that the next build waits for it even if this process is killed.
 
     Returns:
-        Its exit code; negative: the signal that ended it.
+        Its exit code, or the negative number of the signal that ended it.
 
     Raises:
-        EngineBuildError: It cannot be started, or the log cannot be written.
+        EngineBuildError: The command could not be started or the log could not be written.
     """
     try:
         with log.open("wb") as output:
@@ -123,7 +126,7 @@ def run_logged(command: Sequence[str], log: Path, lock: TextIO) -> int:
             try:
                 return process.wait()
             finally:
-                # Reached early by Ctrl-C: docker and trtllm-build end on SIGTERM.
+                # Still running after Ctrl-C; docker and trtllm-build end on SIGTERM.
                 if process.poll() is None:
                     process.terminate()
                     process.wait()
@@ -131,13 +134,13 @@ def run_logged(command: Sequence[str], log: Path, lock: TextIO) -> int:
         raise EngineBuildError(
             f"{command[0]} could not be started",
             values=str(error),
-            limit="an executable, and a log that can be written",
+            limit="needs an executable program and a writable log",
             remedy="check the installation and the disk",
         ) from None
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, on one line."""
+    """Return the last lines of a log, joined into one line."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL))
         text = file.read().decode("utf-8", errors="replace")

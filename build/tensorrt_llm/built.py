@@ -1,7 +1,7 @@
-"""Whether an engine directory of TensorRT-LLM holds what the recipe asks for.
+"""Compare a TensorRT-LLM engine with the recipe.
 
-The builder changes what it is asked for with a warning at most, so its ``config.json`` is compared with
-the recipe field by field, after a build and before a server gets the directory.
+``trtllm-build`` sometimes overrides what it is asked for, at most with a warning. Its ``config.json`` is
+therefore compared with the recipe field by field, before a server may load the engine.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from build.manifest import read_manifest
-from build.model_config import ModelConfig, parse_tensorrt_llm, read_json
-from build.tensorrt_llm.command import LOGITS_DTYPE
-from build.tensorrt_llm.pair import Pair, Side
-from build.tensorrt_llm.rules import Broken, Finding
+from build.checkpoints.model_config import ModelConfig, parse_tensorrt_llm, read_json
+from build.tensorrt_llm.command import GATHERS_LOGITS, LOGITS_DTYPE
+from build.tensorrt_llm.rules.pair import Pair, Side
+from build.tensorrt_llm.rules.rule import Finding, Violation
 from pipelines.errors import CheckpointError
+from pipelines.manifest import read_manifest
 
 _RULE = "built-as-asked"
 _SOURCE = "tensorrt_llm/builder.py EngineConfig, Engine.save @008b2b8d"
-# SpeculativeDecodingMode, an IntFlag: a config.json of 0.13 stores 1 for a plain engine; that 1.2.1 stores
-# numbers too is assumed, so the name is taken as well.
+# SpeculativeDecodingMode is an IntFlag. A config.json of 0.13 stores 1 for a plain engine. Whether 1.2.1 also
+# stores numbers is not known, so names are accepted too.
 _MODES = {"draft": ("1", "none"), "target": ("2", "draft_tokens_external")}
 
 
 def _expected(pair: Pair, side: Side) -> dict[str, tuple[Any, ...]]:
-    """Allowed values of each field of ``build_config``, dots leading inside."""
+    """Return the allowed values of the fields of ``build_config``; a dot leads into a nested object."""
     serving, section = pair.recipe.serving, side.engine.tensorrt_llm
     fields: dict[str, tuple[Any, ...]] = {
         "max_batch_size": (serving.max_batch_size,),
@@ -36,6 +36,7 @@ def _expected(pair: Pair, side: Side) -> dict[str, tuple[Any, ...]]:
         "speculative_decoding_mode": _MODES[side.role],
         "kv_cache_type": ("paged",),
         "gather_context_logits": (False,),
+        "gather_generation_logits": (GATHERS_LOGITS[side.role],),
         "plugin_config.use_paged_context_fmha": (True,),
         "plugin_config.tokens_per_block": (section.tokens_per_block,),
         "plugin_config.multiple_profiles": (section.multiple_profiles,),
@@ -50,26 +51,26 @@ def _expected(pair: Pair, side: Side) -> dict[str, tuple[Any, ...]]:
 
 def _differences(pair: Pair, side: Side, config: dict[str, Any], network: ModelConfig) -> Iterator[str]:
     version = str(config.get("version"))
-    asked = pair.recipe.tensorrt_llm.version
-    if version.partition("+")[0] != asked:
-        yield f"version {version}, asked for {asked}"
+    requested = pair.recipe.tensorrt_llm.version
+    if version.partition("+")[0] != requested:
+        yield f"version {version}, expected {requested}"
     for name in ("vocab_size", "quant_algo", "kv_cache_quant_algo", "tp_size", "pp_size"):
-        found, wanted = getattr(network, name), getattr(side.asked, name)
+        found, wanted = getattr(network, name), getattr(side.requested, name)
         if found != wanted:
-            yield f"{name} {found}, asked for {wanted}"
+            yield f"{name} {found}, expected {wanted}"
     if network.logits_dtype != LOGITS_DTYPE:
-        yield f"logits_dtype {network.logits_dtype}, asked for {LOGITS_DTYPE}"
+        yield f"logits_dtype {network.logits_dtype}, expected {LOGITS_DTYPE}"
     for path, allowed in _expected(pair, side).items():
         value: Any = config["build_config"]
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         plain = str(value).lower() if isinstance(allowed[0], str) else value
         if plain not in allowed:
-            yield f"{path} {value}, asked for {allowed[0]}"
+            yield f"{path} {value}, expected {allowed[0]}"
 
 
 def differences(pair: Pair, side: Side, directory: Path) -> list[str]:
-    """How an engine directory differs from what the recipe asks for; empty if it does not."""
+    """Return how an engine differs from what the recipe asks for; empty if it does not."""
     try:
         config = read_json(directory / "config.json")
         network = parse_tensorrt_llm(config.get("pretrained_config") or {}, directory / "config.json")
@@ -78,10 +79,10 @@ def differences(pair: Pair, side: Side, directory: Path) -> list[str]:
     if not isinstance(config.get("build_config"), dict):
         return ["config.json has no build_config"]
     found = list(_differences(pair, side, config, network))
-    gpu = (read_manifest(directory) or {}).get("gpu")  # NVIDIA's file does not say it; ours comes after it
+    gpu = (read_manifest(directory) or {}).get("gpu")  # only our manifest, written last, has it
     if gpu not in (None, pair.recipe.tensorrt_llm.gpu):
-        found.append(f"gpu {gpu}, asked for {pair.recipe.tensorrt_llm.gpu}")
-    for rank in range(side.asked.world_size):
+        found.append(f"gpu {gpu}, expected {pair.recipe.tensorrt_llm.gpu}")
+    for rank in range(side.requested.world_size):
         engine = directory / f"rank{rank}.engine"
         if not engine.is_file() or engine.stat().st_size == 0:
             found.append(f"{engine.name} is {'empty' if engine.is_file() else 'missing'}")
@@ -89,11 +90,11 @@ def differences(pair: Pair, side: Side, directory: Path) -> list[str]:
 
 
 def check_built(pair: Pair, directories: dict[str, Path]) -> list[Finding]:
-    """Compare engines that exist with the recipe.
+    """Compare existing engines with the recipe.
 
     Args:
-        pair: What is asked for.
-        directories: Engine directory by role; roles without one are left out.
+        pair: The pair that the recipe asks for.
+        directories: Engine directory by role; a role may be missing.
     """
     found = []
     for side in pair.sides:
@@ -101,12 +102,13 @@ def check_built(pair: Pair, directories: dict[str, Path]) -> list[Finding]:
             directory = directories[side.role]
             different = differences(pair, side, directory)
             if different:
-                broken = Broken(
+                violation = Violation(
                     side.role,
-                    f"{directory} is not the engine that the recipe asks for",
+                    f"{directory} does not match the recipe",
                     "; ".join(different),
-                    "config.json and rank*.engine as asked",
-                    f"run make engines RECIPE={pair.recipe.name} RUNTIME=tensorrt_llm, or correct the recipe",
+                    "config.json and rank*.engine must match the recipe",
+                    f"run make engines RECIPE={pair.recipe.argument} RUNTIME=tensorrt_llm, or correct "
+                    "the recipe",
                 )
-                found.append(Finding(_RULE, _SOURCE, broken))
+                found.append(Finding(_RULE, _SOURCE, violation))
     return found

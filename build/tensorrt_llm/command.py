@@ -1,7 +1,7 @@
-"""The exact ``trtllm-build`` command of an engine, in the flags of TensorRT-LLM 1.2.1.
+"""Compose the ``trtllm-build`` command of an engine, with the flags of TensorRT-LLM 1.2.1.
 
-Where a default of the builder matters here it is written out, because defaults changed between versions
-(``use_paged_context_fmha`` did). Each flag and its source: ``tests/tensorrt_llm_1_2_1.py``.
+Flags are passed even if they equal the default, because defaults have changed between versions (such as
+``use_paged_context_fmha``). ``tests/support/tensorrt_llm_1_2_1.py`` lists the source of each flag.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.tensorrt_llm.pair import Pair, Side
+from build.tensorrt_llm.rules.pair import Pair, Side
 
 LOGITS_DTYPE = "float32"
+
+GATHERS_LOGITS = {"draft": True, "target": False}
+"""Roles whose engines are built with ``--gather_generation_logits``.
+
+The target applies the ratio rule to the draft's logits. Without the flag the draft refuses every request for
+them (``executorImpl.cpp`` @b35ac1b6): Triton's backend has no parameter that could replace it.
+``trtllm-build`` calls the flag deprecated, because TensorRT-LLM's own programs set it when they run.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,10 +27,10 @@ class Paths:
     """Files that a build reads and writes.
 
     Attributes:
-        checkpoint: TensorRT-LLM checkpoint.
-        output: Directory that gets the engine.
-        timing_cache: Tactics of an earlier build on this GPU, or None.
-        new_timing_cache: File that gets those of this one.
+        checkpoint: The TensorRT-LLM checkpoint.
+        output: Directory for the engine.
+        timing_cache: Timing cache of an earlier build on this GPU, or None.
+        new_timing_cache: File for the timing cache of this build.
     """
 
     checkpoint: Path
@@ -36,9 +44,9 @@ def _switch(value: bool) -> str:
 
 
 def engine_flags(pair: Pair, side: Side) -> dict[str, str]:
-    """Everything that decides what an engine can do, without paths.
+    """Return all flags of an engine except paths; "" is the value of a flag that takes none.
 
-    ``max_seq_len`` is what the server promises; the builder adds ``max_draft_len`` to the target's itself.
+    ``max_seq_len`` is that of the server; ``trtllm-build`` itself adds ``max_draft_len`` for the target.
     """
     section, serving = side.engine.tensorrt_llm, pair.recipe.serving
     fp8_weights = side.config.quant_algo == "FP8"
@@ -54,7 +62,7 @@ def engine_flags(pair: Pair, side: Side) -> dict[str, str]:
         "remove_input_padding": "enable",
         "context_fmha": "enable",
         "use_paged_context_fmha": "enable",
-        # The builder forces it on beside an FP8 KV cache and off otherwise; said here, nothing is forced.
+        # trtllm-build would force it on with an FP8 KV cache and off otherwise.
         "use_fp8_context_fmha": _switch(side.config.kv_cache_quant_algo == "FP8"),
         "gpt_attention_plugin": "auto",
         "gemm_plugin": section.gemm_plugin or ("disable" if fp8_weights else "auto"),
@@ -65,17 +73,30 @@ def engine_flags(pair: Pair, side: Side) -> dict[str, str]:
         flags["low_latency_gemm_plugin"] = "fp8"
     if section.gemm_swiglu:
         flags["gemm_swiglu_plugin"] = "fp8"
+    if GATHERS_LOGITS[side.role]:
+        flags["gather_generation_logits"] = ""
     if side.role == "target":
         flags["speculative_decoding_mode"] = "draft_tokens_external"
         flags["max_draft_len"] = str(serving.max_draft_len)
+        if not section.multiple_profiles:  # trtllm-build refuses both together
+            flags["opt_num_tokens"] = str(opt_num_tokens(pair))
     return flags
 
 
+def opt_num_tokens(pair: Pair) -> int:
+    """Return the step size for which TensorRT chooses the target's kernels: a full batch of drafts.
+
+    By default it is ``max_batch_size``, as if each request added one token.
+    """
+    serving = pair.recipe.serving
+    return min(serving.max_batch_size * (serving.max_draft_len + 1), pair.max_num_tokens)
+
+
 def build_command(pair: Pair, side: Side, paths: Paths) -> list[str]:
-    """The command, word by word; one worker per rank, of which the builder uses as many as there are GPUs."""
+    """Return the command; of one worker per rank, ``trtllm-build`` uses as many as there are GPUs."""
     words = ["trtllm-build", "--checkpoint_dir", str(paths.checkpoint), "--output_dir", str(paths.output)]
     for name, value in engine_flags(pair, side).items():
-        words += [f"--{name}", value]
+        words += [f"--{name}", value] if value else [f"--{name}"]
     words += ["--workers", str(side.config.world_size), "--log_level", "info"]
     if paths.timing_cache is not None:
         words += ["--input_timing_cache", str(paths.timing_cache)]

@@ -1,4 +1,4 @@
-"""The pre-flight of a TensorRT-LLM pair: all rules, and the memory plan for each GPU, printed and stored."""
+"""Run preflight on a TensorRT-LLM pair: check all rules, and plan the memory for each GPU."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build.gpus import GPUS
-from build.memory_plan import MemoryPlan, plan_memory
 from build.recipe import Recipe
-from build.tensorrt_llm.checks import RULES, WARNINGS, check_pair
-from build.tensorrt_llm.pair import Pair, Side, read_pair
-from build.tensorrt_llm.rules import findings
-from build.tensorrt_llm_engine import find_engines
-from build.whole import write_whole
+from build.tensorrt_llm.engine import find_engines
+from build.tensorrt_llm.gpus import GPUS
+from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
+from build.tensorrt_llm.rules.all_rules import RULES, WARNINGS, check_pair
+from build.tensorrt_llm.rules.pair import Pair, Side, read_pair
+from build.tensorrt_llm.rules.rule import findings
+from pipelines.atomic_file import write_whole
 
 _GIB = 1 << 30
 
 
 def plan_table(plan: MemoryPlan) -> str:
-    """The plan as text, a line per engine."""
+    """Format a plan as text, with one line per engine."""
     lines = [
-        f"Memory of a {plan.gpu} (weights and caches from config.json, workspace an estimate, not measured):",
+        f"Memory of a {plan.gpu} (weights and KV caches computed, workspace estimated, not measured):",
         "  engine          GPUs     weights   workspace    KV/token    tokens    KV cache  fraction",
     ]
     for engine in (plan.target, plan.draft):
@@ -37,8 +37,8 @@ def plan_table(plan: MemoryPlan) -> str:
     usable, request = f"{plan.usable_bytes / _GIB:.1f} GiB", plan.tokens_of_a_request
     if plan.fits:
         lines.append(
-            f"  {usable} planned with; {plan.tokens // request} requests of {request} tokens at once; "
-            "fractions hold for the target loaded first, limits in tokens in any order"
+            f"  {usable} usable; {plan.tokens // request} concurrent requests of {request} tokens; "
+            "fractions assume that the target is loaded first, limits in tokens do not"
         )
     else:
         lines.append(f"  does not fit into {usable}")
@@ -52,7 +52,7 @@ def _devices(devices: tuple[int, ...]) -> str:
 
 
 def _plans(pair: Pair) -> list[MemoryPlan]:
-    """For the recipe's GPU first, then for the others."""
+    """Plan the memory for the recipe's GPU, then for the other GPUs."""
     names = sorted(GPUS, key=lambda name: name != pair.recipe.tensorrt_llm.gpu)
     plans = []
     for name in names:
@@ -73,21 +73,21 @@ def _state(side: Side, built: Mapping[str, Path]) -> str:
 
 
 def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run: Path) -> dict[str, Any]:
-    """Check a pair, print what was found and the memory plans, and store both.
+    """Check a pair, and print and store the findings and the memory plans.
 
     Args:
         recipe: The pair.
-        engines: Folder of the engines.
-        given: Engine directories to compare with the recipe, by role; for other roles, those of this recipe
-            that are there.
-        run: Gets ``<recipe>/preflight.json``.
+        engines: Folder that holds the engines.
+        given: Engine directories to compare with the recipe, by role; by default, the recipe's existing
+            engines.
+        run: Folder in which ``<recipe>/preflight.json`` is written.
 
     Returns:
-        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``warnings``, which fail
-        nothing, ``engines`` and ``memory_plans``, the recipe's GPU first.
+        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``warnings`` (which are no
+        failure), ``engines`` and ``memory_plans`` (the recipe's GPU first).
 
     Raises:
-        CheckpointError: A ``config.json`` or ``tokenizer.json`` is missing or not what its name says.
+        CheckpointError: A ``config.json`` or ``tokenizer.json`` is missing or invalid.
     """
     pair = read_pair(recipe, engines)
     built = {**find_engines(pair, engines), **given}
@@ -100,7 +100,7 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
     for plan in plans:
         print(plan_table(plan))
     state = ", ".join(f"{side.role} {_state(side, built)}" for side in pair.sides)
-    print(f"{len(RULES)} rules checked, {len(found)} broken; {state}")
+    print(f"{len(RULES)} rules checked, {len(found)} violations; {state}")
     document = {
         "recipe": recipe.name,
         "runtime": recipe.runtime,

@@ -1,4 +1,4 @@
-"""Versions of TensorRT-LLM: which one an image or an installation holds, and what each can do."""
+"""Determine the version of TensorRT-LLM in an image or an installation, and its capabilities."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# The only version whose flags were compared with its source, one by one.
+# The only version whose flags were all compared with its source.
 KNOWN_FLAGS = "1.2.1"
 
-# NVIDIA's images by month: the Dockerfiles' ARGs in triton-inference-server/tensorrtllm_backend, and Triton's
-# support matrix. What 26.08 and later hold is not known.
+# Versions in NVIDIA's monthly images: triton-inference-server/server, docs/introduction/compatibility.md
+# @4b544591. 26.08 and later are not known.
 _IMAGE = re.compile(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-trtllm-python-py3")
 _IMAGES = {
     "25.06": "0.20.0",
@@ -20,44 +20,45 @@ _IMAGES = {
     "25.08": "0.21.0",
     "25.09": "1.0.0",
     "25.10": "1.0.0",
+    "25.11": "1.0.3.2510",
     "25.12": "1.1.0",
     "26.01": "1.1.0",
     "26.02": "1.1.0",
-    "26.03": "1.2.0rc8",
+    "26.03": "1.2.0",
     "26.04": "1.2.1",
     "26.05": "1.2.1",
     "26.06": "1.2.1",
     "26.07": "1.2.1",
 }
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _VERSION_OF = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor number, (0, 0) if the text is no version."""
+    """Return major and minor number; (0, 0) if the text is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def without_builder(version: str) -> bool:
-    """Whether this version may lack ``trtllm-build``: it went away between release candidates of 1.3."""
+    """Return whether this version may lack ``trtllm-build``, which was removed before 1.3 was released."""
     return release(version) >= (1, 3)
 
 
 def has_known_flags(version: str) -> bool:
-    """Whether what we write for ``trtllm-build`` was checked against this version."""
+    """Return whether our ``trtllm-build`` flags were checked against this version."""
     return version.partition("+")[0] == KNOWN_FLAGS
 
 
 def image_version(image: str) -> str | None:
-    """TensorRT-LLM of one of NVIDIA's images, ``unknown`` for one too new; None for others' images."""
+    """Return the version in one of NVIDIA's images, ``unknown`` if it is too new; None for other images."""
     found = _IMAGE.fullmatch(image)
     return _IMAGES.get(found[1], "unknown") if found else None
 
 
 def has_fixed_tag(image: str) -> bool:
-    """Whether an image's name says which one it is: a digest, or a tag other than ``latest``."""
+    """Return whether an image's name has a digest, or a tag other than ``latest``."""
     name, _, digest = image.partition("@")
     return bool(digest) or name.rpartition("/")[2].partition(":")[2] not in ("", "latest")
 
@@ -67,8 +68,8 @@ class Installation:
     """A TensorRT-LLM on this machine.
 
     Attributes:
-        builder: ``trtllm-build``, or None if this one has none.
-        version: What its package says, or ``unknown``.
+        builder: Path of ``trtllm-build``, or None if this version has none.
+        version: Version of its package, or ``unknown``.
     """
 
     builder: Path | None
@@ -76,10 +77,10 @@ class Installation:
 
 
 def find_installation() -> Installation | None:
-    """The TensorRT-LLM whose programs are on PATH, or None.
+    """Return the TensorRT-LLM whose programs are on PATH, or None.
 
-    ``trtllm-build`` has no ``--version``, and importing the package starts CUDA; so the interpreter in the
-    program's first line is asked for the version of its package.
+    ``trtllm-build`` has no ``--version``, and importing the package initializes CUDA. The version is
+    therefore read with ``importlib.metadata`` by the interpreter in the program's first line.
     """
     builder, server = shutil.which("trtllm-build"), shutil.which("trtllm-serve")
     program = builder or server
@@ -94,7 +95,7 @@ def _version_of(program: Path) -> str:
         if interpreter is None:
             return "unknown"
         command = [interpreter, "-c", _VERSION_OF]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
@@ -103,6 +104,6 @@ def _version_of(program: Path) -> str:
 def _interpreter(program: Path) -> str | None:
     with program.open("rb") as file:
         head = file.read(1024).decode("utf-8", errors="replace")
-    # pip writes the second form if the path is too long for a first line.
+    # pip writes the second form if the path is too long for a shebang.
     found = re.match(r"#!(\S*python\S*)", head) or re.match(r"#!/bin/sh\n'''exec' \"?([^\s\"]+)", head)
     return found[1] if found and Path(found[1]).is_file() else None

@@ -1,1 +1,1 @@
-"""Times ``generate`` against ``generate_target`` on one server; ``python -m pipelines.bench`` runs it."""
+"""Measure the speed of ``generate`` against ``generate_target``: ``python -m pipelines.bench``."""

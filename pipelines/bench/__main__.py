@@ -1,9 +1,8 @@
-"""Measure what speculation gains on a server, side by side with the target alone.
+"""Measure the speed-up of speculation on a server against the target alone.
 
-``python -m pipelines.bench --recipe demo-large``, with ``--quick`` for a few minutes
-
-JSON and a page with plots are written to ``results/``. Exit codes: 0 measured; 1 a request failed or
-answers differ; 2 wrong usage. The last line of standard output is JSON.
+``python -m pipelines.bench --recipe demo-large`` runs the full benchmark, with ``--quick`` a short one of a
+few minutes. It writes JSON and a page with plots to ``results/``. Exit codes: 0 measured; 1 a request failed
+or answers differ; 2 wrong usage. The last line of standard output is JSON.
 """
 
 from __future__ import annotations
@@ -15,29 +14,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.batcher_overhead import measure_all
-from pipelines.bench.decode_step import DecodeStep, measure_decode_step
-from pipelines.bench.document import as_document
-from pipelines.bench.domain_shift import Phase, measure_domain_shift
-from pipelines.bench.figures import figures_of
-from pipelines.bench.html_page import as_html
+from pipelines.atomic_file import write_whole
+from pipelines.bench.costs.batcher_overhead import measure_all
+from pipelines.bench.costs.decode_step import DecodeStep, measure_decode_step
+from pipelines.bench.costs.domain_shift import Phase, measure_domain_shift
 from pipelines.bench.loads import NUM_ARRIVALS
 from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
 from pipelines.bench.options import Size, make_parser, size_of
 from pipelines.bench.plan import Plan, describe, num_requests_needed
 from pipelines.bench.progress import MeasurementProgress
-from pipelines.bench.prompt_sets import ADVERSARIAL, CODE, PromptSet, adversarial_set, read_prompt_sets
-from pipelines.bench.report import as_text
-from pipelines.bench.results import Results
-from pipelines.bench.slo import Slo, default_slo
+from pipelines.bench.prompt_sets import (
+    ADVERSARIAL,
+    GENERATED,
+    PromptSet,
+    adversarial_set,
+    draw_sets,
+    make_prompt_sets,
+    names_of_sets,
+)
+from pipelines.bench.report.document import as_document
+from pipelines.bench.report.figures import figures_of
+from pipelines.bench.report.html_page import as_html
+from pipelines.bench.report.results import Results
+from pipelines.bench.report.text import as_text
 from pipelines.client import Client
-from pipelines.client.at_once import Workers
-from pipelines.command_line import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
-from pipelines.conditions import conditions, engine_conditions
-from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.running_server import engine_directories, running_server
+from pipelines.client.workers import Workers
+from pipelines.command_line.chat_prompts import check_chats_to_serve
+from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.prompt_lengths import fitting_prompts
+from pipelines.command_line.prompts import Prompts
+from pipelines.command_line.running_server import engine_directories, running_server
+from pipelines.errors import DraftproofError, InvalidRequestError, RecipeError
+from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
+from pipelines.reporting.conditions import conditions, engine_conditions
+from pipelines.reporting.slo import Slo, default_slo
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.whole_file import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,32 +58,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = size_of(options)
     count = num_requests_needed(size.concurrency, size.rates)
     try:
-        from_files = read_prompt_sets(size.sets, count, options.temperature, options.prompt_file)
-    except InvalidRequestError as error:
+        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
+        names = names_of_sets(prompts, options.sets, is_quick=options.quick)
+        draw_sets(prompts, names, count)
+    except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
-    try:
+
+    def work() -> int:
+        check_chats_to_serve(prompts, options.url, options.recipe)
         with running_server(options.url, options.recipe) as url:
-            results = _bench(url, size, from_files, count, options, command_line)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        print(json.dumps({"error": str(error)}))
-        return EXIT_FAIL
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    _show(results, options.results)
-    return EXIT_FAIL if results.num_different else EXIT_PASS
+            results = _bench(url, size, prompts, names, options, command_line)
+        _show(results, options.results)
+        return EXIT_FAIL if results.num_different else EXIT_PASS
+
+    return run_program(work, result={})
 
 
 def _bench(
     url: str,
     size: Size,
-    from_files: dict[str, PromptSet],
-    count: int,
+    prompts: Prompts,
+    names: tuple[str, ...],
     options: argparse.Namespace,
     command_line: list[str],
 ) -> Results:
+    count = num_requests_needed(size.concurrency, size.rates)
     with Client.connect(url) as client:
+        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, count)
         engine_dirs = engine_directories(client)
         engines = engine_conditions(engine_dirs)
         context = conditions(
@@ -81,13 +94,16 @@ def _bench(
             recipe=options.recipe,
             triton_version=client.server_version(),
             engines=engines,
+            prompts=drawn.document(),
             temperature=options.temperature,
         )
-    prompt_sets = dict(from_files)
-    if ADVERSARIAL in size.sets:
-        prompt_sets[ADVERSARIAL] = adversarial_set(count, _vocabulary(engine_dirs.get("target")))
+    for line in drawn.lines():
+        print(line, file=sys.stderr, flush=True)
+    prompt_sets = make_prompt_sets(drawn, names, count, options.temperature)
+    if ADVERSARIAL in names:
+        _add_adversarial(prompt_sets, count, engine_dirs.get("target"), is_required=bool(options.sets))
     plan = Plan(
-        prompt_sets=tuple(prompt_sets[name] for name in size.sets),
+        prompt_sets=tuple(prompt_sets[name] for name in names if name in prompt_sets),
         concurrency=size.concurrency,
         shares_of_capacity=size.rates,
         draft_lengths=size.draft_lengths,
@@ -101,7 +117,7 @@ def _bench(
         measurements = measure(plan, pace, workers, MeasurementProgress(plan, pace))
         phases = _domain_shift(plan, workers)
     slo = _slo(options, alone[-1])
-    print("measuring memory bandwidth, decode step and the batcher's own cost ...", file=sys.stderr)
+    print("measuring memory bandwidth, decode step and overhead of the batcher ...", file=sys.stderr)
     stamp = context["date"].replace(":", "").replace("-", "")
     return Results(
         run_id=f"bench-{Path(options.recipe).stem}-{stamp}",
@@ -115,6 +131,18 @@ def _bench(
         num_different=num_different_answers([*alone, *measurements]),
         conditions=context,
     )
+
+
+def _add_adversarial(
+    prompt_sets: dict[str, PromptSet], count: int, engine_dir: Path | None, *, is_required: bool
+) -> None:
+    """Add the adversarial set; leave it out, with a message, if it was not requested and cannot be made."""
+    try:
+        prompt_sets[ADVERSARIAL] = adversarial_set(count, _vocabulary(engine_dir))
+    except InvalidRequestError as error:
+        if is_required:
+            raise
+        print(f"prompts: {error}", file=sys.stderr, flush=True)
 
 
 def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
@@ -137,15 +165,19 @@ def _slo(options: argparse.Namespace, single: Measurement) -> Slo:
 
 def _domain_shift(plan: Plan, workers: Workers) -> list[Phase]:
     sets = {each.name: each for each in plan.prompt_sets}
-    if CODE not in sets or ADVERSARIAL not in sets:
+    own = next((each for each in plan.prompt_sets if each.name not in GENERATED), None)
+    if own is None or ADVERSARIAL not in sets:
         return []
     print("measuring the domain shift ...", file=sys.stderr, flush=True)
-    return measure_domain_shift(sets[CODE], sets[ADVERSARIAL], plan.max_tokens, plan.repetitions, workers)
+    return measure_domain_shift(own, sets[ADVERSARIAL], plan.max_tokens, plan.repetitions, workers)
 
 
 def _decode_step(url: str, plan: Plan, engine: dict[str, Any]) -> DecodeStep | None:
     if "weight_bytes_per_step" not in engine:
-        print("no decode step: the target's engine is not on this machine, or not embedded", file=sys.stderr)
+        print(
+            "skipping the decode step: the target's engine is not on this machine, or not embedded",
+            file=sys.stderr,
+        )
         return None
     with Client.connect(url) as client:
         return measure_decode_step(
@@ -165,7 +197,7 @@ def _show(results: Results, folder: Path) -> None:
     page = folder / f"{results.run_id}.html"
     write_whole(page, as_html(results))
     write_whole(page.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
-    print(f"the page is {page}, the same as JSON beside it")
+    print(f"wrote {page} and {page.with_suffix('.json')}")
     print(json.dumps(document))
 
 

@@ -1,4 +1,4 @@
-"""The ways of asking that are compared."""
+"""The arms that a benchmark compares."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of asking.
+    """A model with its draft length.
 
     Attributes:
-        model: ``generate_target`` or ``generate``.
-        num_draft_tokens: Draft tokens per round; None for the target alone, and for ``generate`` to
-            leave the draft length to the server.
+        model: Model, ``generate_target`` or ``generate``.
+        num_draft_tokens: Draft tokens per round; None for the target alone, or to let the server choose.
     """
 
     model: str
@@ -30,5 +29,5 @@ ADAPTIVE = Arm("generate")
 
 
 def arms_with(draft_lengths: Sequence[int]) -> tuple[Arm, ...]:
-    """The target alone, each fixed draft length, and the server's own choice."""
+    """Return the arms: target alone, each fixed draft length, and adaptive draft length."""
     return (TARGET_ALONE, *(Arm("generate", length) for length in draft_lengths), ADAPTIVE)

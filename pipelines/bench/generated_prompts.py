@@ -1,8 +1,8 @@
-"""Prompts that are made, not found: those no draft can follow, and those that lookup can.
+"""Generate prompts that no draft can predict, and repetitive ones that prompt lookup predicts well.
 
-They were chosen by probing the demonstration pair, whose draft was trained to imitate its target: at
-random letters, base64 or other scripts it still agrees in four of five tokens, for greedy text soon runs
-into loops of code, and a high temperature makes draft and target agree more, since they share the noise.
+They were chosen by probing the demonstration pair, whose draft was trained to imitate its target. On random
+letters, base64 or other scripts the draft still agrees in four of five tokens, because greedy text soon
+becomes loops of code; and a high temperature increases agreement, because both share the noise.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pipelines.errors import InvalidRequestError
 
 _FIRST_CHARACTER, _LAST_CHARACTER = 0x3B1, 0x9FA0  # Greek to CJK: none of them in the pair's corpus
 _NUM_CHARACTERS = 24
-_ONLY_THESE = 100.0  # the greatest logit_bias: nothing else can be chosen
+_ONLY_THESE = 100.0  # the largest logit_bias, so that no other token is chosen
 _NO_LOOPS = 1.0  # frequency_penalty
 _WORDS = ("amber", "bolt", "cinder", "delta", "ember", "fjord", "grove", "harbor", "iris", "jade", "kelp")
 
 
 def adversarial_requests(count: int, seed: int, bytes_of: Sequence[bytes]) -> tuple[CompletionRequest, ...]:
-    """Requests of which a draft can guess next to nothing.
+    """Generate requests whose answers a draft can hardly predict.
 
-    Random characters of scripts that the pair never read, answers confined to the 64 continuation bytes
-    of UTF-8, which it never wrote on their own, and a frequency penalty against loops. Nothing that the
-    draft learned of the target helps it there: simulated on the demonstration pair, it agrees in 0.22 of
-    tokens, and 0.13, 0.07 and 0.05 of drafts of 2, 4 and 6 tokens are accepted.
-    Greedy, since noise that both share would make them agree.
+    They combine random characters of scripts that the pair was not trained on, answers restricted to the 64
+    continuation bytes of UTF-8, which it never generates alone, and a frequency penalty against loops. In a
+    simulation with the demonstration pair the draft agrees in 0.22 of tokens, and 0.13, 0.07 and 0.05 of
+    drafts of 2, 4 and 6 tokens are accepted. The requests are greedy, because shared noise would increase
+    agreement.
 
     Args:
-        count: Requests wanted.
+        count: Number of requests.
         seed: The same seed gives the same requests.
-        bytes_of: Entry i holds the bytes of token i.
+        bytes_of: Entry i contains the bytes of token i.
 
     Raises:
         InvalidRequestError: The vocabulary has no tokens for single bytes.
@@ -41,10 +41,10 @@ def adversarial_requests(count: int, seed: int, bytes_of: Sequence[bytes]) -> tu
     continuation = [i for i, text in enumerate(bytes_of) if len(text) == 1 and 0x80 <= text[0] < 0xC0]
     if not continuation:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be made",
+            "the adversarial prompt set cannot be generated",
             values=f"{len(bytes_of)} tokens, none of them a continuation byte of UTF-8",
-            limit="its answers are confined to such tokens",
-            remedy="leave it out: --sets code,mixed,repetitive",
+            limit="such tokens, to which its answers are restricted",
+            remedy="name other sets with --sets",
         )
     bias = tuple((token_id, _ONLY_THESE) for token_id in continuation)
     return tuple(
@@ -58,18 +58,17 @@ def adversarial_requests(count: int, seed: int, bytes_of: Sequence[bytes]) -> tu
 
 
 def repetitive_texts(count: int, seed: int) -> tuple[str, ...]:
-    """Tables, records, rules, data and logs that the demonstration pair goes on repeating.
+    """Generate tables, records, rules, data and logs that the demonstration pair continues to repeat.
 
-    Prompt lookup alone gives it 3.7 to 6 tokens per target pass there (1.8 on its held-out code). Lists
-    of calls or assignments, and "the same text again, with one change", do not belong here: the pair is
-    too small to copy them, and begins something new.
+    On these, prompt lookup alone gives 3.7 to 6 tokens per target pass (1.8 on held-out code). Lists of calls
+    or assignments, and texts repeated with one change, are not included: the pair is too small to copy them.
 
     Args:
-        count: Texts wanted, all different.
+        count: Number of texts, all different.
         seed: The same seed gives the same texts.
     """
     drawn = random.Random(seed)
-    texts: dict[str, None] = {}  # a set that keeps the order
+    texts: dict[str, None] = {}  # a set that keeps its order
     while len(texts) < count:
         first, second = drawn.sample(_WORDS, 2)
         number = drawn.randint(2, 90)

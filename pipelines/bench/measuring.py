@@ -1,4 +1,4 @@
-"""Asks the same requests of each arm in turn, so that what the machine does meanwhile falls on all alike."""
+"""Send the same requests to each arm in turn, so that disturbances of the machine affect all arms alike."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from pipelines.bench.arms import TARGET_ALONE, Arm
 from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
 from pipelines.bench.plan import Cell, Pace, Plan
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.at_once import Job, Workers
+from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One arm in one cell, once.
+    """One measurement of one arm in one cell.
 
     Attributes:
         cell: Prompt set and load.
-        arm: The way of asking.
-        repetition: From 0. Arms are compared within a repetition.
-        generations: All answers, in the order of the requests. In an open loop their times count from
-            the arrival.
-        wall_s: From the first request or the beginning of the arrivals to the last answer.
+        arm: Arm that was measured.
+        repetition: Number of the repetition, from 0. Arms are compared within a repetition.
+        generations: Answers in the order of the requests. In an open loop their times start at the arrival.
+        wall_s: Time from the first request or the start of the arrivals to the last answer.
     """
 
     cell: Cell
@@ -36,23 +35,23 @@ class Measurement:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all answers."""
+        """Number of output tokens of all answers."""
         return sum(generation.num_output_tokens for generation in self.generations)
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Output tokens of all requests together per second of wall time.
+        """Output tokens of all requests per second of wall time.
 
-        At the end fewer requests than ``num_at_once`` are left: that lowers the figure of every arm.
+        Towards the end fewer than ``num_at_once`` requests run, which lowers the figure of every arm.
         """
         return self.num_output_tokens / self.wall_s
 
     @property
     def speed(self) -> float:
-        """What arms are compared by; greater is better.
+        """Speed by which arms are compared; greater is better.
 
-        In a closed loop output tokens per second. In an open loop the arrivals set those, whatever the
-        arm: there it is one over the mean end-to-end latency, waiting included, in 1/s. 0 without output.
+        In a closed loop this is output tokens per second. In an open loop the arrivals determine those, so it
+        is 1 over the mean end-to-end latency including waiting, in 1/s. 0 without output.
         """
         if isinstance(self.cell.load, ClosedLoop) or not self.num_output_tokens:
             return self.output_tokens_per_s
@@ -63,8 +62,8 @@ def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
     """Run every arm once at the greatest load, so that engines, caches and prompts are warm for all.
 
     Returns:
-        How fast the target alone is, and its measurements that say so: one per prompt set at the
-        greatest load, then one of the first set at one request.
+        The pace of the target alone and its measurements: one per prompt set at the greatest load, then one
+        of the first set with one request at a time.
 
     Raises:
         DraftproofError: A request failed.
@@ -72,7 +71,7 @@ def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
     kept = []
     for prompt_set in plan.prompt_sets:
         cell = Cell(prompt_set, plan.busiest)
-        for arm in (*plan.arms[1:], TARGET_ALONE):  # the target last: it reads prompts no more
+        for arm in (*plan.arms[1:], TARGET_ALONE):  # the target last, when its prompts are cached
             last = run_once(cell, arm, plan.max_tokens, workers)
         kept.append(last)
     single = run_once(plan.single, TARGET_ALONE, plan.max_tokens, workers)
@@ -87,13 +86,13 @@ def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
 def measure(
     plan: Plan, pace: Pace, workers: Workers, on_measurement: Callable[[Measurement], None]
 ) -> list[Measurement]:
-    """Carry a plan out, after ``warm_up``.
+    """Run all measurements of a plan, after ``warm_up``.
 
-    Within a repetition the arms follow each other, beginning with another one each time. The arrivals of
-    an open loop are the same for all arms of a repetition.
+    Within a repetition the arms take turns, starting with a different one each time. The arrivals of an open
+    loop are the same for all arms of a repetition.
 
     Raises:
-        DraftproofError: A request failed: figures of the others would flatter the server.
+        DraftproofError: A request failed; figures of the others would flatter the server.
     """
     measurements = []
     for cell in plan.cells:
@@ -116,7 +115,7 @@ def run_once(
     repetition: int = -1,
     arrivals_s: Sequence[float] | None = None,
 ) -> Measurement:
-    """Ask the first requests of a prompt set at a load.
+    """Send the first requests of a prompt set under a load.
 
     Raises:
         VerificationError: The server's queue was full.
@@ -133,8 +132,8 @@ def run_once(
             raise VerificationError(
                 f"the server refused a request of {arm} ({cell}), so nothing was measured",
                 values=str(answer),
-                limit="every request must be answered: refused ones would flatter the latency of the others",
-                remedy="serve with a larger max_queue_size, or ask with lower --concurrency and --rates",
+                limit="an answer to every request; refused ones would improve the latency of others",
+                remedy="serve with a larger max_queue_size, or use lower --concurrency and --rates",
             ) from answer
         if isinstance(answer, DraftproofError):
             raise answer
@@ -147,13 +146,14 @@ def _request(request: CompletionRequest, arm: Arm, max_tokens: int) -> Completio
 
 
 def num_different_answers(measurements: Sequence[Measurement]) -> int:
-    """Answers that are not those that the target alone gave first to the same request, at any load.
+    """Count answers that differ from the first answer of the target alone to the same request.
 
-    The bench is no proof, ``pipelines.validation`` is; but a speed-up of other answers means nothing.
+    The benchmark is no proof, unlike ``pipelines.validation``, but a speed-up with other answers is
+    meaningless.
     """
     expected: dict[tuple[str, int], tuple[int, ...]] = {}
     num_different = 0
-    # The target alone comes first; sorting keeps the order of measuring otherwise.
+    # The target alone comes first; otherwise sorting keeps the order.
     for measurement in sorted(measurements, key=lambda each: each.arm != TARGET_ALONE):
         for index, generation in enumerate(measurement.generations):
             wanted = expected.setdefault((measurement.cell.prompt_set.name, index), generation.output_ids)

@@ -1,4 +1,4 @@
-"""The command line of the bench."""
+"""Command-line options of the benchmark."""
 
 from __future__ import annotations
 
@@ -8,45 +8,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.bench.prompt_sets import ADVERSARIAL, CODE, SET_NAMES
-from pipelines.bench.slo import ITL_FACTOR, TTFT_FACTOR
-from pipelines.command_line import add_server_options, whole_number, whole_numbers
+from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
+from pipelines.reporting.slo import ITL_FACTOR, TTFT_FACTOR
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-LEAST_REPETITIONS = 3  # with fewer the noise can hardly be estimated
+LEAST_REPETITIONS = 3  # fewer cannot estimate the noise
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured unless the command line says otherwise.
+    """Default size of a benchmark.
 
     Attributes:
-        sets: Names of prompt sets.
-        concurrency: Requests at once.
-        rates: Arrivals, as shares of the capacity of the target alone.
-        draft_lengths: Fixed ones.
-        max_tokens: Per request.
+        concurrency: Numbers of concurrent requests.
+        rates: Arrival rates as shares of the capacity of the target alone.
+        draft_lengths: Fixed draft lengths.
+        max_tokens: Most output tokens per request.
     """
 
-    sets: tuple[str, ...]
     concurrency: tuple[int, ...]
     rates: tuple[float, ...]
     draft_lengths: tuple[int, ...]
     max_tokens: int
 
 
-FULL = Size(SET_NAMES, (1, 2, 4, 8, 16), (0.5, 0.8, 1.1), (2, 4, 6), 40)
+FULL = Size((1, 2, 4, 8, 16), (0.5, 0.8, 1.1), (2, 4, 6), 40)
 """About 40 minutes on two cores with the recipe ``demo-large``."""
 
-QUICK = Size((CODE, ADVERSARIAL), (1, 8), (0.8,), (4,), 32)
-"""A few minutes there."""
+QUICK = Size((1, 8), (0.8,), (4,), 32)
+"""A few minutes on the same machine."""
 
 
 def size_of(options: argparse.Namespace) -> Size:
-    """The size that is asked for."""
+    """Return the size that the options select."""
     size = QUICK if options.quick else FULL
     return Size(
-        sets=options.sets or size.sets,
         concurrency=options.concurrency or size.concurrency,
         rates=options.rates or size.rates,
         draft_lengths=options.draft_lengths or size.draft_lengths,
@@ -55,51 +51,60 @@ def size_of(options: argparse.Namespace) -> Size:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Every option; those of ``Size`` are None unless given."""
+    """Build the parser; options of ``Size`` are None unless given."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.bench",
-        description="Time generate against generate_target in one run. Of the lists below the shorter "
-        "default is that of --quick.",
+        prog="draftproof bench",
+        description="Measure generate against generate_target in one run. Where two defaults are given, the "
+        "second is that of --quick.",
     )
     add_server_options(parser)
-    parser.add_argument("--quick", action="store_true", help="a few minutes: fewer prompts, loads and arms")
-    parser.add_argument("--sets", type=_set_names, help=f"prompt sets ({_defaults('sets')})")
+    parser.add_argument(
+        "--quick", action="store_true", help="run a short benchmark with fewer prompts, loads and arms"
+    )
+    parser.add_argument(
+        "--sets",
+        type=_set_names,
+        help="prompt sets: names of files of the prompts, adversarial, repetitive (default: all, or the "
+        "largest and adversarial)",
+    )
     parser.add_argument(
         "--concurrency",
         type=whole_numbers(1),
-        help=f"closed loops: requests at once ({_defaults('concurrency')})",
+        help=f"closed loops: numbers of concurrent requests ({_defaults('concurrency')})",
     )
     parser.add_argument(
         "--rates",
         type=_rates,
-        help="open loops: arrivals at these shares of what the target alone answers at the greatest "
+        help="open loops: arrival rates as shares of the target's throughput at the greatest "
         f"concurrency ({_defaults('rates')})",
     )
     parser.add_argument(
-        "--draft-lengths", type=whole_numbers(1), help=f"fixed ones ({_defaults('draft_lengths')})"
+        "--draft-lengths", type=whole_numbers(1), help=f"fixed draft lengths ({_defaults('draft_lengths')})"
     )
     parser.add_argument(
         "--temperature",
         type=_decimal(0.0),
         default=0.0,
-        help="of all prompt sets but adversarial (%(default)s)",
+        help="temperature of all prompt sets except adversarial (%(default)s)",
     )
-    parser.add_argument("--max-tokens", type=whole_number(2), help=f"per request ({_defaults('max_tokens')})")
+    parser.add_argument(
+        "--max-tokens", type=whole_number(2), help=f"most tokens per request ({_defaults('max_tokens')})"
+    )
     parser.add_argument(
         "--repetitions",
         type=whole_number(LEAST_REPETITIONS),
         default=LEAST_REPETITIONS,
-        help="of each arm (%(default)s)",
+        help="repetitions of each arm (%(default)s)",
     )
     parser.add_argument(
         "--slo-ttft-ms",
         type=_decimal(0.0),
-        help=f"goodput: latest first token (default: {TTFT_FACTOR:g} times that of an idle target alone)",
+        help=f"goodput: longest time to first token (default: {TTFT_FACTOR:g} times an idle target's)",
     )
     parser.add_argument(
         "--slo-itl-ms",
         type=_decimal(0.0),
-        help=f"goodput: longest time per further token (default: {ITL_FACTOR:g} times that)",
+        help=f"goodput: longest time per further token (default: {ITL_FACTOR:g} times an idle target's)",
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and page (results/)")
     return parser
@@ -115,16 +120,15 @@ def _defaults(name: str) -> str:
 
 def _set_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    unknown = [name for name in names if name not in SET_NAMES]
-    if unknown or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different ones of {', '.join(SET_NAMES)}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different names")
     return names
 
 
 def _rates(text: str) -> tuple[float, ...]:
     rates = sorted({_decimal(0.0)(part) for part in text.split(",")})
     if rates[0] == 0:
-        raise argparse.ArgumentTypeError("at a rate of 0 nothing arrives")
+        raise argparse.ArgumentTypeError("rates must be above 0")
     return tuple(rates)
 
 
@@ -135,7 +139,7 @@ def _decimal(minimum: float) -> Callable[[str], float]:
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number >= minimum):
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of at least {minimum:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {minimum:g}")
         return number
 
     return read

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and about how long that takes."""
+"""The plan of a benchmark: its measurements, their order and their expected duration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipelines.client import CompletionRequest
 
 @dataclass(frozen=True)
 class Cell:
-    """One prompt set at one load: where arms are compared."""
+    """A prompt set under a load, in which arms are compared."""
 
     prompt_set: PromptSet
     load: Load
 
     @property
     def first_requests(self) -> tuple[CompletionRequest, ...]:
-        """Those of one measurement."""
+        """Requests of one measurement."""
         return self.prompt_set.requests[: self.load.num_requests]
 
     def __str__(self) -> str:
@@ -31,15 +31,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Plan of a benchmark.
 
     Attributes:
-        prompt_sets: Each with enough requests for every load.
-        concurrency: Closed loops: numbers of requests at once.
-        shares_of_capacity: Open loops: arrival rates.
-        draft_lengths: ``num_draft_tokens`` of the arms of fixed draft length.
-        max_tokens: Output tokens per request at most.
-        repetitions: How often each arm is measured in each cell.
+        prompt_sets: Prompt sets, each with enough requests for every load.
+        concurrency: Numbers of concurrent requests of closed loops.
+        shares_of_capacity: Arrival rates of open loops.
+        draft_lengths: ``num_draft_tokens`` of the arms with fixed draft length.
+        max_tokens: Most output tokens per request.
+        repetitions: Number of measurements of each arm in each cell.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -51,12 +51,12 @@ class Plan:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Those of every cell."""
+        """Arms of every cell."""
         return arms_with(self.draft_lengths)
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Closed loops, then open ones."""
+        """Closed loops, followed by open loops."""
         return (
             *(ClosedLoop(num_at_once) for num_at_once in self.concurrency),
             *(OpenLoop(share) for share in self.shares_of_capacity),
@@ -64,21 +64,21 @@ class Plan:
 
     @property
     def busiest(self) -> ClosedLoop:
-        """The greatest closed load: where capacity is measured."""
+        """Greatest closed load, at which capacity is measured."""
         return ClosedLoop(max(self.concurrency))
 
     @property
     def single(self) -> Cell:
-        """One request at a time of the first prompt set: what an idle server does."""
+        """Cell with one request at a time of the first prompt set, for an idle server."""
         return Cell(self.prompt_sets[0], ClosedLoop(1))
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """All cells, by prompt set."""
+        """All cells, ordered by prompt set."""
         return tuple(Cell(*pair) for pair in itertools.product(self.prompt_sets, self.loads))
 
     def turns(self) -> Iterator[tuple[int, Arm]]:
-        """Repetitions of a cell and the arms in each: they follow each other, another one first each time."""
+        """Yield repetitions and arms of a cell; each repetition starts with a different arm."""
         for repetition in range(self.repetitions):
             first = repetition % len(self.arms)
             for arm in self.arms[first:] + self.arms[:first]:
@@ -86,7 +86,7 @@ class Plan:
 
 
 def num_requests_needed(concurrency: tuple[int, ...], shares_of_capacity: tuple[float, ...]) -> int:
-    """Requests that each prompt set must have for these loads."""
+    """Return how many requests each prompt set needs for these loads."""
     loads: list[Load] = [ClosedLoop(num_at_once) for num_at_once in concurrency]
     loads += [OpenLoop(share) for share in shares_of_capacity]
     return max(load.num_requests for load in loads)
@@ -94,12 +94,12 @@ def num_requests_needed(concurrency: tuple[int, ...], shares_of_capacity: tuple[
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the target alone is, measured before the plan is carried out.
+    """Pace of the target alone, measured before the plan runs.
 
     Attributes:
-        single_s: Seconds per request, one request at a time.
-        capacity_per_s: Prompt set -> requests answered per second at ``num_at_once``.
-        num_at_once: Of ``Plan.busiest``.
+        single_s: Seconds per request with one request at a time.
+        capacity_per_s: Prompt set -> requests per second with ``num_at_once`` concurrent requests.
+        num_at_once: Number of concurrent requests of ``Plan.busiest``.
     """
 
     single_s: float
@@ -107,13 +107,15 @@ class Pace:
     num_at_once: int
 
     def seconds_of(self, cell: Cell) -> float:
-        """Expected seconds of one measurement of the target alone."""
+        """Estimate the seconds of one measurement of the target alone."""
         capacity = self.capacity_per_s[cell.prompt_set.name]
         load = cell.load
         if isinstance(load, OpenLoop):
             rate = min(load.share_of_capacity, 1.0) * capacity
-            return load.num_requests / rate + self.num_at_once / capacity / 2  # the last one's own time
-        # Between one request and the greatest load a power law, which is a line in logarithms.
+            return (
+                load.num_requests / rate + self.num_at_once / capacity / 2
+            )  # time of the last request itself
+        # Interpolate between one request and the greatest load by a power law.
         span = math.log(self.num_at_once) if self.num_at_once > 1 else 1.0
         exponent = math.log(max(capacity * self.single_s, 1.0)) / span
         speed_up: float = load.num_at_once**exponent
@@ -121,12 +123,12 @@ class Pace:
 
 
 def expected_seconds(plan: Plan, pace: Pace) -> float:
-    """Seconds that all cells take if every arm is as fast as the target alone."""
+    """Estimate the seconds of all cells if every arm is as fast as the target alone."""
     return sum(pace.seconds_of(cell) for cell in plan.cells) * plan.repetitions * len(plan.arms)
 
 
 def describe(plan: Plan, pace: Pace) -> str:
-    """The plan in words, with the time that it takes."""
+    """Describe the plan with its expected duration."""
     minutes = expected_seconds(plan, pace) / 60
     capacity = ", ".join(f"{name} {rate:.2f}" for name, rate in pace.capacity_per_s.items())
     num_measurements = len(plan.cells) * plan.repetitions * len(plan.arms)

@@ -1,21 +1,20 @@
-"""What is asked: prompts and the sampling that goes with them."""
+"""Prompt sets of the benchmark, with their sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from pipelines.bench.generated_prompts import adversarial_requests, repetitive_texts
 from pipelines.client import CompletionRequest
+from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import InvalidRequestError
-from pipelines.prompts import HELD_OUT, read_prompts
 from pipelines.text.vocabulary import Vocabulary
 
-_MIXED = HELD_OUT.with_name("mixed.jsonl")
-_SEED = 2026  # of generated prompts
+_SEED = 2026  # for generated prompts
 
-CODE, MIXED, ADVERSARIAL, REPETITIVE = SET_NAMES = ("code", "mixed", "adversarial", "repetitive")
+ADVERSARIAL, REPETITIVE = GENERATED = ("adversarial", "repetitive")
+"""Sets that the benchmark generates; a file of the same name is not read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,60 +22,105 @@ class PromptSet:
     """Requests of one kind.
 
     Attributes:
-        name: One of ``SET_NAMES``.
-        requests: Without arm and ``max_tokens``; each has a seed, so that its answer is the same every
-            time.
+        name: Name: that of a set of ``Prompts``, or one of ``GENERATED``.
+        requests: Requests without arm and ``max_tokens``; each has a seed, so that its answer is always the
+            same.
     """
 
     name: str
     requests: tuple[CompletionRequest, ...]
 
 
-def read_prompt_sets(
-    names: Sequence[str], count: int, temperature: float, code_file: Path
-) -> dict[str, PromptSet]:
-    """Read or make prompt sets, by their names; ``adversarial`` is left to ``adversarial_set``.
+def names_of_sets(prompts: Prompts, given: Sequence[str] | None, *, is_quick: bool) -> tuple[str, ...]:
+    """Return the names of the sets to measure.
 
     Args:
-        names: Of ``SET_NAMES``.
-        count: Requests in each.
-        temperature: Of all of them.
-        code_file: Prompts of ``code``.
+        prompts: Prompts of the pair.
+        given: Requested names; None for all sets, or with ``is_quick`` for the largest and ``adversarial``.
+        is_quick: Whether the short benchmark is run.
 
     Raises:
-        InvalidRequestError: A file holds too few prompts.
+        InvalidRequestError: A requested set does not exist, or there is none but generated ones.
     """
-    found = {}
-    for name in names:
-        if name == ADVERSARIAL:
-            continue
-        if name == REPETITIVE:
-            texts = repetitive_texts(count, _SEED)
-        else:
-            prompts = read_prompts(code_file if name == CODE else _MIXED, count)
-            texts = tuple(prompt.text for prompt in prompts)
-        requests = (
-            CompletionRequest(text, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
+    own = tuple(name for name in prompts.sets if name not in GENERATED)
+    known = (*own, *GENERATED)
+    names = tuple(given) if given else (*own[:1], ADVERSARIAL) if is_quick else known
+    unknown = [name for name in names if name not in known]
+    if unknown or not own:
+        raise InvalidRequestError(
+            "there is no such prompt set",
+            values=f"{', '.join(unknown or ['a set that is not generated'])}; prompts: {prompts.source}",
+            limit=f"sets of these prompts: {', '.join(own) or 'none'}; generated: {', '.join(GENERATED)}",
+            remedy="name some of these with --sets, or other prompts with --prompts",
         )
-        found[name] = PromptSet(name, tuple(requests))
-    return found
+    return names
+
+
+def draw_sets(prompts: Prompts, names: Sequence[str], count: int) -> Prompts:
+    """Return the first prompts of each set that is not generated.
+
+    Args:
+        prompts: Prompts of the pair.
+        names: Names from ``names_of_sets``.
+        count: Number of prompts in each set.
+
+    Raises:
+        InvalidRequestError: A set has fewer prompts.
+    """
+    sets = {name: prompts.sets.get(name, ())[:count] for name in names if name not in GENERATED}
+    for name, drawn in sets.items():
+        if len(drawn) < count:
+            raise InvalidRequestError(
+                "a prompt set has too few prompts",
+                values="; ".join((f"{name} of {prompts.source} has {len(drawn)}", *prompts.notes)),
+                limit=f"these loads need {count} in each set, because no prompt is repeated",
+                remedy="add prompts, leave the set out with --sets, or lower --concurrency",
+            )
+    kept = replace(prompts, sets=sets)
+    if replaced := [name for name in prompts.sets if name in GENERATED]:
+        return kept.with_note(f"the benchmark generates these sets itself: {', '.join(replaced)}")
+    return kept
+
+
+def make_prompt_sets(
+    drawn: Prompts, names: Sequence[str], count: int, temperature: float
+) -> dict[str, PromptSet]:
+    """Make the requests of all sets except ``adversarial``, which ``adversarial_set`` generates.
+
+    Args:
+        drawn: Prompts from ``draw_sets``.
+        names: Names from ``names_of_sets``.
+        count: Number of requests in each set.
+        temperature: Temperature of all requests.
+    """
+    sets = dict(drawn.sets)
+    if REPETITIVE in names:
+        sets[REPETITIVE] = tuple(Prompt(REPETITIVE, text) for text in repetitive_texts(count, _SEED))
+    return {name: PromptSet(name, _requests(of_set, temperature)) for name, of_set in sets.items()}
+
+
+def _requests(prompts: Sequence[Prompt], temperature: float) -> tuple[CompletionRequest, ...]:
+    return tuple(
+        CompletionRequest(prompt.text, temperature=temperature, seed=seed, **prompt.switches)
+        for seed, prompt in enumerate(prompts)
+    )
 
 
 def adversarial_set(count: int, vocabulary: Vocabulary | None) -> PromptSet:
-    """Make the set of requests that no draft can follow; it is greedy, see ``adversarial_requests``.
+    """Generate the adversarial prompt set (``adversarial_requests``), which is greedy.
 
     Args:
-        count: Requests wanted.
-        vocabulary: The target's; None if its tokenizer is not on this machine.
+        count: Number of requests.
+        vocabulary: Vocabulary of the target; None if its tokenizer is not on this machine.
 
     Raises:
-        InvalidRequestError: There is no vocabulary, or it has no single bytes.
+        InvalidRequestError: There is no vocabulary, or it has no tokens for single bytes.
     """
     if vocabulary is None:
         raise InvalidRequestError(
-            "the adversarial prompt set cannot be made",
+            "the adversarial prompt set cannot be generated",
             values="no tokenizer.json of the target on this machine",
-            limit="its answers are confined to tokens that are looked up there",
-            remedy="run the bench on the server's machine, or leave it out: --sets code,mixed,repetitive",
+            limit="the target's vocabulary, to restrict its answers",
+            remedy="run the bench on the server's machine, or name other sets with --sets",
         )
     return PromptSet(ADVERSARIAL, adversarial_requests(count, _SEED, vocabulary.bytes_of))

@@ -1,1 +1,1 @@
-"""Measures a pair of engines after they are built; ``python -m pipelines.calibration`` does it."""
+"""Measure a pair of engines after they are built."""

@@ -1,9 +1,10 @@
-"""Measure what a pair's steps cost here, how its margins tell acceptance, and its acceptance to begin with.
+"""Measure a pair's step times, its acceptance rate by margin, and its acceptance baseline.
 
 ``python -m pipelines.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
 
-Measures only what the file does not hold yet. Exit codes: 0 measured or there; 1 an engine cannot be
-used; 2 wrong usage.
+Measurements that the file contains already are not repeated; with other prompts, acceptance is measured
+again. If other programs used the cores meanwhile, a warning says so, also when the file is used again. Exit
+codes: 0 the file is complete; 1 an engine or the prompts cannot be used; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -12,86 +13,124 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.acceptance_baseline import AcceptanceBaseline
 from pipelines.calibration.acceptance import measure_acceptance
-from pipelines.calibration.baseline import measure_baseline
-from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
-from pipelines.errors import DraftproofError, EngineLoadError
+from pipelines.calibration.baseline import fitting_tokens, measure_baseline
+from pipelines.calibration.prompts import NUM_PROMPTS, calibration_prompts
+from pipelines.calibration.step_costs import NUM_BLOCKS, PairCosts, measure_step_costs
+from pipelines.command_line.chat_prompts import render_chats
+from pipelines.command_line.prompt_choice import add_prompts_option
+from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
+from pipelines.command_line.prompts import Prompts
+from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine
-from pipelines.executor.executor import Executor, ExecutorLimits
-from pipelines.prompts import HELD_OUT, read_prompts
-from pipelines.speculation.calibration import Calibration
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.manifest import EngineFiles
+from pipelines.program import EXIT_PASS, run_program
+from pipelines.reporting.acceptance_baseline import AcceptanceBaseline
+from pipelines.speculation.draft_length.calibration import BUSY_LIMIT, Calibration
 from pipelines.speculation.token_ids import TokenIds
 
-_NUM_PROMPTS = 16
 _PROMPT_TOKENS = 64
 _LIMITS = ExecutorLimits(
-    max_batch_size=_NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
+    max_batch_size=NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
 )
+# A draft with another tokenizer counts its own tokens, of which a text may have several times as many. It
+# gets no more blocks: requests that find none wait.
+_DRAFT_LIMITS = replace(_LIMITS, max_seq_len=8 * _LIMITS.max_seq_len)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command and return its exit code."""
     options = _parser().parse_args(arguments)
     engines = options.draft, options.target
-    try:
-        if not _is_there(options.output):
-            calibrate(*engines, options.max_rows, options.prompt_file).write(options.output)
-        elif _has_baseline(options.output):
-            return 0
-        prompts = tokenized(options.target, options.prompt_file)
-        measure_baseline(*load_executors(*engines), prompts).add_to(options.output)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"calibrated: {options.output}")
-    return 0
+    folder = options.output.parent
+
+    def work() -> int:
+        prompts = render_chats(calibration_prompts(options.prompts), options.target)
+        ids = cache(lambda: prompt_tokens(options.target, prompts))
+        executors = cache(lambda: load_executors(*engines, folder))
+        calibration = _calibration(options.output)
+        if calibration is None or calibration.prompts_sha256 != prompts.sha256:
+            for line in count_tokens(prompts, read_tokenizer(options.target)).lines():
+                _print_line(f"calibration {line}")
+            costs = _known_costs(calibration) or _step_costs(*engines, folder, options.max_rows)
+            rates, shares = measure_acceptance(*executors(), list(ids().values()), _print_line)
+            calibration = Calibration(
+                costs.draft, costs.target, rates, shares, costs.busy_share, prompts.sha256
+            )
+            calibration.write(options.output)
+        _warn_if_busy(calibration, options.output)
+        if _has_baseline(options.output):
+            return EXIT_PASS
+        max_tokens = fitting_tokens(calibration, len(ids()))
+        measure_baseline(*executors(), ids(), max_tokens, _print_line).add_to(options.output)
+        print(f"calibrated: {options.output}")
+        return EXIT_PASS
+
+    return run_program(work)
 
 
-def calibrate(draft_dir: Path, target_dir: Path, max_rows: int, prompt_file: Path = HELD_OUT) -> Calibration:
-    """Measure a pair.
+def _known_costs(calibration: Calibration | None) -> PairCosts | None:
+    """Return the costs in a calibration, which do not depend on prompts."""
+    if calibration is None:
+        return None
+    return PairCosts(calibration.draft, calibration.target, calibration.busy_share)
+
+
+def _step_costs(draft_dir: Path, target_dir: Path, folder: Path, max_rows: int) -> PairCosts:
+    draft, target = (
+        Engine(EngineFiles(path), NUM_BLOCKS, weights_folder=folder) for path in (draft_dir, target_dir)
+    )
+    return measure_step_costs(draft, target, max_rows, _print_line)
+
+
+def load_executors(
+    draft_dir: Path, target_dir: Path, folder: Path | None = None
+) -> tuple[Executor, Executor]:
+    """Load both engines of a pair with enough KV blocks for the prompts.
 
     Args:
-        draft_dir: Engine.
-        target_dir: Engine.
-        max_rows: Rows of the largest step that serving makes.
-        prompt_file: Texts to continue.
+        draft_dir: Engine directory of the draft.
+        target_dir: Engine directory of the target.
+        folder: See ``engine.Engine``.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
-        InvalidRequestError: The prompts cannot be read.
     """
-    costs = [measure_step_costs(Engine(path, NUM_BLOCKS), max_rows) for path in (draft_dir, target_dir)]
-    prompts = tokenized(target_dir, prompt_file)
-    rates, shares = measure_acceptance(*load_executors(draft_dir, target_dir), list(prompts.values()))
-    return Calibration(costs[0], costs[1], rates, shares)
+    draft = Executor.load(draft_dir, _DRAFT_LIMITS, weights_folder=folder)
+    return draft, Executor.load(target_dir, _LIMITS, weights_folder=folder)
 
 
-def load_executors(draft_dir: Path, target_dir: Path) -> tuple[Executor, Executor]:
-    """Both engines of a pair, with room for the prompts; raises EngineLoadError."""
-    return Executor.load(draft_dir, _LIMITS), Executor.load(target_dir, _LIMITS)
+def prompt_tokens(target_dir: Path, prompts: Prompts) -> dict[str, TokenIds]:
+    """Return name -> 64 tokens of each prompt (``encode_prompts``); raises EngineLoadError."""
+    ids = encode_prompts(prompts.all, read_tokenizer(target_dir), _PROMPT_TOKENS)
+    return {name: np.array(tokens, np.int32) for name, tokens in ids.items()}
 
 
-def tokenized(target_dir: Path, prompt_file: Path) -> dict[str, TokenIds]:
-    """Name -> tokens of the prompts, cut to one length; raises InvalidRequestError."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
-    return {
-        prompt.prompt_id: np.array(tokenizer.encode(prompt.text).ids[:_PROMPT_TOKENS], np.int32)
-        for prompt in read_prompts(prompt_file, _NUM_PROMPTS)
-    }
+def _calibration(path: Path) -> Calibration | None:
+    with suppress(EngineLoadError):  # it is missing or has an older format
+        return Calibration.read(path)
+    return None
 
 
-def _is_there(path: Path) -> bool:
-    with suppress(EngineLoadError):  # missing, or of an older form
-        Calibration.read(path)
-        return True
-    return False
+def _warn_if_busy(calibration: Calibration, path: Path) -> None:
+    if calibration.was_busy:
+        _print_line(
+            "warning: other programs used the cores while the pair was calibrated, so its step times are "
+            f"estimates and serving may be slower; busy_share={calibration.busy_share:.2f} in {path}; "
+            f"at most {BUSY_LIMIT}; when the machine is idle, delete the file and run 'make repository'"
+        )
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 def _has_baseline(path: Path) -> bool:
@@ -107,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", type=Path, required=True, help="folder of the draft's engine")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target's engine")
     parser.add_argument("--max-rows", type=int, default=144, help="rows of the largest step (%(default)s)")
-    parser.add_argument("--prompt-file", type=Path, default=HELD_OUT, help="texts to continue, JSON lines")
+    add_prompts_option(parser)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     return parser
 

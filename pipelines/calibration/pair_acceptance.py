@@ -1,4 +1,4 @@
-"""Acceptance of a pair of engines over prompts: the real loop, in this process, nothing simulated."""
+"""Measure the acceptance of a pair of engines over prompts, with the real loop in this process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.step import Chunk, pack
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import TokenIds
+from pipelines.time_left import TimeLeft
 
 _RESAMPLES = 2000
 _LEVEL = 0.95
@@ -26,11 +27,11 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Answers:
-    """What a pair made of the prompts, in their order.
+    """The answers of a pair to the prompts, in order.
 
     Attributes:
-        token_ids: Output of each.
-        statistics: Counts of each.
+        token_ids: Output tokens of each answer.
+        statistics: Counts of each answer.
     """
 
     token_ids: tuple[TokenIds, ...]
@@ -38,7 +39,7 @@ class Answers:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """[prompts, 3]: accepted draft tokens, drafted ones, rounds that drafted."""
+        """Return accepted draft tokens, drafted tokens, and rounds with drafts, int64 [prompts, 3]."""
         counts = [
             (each.total_accepted_draft_tokens, each.total_draft_tokens, each.num_drafting_rounds)
             for each in self.statistics
@@ -47,23 +48,23 @@ class Answers:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / drafted, over all prompts."""
+        """Return accepted / drafted over all prompts."""
         return acceptance_rate(self.counts)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds that drafted, over all prompts."""
+        """Return 1 + accepted / rounds with drafts over all prompts."""
         return mean_acceptance_length(self.counts)
 
 
 def acceptance_rate(counts: npt.NDArray[np.int64]) -> float:
-    """Accepted / drafted of counts as in ``Answers``; NaN if nothing was drafted."""
+    """Return accepted / drafted of counts as in ``Answers``; NaN if nothing was drafted."""
     accepted, drafted, _ = counts.sum(axis=0)
     return float(accepted / drafted) if drafted else float("nan")
 
 
 def mean_acceptance_length(counts: npt.NDArray[np.int64]) -> float:
-    """1 + accepted / rounds of counts as in ``Answers``; NaN if no round drafted."""
+    """Return 1 + accepted / rounds of counts as in ``Answers``; NaN if no round drafted."""
     accepted, _, rounds = counts.sum(axis=0)
     return float(1 + accepted / rounds) if rounds else float("nan")
 
@@ -71,13 +72,14 @@ def mean_acceptance_length(counts: npt.NDArray[np.int64]) -> float:
 def interval(
     counts: npt.NDArray[np.int64], statistic: Callable[[npt.NDArray[np.int64]], float]
 ) -> tuple[float, float]:
-    """95 % percentile bootstrap over prompts: tokens of one answer are not independent of each other.
+    """Return a 95 % percentile bootstrap interval over prompts.
 
-    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
+    Prompts are resampled instead of tokens, because tokens of one answer are not independent. Source: Efron
+    and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
 
     Args:
         counts: One row per prompt.
-        statistic: Of some of the rows.
+        statistic: Function of a sample of the rows.
     """
     rng = np.random.default_rng(0)
     draws = rng.integers(0, len(counts), (_RESAMPLES, len(counts)))
@@ -94,17 +96,21 @@ def answer_prompts(
     num_draft_tokens: int,
     max_tokens: int,
     temperature: float,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Answers:
-    """Answer all prompts at once; the seed of prompt i is i, so pairs of a target answer alike.
+    """Answer all prompts concurrently; the seed of prompt i is i, so that output depends only on the target.
 
     Args:
-        draft: Proposes.
-        target: Verifies.
-        prompts: Token ids.
-        num_draft_tokens: Of every round.
-        max_tokens: Of every answer.
-        temperature: 0 for greedy; else noise is shared between draft and target.
+        draft: Engine of the draft.
+        target: Engine of the target.
+        prompts: Token ids of the prompts.
+        num_draft_tokens: Draft tokens per round.
+        max_tokens: Longest answer, tokens.
+        temperature: 0 for greedy; otherwise draft and target share noise.
+        report: Called with a line about the progress every few seconds.
     """
+    total = len(prompts) * max_tokens
+    progress = TimeLeft(total, report, lambda done: f"answering prompts: {done / total:.0%}")
     statistics = tuple(SpeculationStatistics(max_draft_len=num_draft_tokens) for _ in prompts)
     loop = StepLoop((draft, target))
     loop.start()
@@ -123,7 +129,10 @@ def answer_prompts(
         ):
             statistics[number].add_round(part)
             parts.append(part.token_ids)
-        return np.concatenate(parts)
+            progress.advance(len(part.token_ids))
+        answer_ids = np.concatenate(parts)
+        progress.advance(max_tokens - len(answer_ids))  # it may have ended early
+        return answer_ids
 
     async def answer_all() -> list[TokenIds]:
         return await asyncio.gather(*(answer(number) for number in range(len(prompts))))
@@ -138,16 +147,16 @@ def answer_prompts(
 def same_choices(
     engines: Mapping[str, Engine], reference: str, prompts: Sequence[TokenIds], texts: Sequence[TokenIds]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Where engines would choose the same next token as one of them, on that one's own text.
+    """Count where engines choose the same next token as a reference engine, on the reference's own text.
 
     Args:
-        engines: By name; each has blocks for the longest text.
-        reference: Name of the one that wrote the texts.
-        prompts: Token ids.
-        texts: Its greedy output after each prompt.
+        engines: Engines by name; each has KV blocks for the longest text.
+        reference: Name of the engine that wrote the texts.
+        prompts: Token ids of the prompts.
+        texts: Greedy output of the reference after each prompt.
 
     Returns:
-        Name -> int64 [prompts, 2]: positions with the same choice, and positions.
+        Name -> int64 [prompts, 2]: number of positions with the same choice, and of all positions.
     """
     chosen = {name: _choices(engine, prompts, texts) for name, engine in engines.items()}
     return {
@@ -165,7 +174,7 @@ def same_choices(
 def _choices(
     engine: Engine, prompts: Sequence[TokenIds], texts: Sequence[TokenIds]
 ) -> list[npt.NDArray[np.intp]]:
-    """The most likely token at each position of each text."""
+    """Return the most likely token at each position of each text."""
     found = []
     for prompt, text in zip(prompts, texts, strict=True):
         tokens = np.concatenate([prompt, text])[:-1].astype(np.int32)

@@ -1,10 +1,7 @@
-"""Predict what quantizing draft and target does to acceptance, on a CPU.
+"""Predict on a CPU how quantizing draft and target changes acceptance.
 
-``python -m build.variants --recipe demo | tail -n 1 | python -m pipelines.calibration.quantizations``
-
-Standard input says where the engines are, as ``build.variants`` ends. Prints a table, and as the last line
-of standard output a JSON document with the conditions. Exit codes: 0 measured; 1 it could not be; 2 wrong
-usage.
+``draftproof acceptance`` builds missing engines first. It prints one line per pair, and a JSON document with
+the conditions as the last line. Exit codes: 0 success; 1 error; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -15,12 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.building import build_recipe
 from pipelines.calibration.pair_acceptance import (
     Answers,
     acceptance_rate,
@@ -29,11 +28,17 @@ from pipelines.calibration.pair_acceptance import (
     mean_acceptance_length,
     same_choices,
 )
-from pipelines.conditions import conditions, engine_conditions
-from pipelines.errors import DraftproofError, EngineFailedError
+from pipelines.command_line.chat_prompts import render_chats
+from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
+from pipelines.command_line.prompts import Prompts
+from pipelines.errors import EngineFailedError
 from pipelines.executor.engine import Engine
-from pipelines.executor.executor import Executor, ExecutorLimits
-from pipelines.prompts import HELD_OUT, read_prompts
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.manifest import EngineFiles
+from pipelines.program import EXIT_PASS, run_program
+from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
 
 _PROMPT_TOKENS = 64
@@ -44,16 +49,15 @@ _BLOCK = 32
 
 
 def measure(
-    engines: Mapping[str, Any], prompt_file: Path, num_prompts: int, num_draft_tokens: int, max_tokens: int
+    engines: Mapping[str, Any], prompts: Prompts, num_draft_tokens: int, max_tokens: int
 ) -> dict[str, Any]:
     """Answer the prompts with every pair of quantizations.
 
     Args:
-        engines: ``draft`` and ``target``: quantization -> engine directory; ``none`` is the first of both.
-        prompt_file: Texts to continue.
-        num_prompts: How many of them.
-        num_draft_tokens: Of every round.
-        max_tokens: Of every answer.
+        engines: ``draft`` and ``target``: quantization -> engine directory, ``none`` first.
+        prompts: Prompts with conversations rendered, of which 64 tokens are used.
+        num_draft_tokens: Draft tokens per round.
+        max_tokens: Longest answer, tokens.
 
     Returns:
         ``pairs`` and ``agreement``, ready for JSON.
@@ -61,18 +65,18 @@ def measure(
     Raises:
         EngineLoadError: An engine cannot be loaded.
         EngineFailedError: The output of a target depended on the draft.
-        InvalidRequestError: The prompts cannot be read.
     """
     targets = {name: Path(path) for name, path in engines["target"].items()}
     drafts = {name: Path(path) for name, path in engines["draft"].items()}
-    prompts = _prompts(prompt_file, num_prompts, targets[_REFERENCE])
+    encoded = encode_prompts(prompts.all, read_tokenizer(targets[_REFERENCE]), _PROMPT_TOKENS)
+    input_ids = [np.array(ids, np.int32) for ids in encoded.values()]
     length = _PROMPT_TOKENS + max_tokens
     limits = ExecutorLimits(
-        max_batch_size=num_prompts,
+        max_batch_size=len(input_ids),
         max_num_tokens=512,
         max_seq_len=length + num_draft_tokens,
         max_queue_size=0,
-        num_kv_blocks=2 + num_prompts * (1 + -(-(length + num_draft_tokens) // _BLOCK)),
+        num_kv_blocks=2 + len(input_ids) * (1 + -(-(length + num_draft_tokens) // _BLOCK)),
     )
     loaded = {
         (role, name): Executor.load(path, limits)
@@ -86,7 +90,7 @@ def measure(
         answers = answer_prompts(
             loaded["draft", draft],
             loaded["target", target],
-            prompts,
+            input_ids,
             num_draft_tokens=num_draft_tokens,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -108,9 +112,9 @@ def measure(
             flush=True,
         )
     same = same_choices(
-        {name: Engine(path, 2 + -(-length // _BLOCK)) for name, path in targets.items()},
+        {name: Engine(EngineFiles(path), 2 + -(-length // _BLOCK)) for name, path in targets.items()},
         _REFERENCE,
-        prompts,
+        input_ids,
         texts[_GREEDY, _REFERENCE],
     )
     agreement = [
@@ -125,18 +129,8 @@ def measure(
     return {"pairs": pairs, "agreement": agreement}
 
 
-def _prompts(path: Path, num_prompts: int, engine_dir: Path) -> list[TokenIds]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(engine_dir / "tokenizer.json"))
-    return [
-        np.array(tokenizer.encode(prompt.text).ids[:_PROMPT_TOKENS], np.int32)
-        for prompt in read_prompts(path, num_prompts)
-    ]
-
-
 def _check_same(expected: Sequence[TokenIds], answers: Answers, target: str, draft: str) -> None:
-    """A prediction from a loop that changed the output would be of another loop than the server's."""
+    """Check that the output depends only on the target, because otherwise the loop has a defect."""
     differing = [
         number
         for number, (mine, theirs) in enumerate(zip(answers.token_ids, expected, strict=True))
@@ -146,8 +140,8 @@ def _check_same(expected: Sequence[TokenIds], answers: Answers, target: str, dra
         raise EngineFailedError(
             "the output of a target depends on the draft",
             values=f"target {target}, draft {draft}, prompts {differing[:8]}",
-            limit="the same tokens with every draft",
-            remedy="this is a defect; keep the engines and report it",
+            limit="the output must be the same with every draft",
+            remedy="this is a defect: keep the engines and report it",
         )
 
 
@@ -166,7 +160,7 @@ def _figures(answers: Answers) -> dict[str, Any]:
 
 
 def _change(answers: Answers, unquantized: Answers) -> dict[str, Any]:
-    """Difference to the unquantized pair; prompts are drawn for both together, as both answered the same."""
+    """Return the difference to the unquantized pair, with an interval from paired resampling of prompts."""
 
     def difference(both: npt.NDArray[np.int64]) -> float:
         return acceptance_rate(both[:, :3]) - acceptance_rate(both[:, 3:])
@@ -184,59 +178,64 @@ def _share(counts: npt.NDArray[np.int64]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        engines = json.load(sys.stdin)
-        about = {
-            f"{role} {name}": Path(path)
-            for role in ("target", "draft")
-            for name, path in engines[role].items()
-        }
-        recipe = str(engines["recipe"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        parser.error(f"standard input does not say where the engines are: {error!r}")
-    started_s = time.monotonic()
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
     given = sys.argv[1:] if arguments is None else list(arguments)
+    return run_program(lambda: _measure_and_print(options, given))
+
+
+def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
+    judged = choose_prompts(options.prompts, options.recipe).for_judging().of_largest_set()
+    engines = build_recipe("build.variants", options.recipe, report=partial(print, flush=True))
+    about = {
+        f"{role} {name}": Path(path) for role in ("target", "draft") for name, path in engines[role].items()
+    }
+    recipe = engines["recipe"]
+    target = about[f"target {_REFERENCE}"]
+    rendered = render_chats(judged.draw(options.num_prompts), target)
+    prompts = count_tokens(rendered, read_tokenizer(target))
+    for line in prompts.lines():
+        print(line)
+    started_s = time.monotonic()
     document = {
         "recipe": recipe,
-        "num_prompts": options.num_prompts,
+        "num_prompts": len(prompts.all),
         "prompt_tokens": _PROMPT_TOKENS,
         "max_tokens": options.max_tokens,
         "num_draft_tokens": options.num_draft_tokens,
         "conditions": conditions(
-            "pipelines.calibration.quantizations", given, recipe=recipe, engines=engine_conditions(about)
+            "pipelines.calibration.quantizations",
+            given,
+            recipe=recipe,
+            engines=engine_conditions(about),
+            prompts=prompts.document(),
         ),
     }
-    try:
-        figures = measure(
-            engines, options.prompt_file, options.num_prompts, options.num_draft_tokens, options.max_tokens
-        )
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    figures = measure(engines, prompts, options.num_draft_tokens, options.max_tokens)
     document.update(figures, seconds=round(time.monotonic() - started_s, 1))
     print(json.dumps(document))
-    return 0
+    return EXIT_PASS
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.calibration.quantizations",
-        description="Predict what quantizing draft and target does to acceptance.",
+        prog="draftproof acceptance",
+        description="Predict how quantizing draft and target changes acceptance.",
     )
-    parser.add_argument("--prompt-file", type=Path, default=HELD_OUT, help="texts to continue, JSON lines")
-    parser.add_argument("--num-prompts", type=_positive, default=128, help="how many of them (%(default)s)")
-    parser.add_argument("--num-draft-tokens", type=_positive, default=4, help="per round (%(default)s)")
-    parser.add_argument("--max-tokens", type=_positive, default=64, help="per answer (%(default)s)")
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    add_prompts_option(parser)
+    parser.add_argument("--num-prompts", type=_positive, default=128, help="most prompts (%(default)s)")
+    parser.add_argument(
+        "--num-draft-tokens", type=_positive, default=4, help="draft tokens per round (%(default)s)"
+    )
+    parser.add_argument("--max-tokens", type=_positive, default=64, help="tokens per answer (%(default)s)")
     return parser
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
 
 

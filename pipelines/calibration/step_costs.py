@@ -1,70 +1,183 @@
-"""Times the steps of one engine."""
+"""Measure what the steps of a pair's engines cost.
+
+The draft length depends on the relation of these costs, so both engines and all sizes take short turns: what
+slows the machine down for a while slows all of them down.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from pipelines.calibration.step_times import (
+    StepTime,
+    busy_seconds,
+    busy_share,
+    has_enough_quiet,
+    quiet_seconds,
+    time_step,
+)
 from pipelines.executor.engine import Engine
-from pipelines.executor.step import Chunk, pack
-from pipelines.speculation.calibration import EngineCosts
+from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.speculation.draft_length.calibration import EngineCosts
+from pipelines.time_left import TimeLeft
 
-_CONTEXT, _LONG_CONTEXT = 64, 1024  # known positions before the rows
+_CONTEXT, _LONG_CONTEXT = 64, 1024  # cached positions before the rows
 _ROWS_OF_LONG = 9
-_PASSES = 4
-_REPETITIONS = 2  # of the same shape in a pass
+_REPETITIONS = 2  # steps of the same shape in a turn
+# Shapes without a quiet turn get further ones, up to the maximum, while the time lasts.
+_PASSES, _MAX_PASSES = 4, 8
+_BUDGET_S = 40.0  # after the first step of each shape; one pass is always taken
 NUM_BLOCKS = 64
 
 
-def measure_step_costs(engine: Engine, max_rows: int) -> EngineCosts:
+@dataclass(frozen=True)
+class PairCosts:
+    """Step costs of both engines.
+
+    Attributes:
+        draft: Costs of the draft.
+        target: Costs of the target.
+        busy_share: Share of the time that threads waited, in the steps that give the costs; see
+            ``step_times.busy_share``.
+    """
+
+    draft: EngineCosts
+    target: EngineCosts
+    busy_share: float | None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    role: str
+    rows: int
+    context_len: int
+
+
+def measure_step_costs(
+    draft: Engine, target: Engine, max_rows: int, report: Callable[[str], None] = lambda line: None
+) -> PairCosts:
     """Time steps of 2 to ``max_rows`` rows.
 
+    If every shape has quiet steps, its cost is the shortest of their durations. Otherwise the CPU time of the
+    busiest thread estimates the costs of all shapes.
+
     Args:
-        engine: With at least ``NUM_BLOCKS`` blocks; their content is lost.
+        draft: The draft, with at least ``NUM_BLOCKS`` KV blocks, whose content is overwritten.
+        target: The target, likewise.
         max_rows: Rows of the largest step that can occur.
+        report: Called with a line about the progress every few seconds.
     """
-    # Closer where the time of a step bends: at rows that fill the processor's units, and after 64, where
-    # the matrix products go over to another blocking.
-    max_rows = max(max_rows, 3)  # costs are a line between two sizes at least
+    engines = {"draft": draft, "target": target}
+    # Sizes are denser where the slope of the step time changes: at multiples of the vector width, and after
+    # 64, where the matrix products switch to another blocking.
+    max_rows = max(max_rows, 3)  # interpolation needs two sizes
     sizes = [rows for rows in (2, 5, 9, 12, 16, 24, 32, 40, 48, 56, 64, 65, 80, 112, 144) if rows < max_rows]
     sizes.append(max_rows)
-    for rows in sizes:
-        _time_step(engine, rows, _CONTEXT)  # the first step of a size also makes its kernels
-    # In passes, and of each size the least: another program that runs for a while must not make some
-    # sizes look dear.
-    times: dict[int, list[float]] = {rows: [] for rows in sizes}
-    changes = []
-    for _ in range(_PASSES):
-        for rows in sizes:
-            changed_s, *same = (_time_step(engine, rows, _CONTEXT) for _ in range(1 + _REPETITIONS))
-            changes.append(changed_s - min(same))
-            times[rows].extend(same)
-    per_position_s = _seconds_per_position(engine)
-    without_context = [
-        max(min(times[rows]) - rows * _CONTEXT * per_position_s, min(times[rows]) / 2) for rows in sizes
-    ]
-    change_s = max(statistics.median(changes), 0.0)
-    return EngineCosts(tuple(sizes), tuple(without_context), per_position_s, change_s)
+    shapes = [_Shape(role, rows, _CONTEXT) for rows in sizes for role in engines]
+    for role, engine in engines.items():
+        contexts = {_CONTEXT, _longest_context(engine)}
+        shapes += [_Shape(role, _ROWS_OF_LONG, context_len) for context_len in contexts]
+    turns = _Turns(engines, list(dict.fromkeys(shapes)))
+    turns.take(report)
+    costs = {role: turns.costs(role, sizes) for role in engines}
+    return PairCosts(costs["draft"], costs["target"], turns.busy_share)
 
 
-def _seconds_per_position(engine: Engine) -> float:
-    longest = min(_LONG_CONTEXT, engine.config.max_position_embeddings - _ROWS_OF_LONG)
-    if longest <= _CONTEXT:
-        return 0.0
-    times: dict[int, list[float]] = {_CONTEXT: [], longest: []}
-    for _ in range(_PASSES):
-        for context, measured in times.items():
-            measured.extend(_time_step(engine, _ROWS_OF_LONG, context) for _ in range(1 + _REPETITIONS))
-    more_s = min(times[longest]) - min(times[_CONTEXT])
-    return max(more_s / (_ROWS_OF_LONG * (longest - _CONTEXT)), 0.0)
+class _Turns:
+    """The turns of all shapes, and their times."""
+
+    def __init__(self, engines: Mapping[str, Engine], shapes: list[_Shape]) -> None:
+        self._engines = engines
+        self._steps = {shape: partial(engines[shape.role].step, _inputs(engines, shape)) for shape in shapes}
+        self._changed: defaultdict[_Shape, list[StepTime]] = defaultdict(list)  # after another shape
+        self._same: defaultdict[_Shape, list[StepTime]] = defaultdict(list)  # after a step of the same shape
+
+    @property
+    def busy_share(self) -> float | None:
+        steps = [step for same in self._same.values() for step in same]
+        return busy_share(step for step in steps if step.was_quiet or not self._is_quiet)
+
+    def take(self, report: Callable[[str], None]) -> None:
+        turn_s = self._prepare(report)
+        pass_s = sum(turn_s.values())
+        ends_s = time.monotonic() + _BUDGET_S
+        num_passes = min(max(int(_BUDGET_S // pass_s), 1), _PASSES)
+        self._take_turns([*self._steps] * num_passes, turn_s, report, "timing the steps of the pair")
+        for _ in range(_MAX_PASSES - num_passes):
+            again = [shape for shape in self._steps if not has_enough_quiet(self._same[shape])]
+            if sum(turn_s[shape] for shape in again) > ends_s - time.monotonic():
+                return
+            self._take_turns(again, turn_s, report, "timing steps again that other programs disturbed")
+
+    def _prepare(self, report: Callable[[str], None]) -> dict[_Shape, float]:
+        """Take one step of each shape, which also creates its kernels; return about how long a turn takes."""
+        num_shapes = len(self._steps)
+        progress = TimeLeft(
+            num_shapes, report, lambda done: f"preparing to time the pair: {done:.0f} of {num_shapes} steps"
+        )
+        turn_s = {}
+        for shape, step in self._steps.items():
+            turn_s[shape] = time_step(step).wall_s * (1 + _REPETITIONS)
+            progress.advance(1)
+        return turn_s
+
+    def _take_turns(
+        self, shapes: list[_Shape], turn_s: Mapping[_Shape, float], report: Callable[[str], None], what: str
+    ) -> None:
+        total_s = sum(turn_s[shape] for shape in shapes)
+        progress = TimeLeft(total_s, report, lambda done_s: f"{what}: {done_s / total_s:.0%}")
+        for shape in shapes:
+            self._take_turn(shape)
+            progress.advance(turn_s[shape])
+
+    def _take_turn(self, shape: _Shape) -> None:
+        changed, *same = (time_step(self._steps[shape]) for _ in range(1 + _REPETITIONS))
+        self._changed[shape].append(changed)
+        self._same[shape].extend(same)
+
+    def costs(self, role: str, sizes: list[int]) -> EngineCosts:
+        seconds = {shape: self._seconds(shape) for shape in self._steps if shape.role == role}
+        short, long = (
+            _Shape(role, _ROWS_OF_LONG, context_len)
+            for context_len in (_CONTEXT, _longest_context(self._engines[role]))
+        )
+        more_positions = _ROWS_OF_LONG * max(long.context_len - _CONTEXT, 1)
+        per_position_s = max((seconds[long] - seconds[short]) / more_positions, 0.0)
+        by_rows = [seconds[_Shape(role, rows, _CONTEXT)] for rows in sizes]
+        without_context = (
+            max(each - rows * _CONTEXT * per_position_s, each / 2)
+            for rows, each in zip(sizes, by_rows, strict=True)
+        )
+        changes = [
+            (step.wall_s if self._is_quiet else step.busiest_s) - seconds[shape]
+            for shape in seconds
+            for step in self._changed[shape]
+        ]
+        change_s = max(statistics.median(changes), 0.0)
+        return EngineCosts(tuple(sizes), tuple(without_context), per_position_s, change_s)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return all(has_enough_quiet(steps) for steps in self._same.values())
+
+    def _seconds(self, shape: _Shape) -> float:
+        return (quiet_seconds if self._is_quiet else busy_seconds)(self._same[shape])
 
 
-def _time_step(engine: Engine, num_rows: int, context_len: int) -> float:
-    blocks = range(1, 1 + -(-(context_len + num_rows) // engine.config.kv_block_size))
-    chunk = Chunk(np.zeros(num_rows, np.int32), context_len, blocks, as_rows=True, num_logits=num_rows)
-    inputs = pack([chunk], engine.config.kv_block_size)
-    started_s = time.perf_counter()
-    engine.step(inputs)
-    return time.perf_counter() - started_s
+def _longest_context(engine: Engine) -> int:
+    return max(min(_LONG_CONTEXT, engine.config.max_position_embeddings - _ROWS_OF_LONG), _CONTEXT)
+
+
+def _inputs(engines: Mapping[str, Engine], shape: _Shape) -> StepInputs:
+    block_size = engines[shape.role].config.kv_block_size
+    blocks = range(1, 1 + -(-(shape.context_len + shape.rows) // block_size))
+    token_ids = np.zeros(shape.rows, np.int32)
+    chunk = Chunk(token_ids, shape.context_len, blocks, as_rows=True, num_logits=shape.rows)
+    return pack([chunk], block_size)

@@ -1,33 +1,30 @@
-"""Find the thread counts and the placement of threads with which a pair's rounds take least time here.
+"""Find the thread counts and the thread placement with which a pair's rounds are fastest.
 
-``python -m build.engines --recipe demo | tail -n 1 | python -m pipelines.calibration.threads``
-
-Standard input says where the engines are, as ``build.engines`` ends: ``{"draft": ..., "target": ...}``.
-A round is what the loop makes the engines do: some steps of the draft, then one of the target. Prints a
-table and the lines for the recipe; changes nothing. Exit codes: 0 measured; 1 an engine cannot be used;
-2 wrong usage. Each engine is loaded once for each of its settings, so memory must hold that many.
+``draftproof tune`` builds missing engines first. As in the loop, a round consists of several steps of the
+draft and one of the target. The command prints a table and the settings for the recipe, which it does not
+change. Exit codes: 0 success; 1 an engine cannot be used; 2 wrong usage. Each engine is loaded once for each
+setting, and all of them must fit into memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.errors import DraftproofError
-from pipelines.executor.engine import Engine
+from pipelines.building import build_recipe
+from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.manifest import EngineFiles
+from pipelines.program import EXIT_PASS, run_program
 
 _DRAFT_STEPS = 4
 _CONTEXT = 64
@@ -39,7 +36,7 @@ PLACEMENTS = {"pinned": "YES", "free": "NO"}
 
 @dataclass(frozen=True)
 class Setting:
-    """How the threads of both engines are set."""
+    """Number and placement of the threads of both engines."""
 
     target_threads: int
     draft_threads: int
@@ -50,37 +47,32 @@ class Setting:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        engines = json.load(sys.stdin)
-        draft_dir, target_dir = Path(engines["draft"]), Path(engines["target"])
-    except (ValueError, KeyError, TypeError) as error:
-        parser.error(f"standard input does not say where draft and target are: {error!r}")
-    try:
-        rounds_s = measure(draft_dir, target_dir, options.requests)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    return run_program(lambda: _measure_and_print(options))
+
+
+def _measure_and_print(options: argparse.Namespace) -> int:
+    engines = build_recipe("build.engines", options.recipe, report=print)
+    rounds_s = measure(Path(engines["draft"]), Path(engines["target"]), options.requests)
     best = min(rounds_s, key=lambda setting: statistics.median(rounds_s[setting]))
     for setting, times in sorted(rounds_s.items(), key=lambda item: statistics.median(item[1])):
         quartiles = [1e3 * value for value in statistics.quantiles(times, n=4)]
-        print(f"{setting}: {quartiles[1]:.2f} ms a round ({quartiles[0]:.2f} to {quartiles[2]:.2f})")
+        print(f"{setting}: {quartiles[1]:.2f} ms per round ({quartiles[0]:.2f} to {quartiles[2]:.2f})")
     print(
         f"fastest: target.num_threads: {best.target_threads}, draft.num_threads: {best.draft_threads}, "
         f"thread_placement: {best.placement}"
     )
-    return 0
+    return EXIT_PASS
 
 
 def measure(draft_dir: Path, target_dir: Path, num_requests: int) -> dict[Setting, list[float]]:
-    """Seconds of each round under each setting, all settings in turn.
+    """Time rounds with every setting, alternating between the settings.
 
     Args:
-        draft_dir: Engine.
-        target_dir: Engine.
-        num_requests: Requests at once, each with ``_DRAFT_STEPS`` draft tokens.
+        draft_dir: Engine directory of the draft.
+        target_dir: Engine directory of the target.
+        num_requests: Concurrent requests, each with ``_DRAFT_STEPS`` draft tokens.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
@@ -89,12 +81,13 @@ def measure(draft_dir: Path, target_dir: Path, num_requests: int) -> dict[Settin
     draft_inputs = _rows(num_requests, 1)
     target_inputs = _rows(num_requests, _DRAFT_STEPS + 1)
     settings = [Setting(*each) for each in itertools.product(counts, counts, PLACEMENTS)]
-    drafts, targets = {}, {}
-    for count, placement in itertools.product(counts, PLACEMENTS):
-        with _with_threads(draft_dir, count, placement) as directory:
-            drafts[count, placement] = Engine(directory, _NUM_BLOCKS)
-        with _with_threads(target_dir, count, placement) as directory:
-            targets[count, placement] = Engine(directory, _NUM_BLOCKS)
+    drafts, targets = (
+        {
+            (count, placement): _with_threads(EngineFiles(directory), count, placement)
+            for count, placement in itertools.product(counts, PLACEMENTS)
+        }
+        for directory in (draft_dir, target_dir)
+    )
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}
     for number in range(_ROUNDS + 1):
         for setting in settings:
@@ -104,13 +97,13 @@ def measure(draft_dir: Path, target_dir: Path, num_requests: int) -> dict[Settin
             for _ in range(_DRAFT_STEPS):
                 draft.step(draft_inputs)
             target.step(target_inputs)
-            if number:  # the first makes the kernels
+            if number:  # the first round also creates the kernels
                 times[setting].append(time.perf_counter() - started_s)
     return times
 
 
 def _thread_counts(num_processors: int) -> list[int]:
-    """1, 2, 4, ... and all."""
+    """Return 1, 2, 4, ... and the number of processors."""
     return sorted({*(2**power for power in range(num_processors.bit_length())), num_processors})
 
 
@@ -129,27 +122,23 @@ def _rows(num_requests: int, rows_each: int) -> StepInputs:
     return pack(chunks, 32)
 
 
-@contextmanager
-def _with_threads(engine_dir: Path, num_threads: int, placement: str) -> Iterator[Path]:
-    """The same engine with other threads: only its description differs."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        for path in engine_dir.iterdir():
-            if path.name != "engine.json":
-                (directory / path.name).symlink_to(path.resolve())
-        document = json.loads((engine_dir / "engine.json").read_text(encoding="utf-8"))
-        document["num_threads"] = num_threads
-        document["compile_properties"][_PINNING] = PLACEMENTS[placement]
-        (directory / "engine.json").write_text(json.dumps(document), encoding="utf-8")
-        yield directory
+def _with_threads(files: EngineFiles, num_threads: int, placement: str) -> Engine:
+    """Load an engine with other settings for its threads."""
+    config = EngineConfig.read(files)
+    properties = {**config.compile_properties, _PINNING: PLACEMENTS[placement]}
+    changed = replace(config, num_threads=num_threads, compile_properties=properties)
+    return Engine(files, _NUM_BLOCKS, changed)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.calibration.threads",
-        description="Find thread counts and placement with which rounds take least time.",
+        prog="draftproof tune",
+        description="Find the thread counts and the placement with which rounds are fastest.",
     )
-    parser.add_argument("--requests", type=int, default=1, choices=range(1, 33), metavar="N", help="at once")
+    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument(
+        "--requests", type=int, default=1, choices=range(1, 33), metavar="N", help="concurrent requests (1)"
+    )
     return parser
 
 

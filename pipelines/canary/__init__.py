@@ -1,1 +1,1 @@
-"""Rolls a new engine pair out: measures it beside the one in service, and judges it while it serves."""
+"""Roll out a new pair of engines step by step, judged against the pair in service."""

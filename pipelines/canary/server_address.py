@@ -1,4 +1,4 @@
-"""Where a rollout's server is asked: the one that ``make serve`` started here, or one in a container."""
+"""Find the addresses of a rollout's server, which ``make serve`` or a container has started."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.canary.repository_api import RepositoryApi
-from pipelines.deploy.launch import Launch
+from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import find_server
+from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.place import read_key
 from pipelines.errors import ServerUnavailableError
 
 _POLL_S = 0.5
@@ -17,56 +18,60 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """One server's.
+    """Addresses and key of one server.
 
     Attributes:
-        ports: Their numbers.
-        host: Name or IPv4 address.
+        ports: Port numbers.
+        key: Key of the server for its model repository and internal models.
+        host: Host name or IPv4 address.
     """
 
     ports: Ports
+    key: str
     host: str = HOST
 
     @classmethod
     def of(cls, run_directory: Path, host: str = "") -> ServerAddress:
-        """Of the server of a run directory.
+        """Find the server of a run directory.
 
         Args:
-            run_directory: Of the server.
-            host: Where it answers if it runs in a container, whose processes nobody else sees; its ports are
-                those of the environment. It is waited for as long as it may take to load, since whoever
-                starts containers starts it and the controller at once. "" for the server that was started
-                on this machine.
+            run_directory: Run directory of the server.
+            host: Host of a server in a container, whose processes are not visible here; its ports come from
+                the environment. Such a server may still be loading, because its container starts together
+                with the controller's, so this waits for it. "" for the server started on this machine.
 
         Raises:
-            RequestTimeoutError: It takes too long to answer.
+            RequestTimeoutError: The server did not answer in time.
             ServerUnavailableError: No server answers.
         """
         if not host:
-            return cls(find_server(run_directory).ports)
-        address = cls(Ports.from_environment(), host)
+            server = find_server(run_directory)
+            return cls(server.ports, server.key)
         ends_at_s = time.monotonic() + Launch.read(run_directory).ready_timeout_s
-        with RepositoryApi(address.http) as api:
-            while True:
-                try:
+        while True:
+            address = cls(
+                Ports.from_environment(), read_key(run_directory), host
+            )  # the key changes at each start
+            try:
+                with RepositoryApi(address.http, address.key) as api:
                     api.index()
-                    return address
-                except ServerUnavailableError:
-                    if time.monotonic() > ends_at_s:
-                        raise
-                    time.sleep(_POLL_S)
+                return address
+            except ServerUnavailableError:
+                if time.monotonic() > ends_at_s:
+                    raise
+                time.sleep(_POLL_S)
 
     @property
     def http(self) -> str:
-        """Of the repository API."""
+        """Address of the repository API."""
         return f"http://{self.host}:{self.ports.http}"
 
     @property
     def grpc(self) -> str:
-        """Of the models."""
+        """Address of the models."""
         return f"grpc://{self.host}:{self.ports.grpc}"
 
     @property
     def metrics(self) -> str:
-        """Of the figures."""
+        """Address of the metrics."""
         return f"http://{self.host}:{self.ports.metrics}/metrics"

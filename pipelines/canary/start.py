@@ -1,4 +1,4 @@
-"""Begins a rollout, or goes on with the one whose controller ended."""
+"""Start a rollout, or resume one whose controller has ended."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.canary.analysis.limits import DEFAULT, Limits, read_limits
-from pipelines.canary.controller import Controller, Look
-from pipelines.canary.phases import ENDED
-from pipelines.canary.plan import Plan, read_plan
-from pipelines.canary.record import RolloutRecord
-from pipelines.canary.rollout import Rollout
+from pipelines.canary.controller.control import Controller, Look
+from pipelines.canary.controller.earlier_version import set_aside
+from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.controller.phases import ENDED
+from pipelines.canary.controller.plan import Plan, read_plan
+from pipelines.canary.controller.rollout import Rollout
+from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.controller.world import World
+from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
+from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.server_address import ServerAddress
-from pipelines.canary.state import Store, sole_controller
-from pipelines.canary.triton_world import TritonWorld, find
-from pipelines.canary.world import World
 from pipelines.errors import CanaryError
 
 MakeWorld = Callable[[Rollout, str], World]
-"""From a rollout, and the socket of its candidate if that was loaded already."""
+"""Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
 
 
 def state_file(run_directory: Path) -> Path:
-    """Where the rollouts of a run directory are kept."""
+    """Return the path of the state file of a run directory."""
     return run_directory / "canary.sqlite"
 
 
@@ -34,26 +36,29 @@ def start(
     show: Callable[[Look], None],
     make_world: MakeWorld | None = None,
     host: str = "",
+    public_key: Path | None = None,
 ) -> RolloutRecord:
-    """Carry a rollout out to its end.
+    """Run a rollout to completion.
 
     Args:
-        run_directory: Of the server.
-        candidate: Recipe of the new pair.
-        plan_file: Read at the beginning only: who goes on keeps to what was begun.
-        show: Gets each look.
-        make_world: None for the server of the run directory.
-        host: Where that server answers if it runs in a container; "" for one started here.
+        run_directory: Run directory of the server.
+        candidate: Recipe of the new pair, or path of its package.
+        plan_file: Plan, which is read at the start; a resumed rollout keeps its plan.
+        show: Called with each look.
+        make_world: Makes the world; None for the server of the run directory.
+        host: Host of that server if it runs in a container; "" for one started here.
+        public_key: PEM file of the key that must have signed a package; None to accept any package.
 
     Raises:
-        CanaryError: Another rollout is under way, the candidate is the pair in service, or a file makes no
-            sense; nothing has changed.
-        DraftproofError: There is no server, or the rollout cannot go on.
+        CanaryError: Another rollout is running, the candidate is the pair in service, or a file is invalid;
+            nothing was changed.
+        DraftproofError: There is no server, or the rollout cannot continue.
     """
     state = state_file(run_directory)
     if make_world is None:
-        make_world = _server_of(run_directory, host)
+        make_world = _server_of(run_directory, host, public_key)
     with sole_controller(state):
+        set_aside(state)
         store = Store(state)
         rollout = store.latest()
         if rollout is None or store.progress(rollout).position.phase in ENDED:
@@ -67,7 +72,7 @@ def start(
         return store.record()
 
 
-def _server_of(run_directory: Path, host: str) -> MakeWorld:
+def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:
     address = ServerAddress.of(run_directory, host)
 
     def make_world(rollout: Rollout, candidate_socket: str) -> World:
@@ -78,19 +83,20 @@ def _server_of(run_directory: Path, host: str) -> MakeWorld:
             rollout.recipe_candidate,
             rollout.limits,
             candidate_socket,
+            public_key,
         )
 
     return make_world
 
 
 def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
-    found = find(run_directory)
+    found = find_in_service(run_directory)
     if candidate == found.stable.name:
         raise CanaryError(
             "the candidate is the pair in service",
             values=f"recipe {candidate}",
             limit="another recipe",
-            remedy="give CANDIDATE=<recipe> of the new pair; nothing has changed",
+            remedy="set CANDIDATE to the recipe of the new pair; nothing was changed",
         )
     plan = read_plan(plan_file)
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
@@ -116,14 +122,14 @@ def _check_together(plan: Plan, limits: Limits) -> None:
             "a load band has no limit",
             values=", ".join(missing),
             limit=f"speed_up names {', '.join(limits.speed_up)}",
-            remedy="add the band to speed_up in the limits; nothing has begun",
+            remedy="add the band to speed_up in the limits; the rollout was not started",
         )
     if plan.max_pairs < limits.min_requests:
         raise CanaryError(
             "no candidate could ever pass",
             values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
-            limit="max_pairs is min_requests at least: with fewer no loss is judged",
-            remedy="raise max_pairs in the plan, or lower min_requests in the limits; nothing has begun",
+            limit="max_pairs of at least min_requests, the least number for which a metric is judged",
+            remedy="raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
         )
 
 
@@ -131,8 +137,8 @@ def _check_same(rollout: Rollout, candidate: str) -> None:
     if candidate != rollout.recipe_candidate:
         raise CanaryError(
             "another rollout has not ended",
-            values=f"{rollout.canary_id} of {rollout.recipe_candidate}; asked for: {candidate}",
+            values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
             limit="one rollout at a time",
-            remedy=f"go on with CANDIDATE={rollout.recipe_candidate}, after "
-            "'python -m pipelines.canary abort' if it is to end",
+            remedy=f"resume it with CANDIDATE={rollout.recipe_candidate}; to end it, run "
+            "'python -m pipelines.canary abort' first",
         )

@@ -1,4 +1,4 @@
-r"""Client of a Draftproof server: one class over gRPC and HTTP, streaming or not, with typed errors.
+r"""Python client of a Draftproof server over gRPC and HTTP, with streaming and typed errors.
 
 ::
 
@@ -6,8 +6,6 @@ r"""Client of a Draftproof server: one class over gRPC and HTTP, streaming or no
         print(client.generate(CompletionRequest("def area(radius):\n")).text)
         for chunk in client.stream(CompletionRequest("import ", max_tokens=16)):
             print(chunk.text, end="")
-
-On the command line: ``python -m pipelines.client --url grpc://127.0.0.1:8001 --stream "import "``.
 """
 
 from pipelines.client.client import Client, GenerationStream

@@ -1,8 +1,8 @@
-"""Ask a Draftproof server on the command line.
+"""Send a request to a Draftproof server from the command line.
 
 ``python -m pipelines.client --url grpc://127.0.0.1:8001 --max-tokens 64 --stream "def area(radius):"``
 
-Exit codes: 0 answered, 1 the server refused, failed or is not there, 2 wrong usage, 130 interrupted.
+Exit codes: 0 answered; 1 the server refused, failed or does not answer; 2 wrong usage; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ from pipelines.client.client import Client, split_url
 from pipelines.client.generation import Generation
 from pipelines.client.request import CompletionRequest
 from pipelines.client.timeouts import Timeouts
-from pipelines.errors import DraftproofError, InvalidRequestError
+from pipelines.errors import InvalidRequestError
+from pipelines.program import EXIT_PASS, run_program
+
+_ABOUT_SPECIAL_TOKENS = {
+    "add_special_tokens": "put BOS and the like before the prompt",
+    "parse_special_tokens": "read names such as <|im_start|> in the prompt as special tokens",
+    "skip_special_tokens": "leave special tokens out of the text",
+}
 
 DEFAULT_URL = "grpc://127.0.0.1:8001"  # Triton's own gRPC port on this machine
-_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timeouts = Timeouts(connect_s=options.connect_timeout, total_s=options.timeout)
     except InvalidRequestError as error:
         parser.error(str(error))
+    if not options.prompt and not options.prompt_ids:
+        parser.error("a prompt or --prompt-ids is required")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     request = dataclasses.replace(
         defaults,
@@ -53,28 +61,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         min_tokens=options.min_tokens,
         bad_words=tuple(options.bad_word),
         logit_bias=tuple(options.logit_bias),
+        guide=tuple(options.guide) if options.guide else None,
         num_log_probs=options.log_probs,
+        return_prompt_log_probs=options.prompt_log_probs,
         use_draft_logits=options.use_draft_logits,
         session_id=options.session_id,
         arm=options.arm,
+        prompt_ids=options.prompt_ids,
+        **{name: getattr(options, name) for name in _ABOUT_SPECIAL_TOKENS},
     )
-    try:
-        with Client.connect(options.url, timeouts) as client:
+
+    def work() -> int:
+        with Client.connect(options.url, timeouts) as client:  # interrupted, it cancels the request
             generation = _ask(client, request, options)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # leaving the client's block has cancelled the request
-        return _INTERRUPTED
-    if options.json:
-        print(json.dumps(as_document(generation)))
-    elif not options.stream:
-        print(generation.text)
-    return 0
+        if options.json:
+            print(json.dumps(as_document(generation)))
+        elif not options.stream:
+            print(generation.text)
+        return EXIT_PASS
+
+    return run_program(work)
 
 
 def as_document(generation: Generation) -> dict[str, Any]:
-    """An answer with its derived figures, ready for JSON."""
+    """Return an answer with its derived figures, ready for JSON."""
     return {
         **dataclasses.asdict(generation),
         "itl_s": generation.itl_s,
@@ -98,9 +108,19 @@ def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace
 def _parser() -> argparse.ArgumentParser:
     defaults = CompletionRequest("")
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.client", description="Ask a Draftproof server to continue a text."
+        prog="draftproof ask", description="Continue a text with a Draftproof server."
     )
-    parser.add_argument("prompt", help="text to continue; - reads standard input")
+    parser.add_argument("prompt", nargs="?", default="", help="text to continue; - reads standard input")
+    parser.add_argument(
+        "--prompt-ids", type=token_ids, default=(), metavar="ID,ID", help="tokens to continue, not a text"
+    )
+    for name, text in _ABOUT_SPECIAL_TOKENS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action=argparse.BooleanOptionalAction,
+            default=getattr(defaults, name),
+            help=text,
+        )
     parser.add_argument(
         "--url", default=DEFAULT_URL, help="grpc://host:port or http://host:port (%(default)s)"
     )
@@ -109,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print the answer with its figures as one JSON line"
     )
-    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, help="tokens (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=defaults.max_tokens, help="most output tokens (%(default)s)"
+    )
     parser.add_argument(
         "--temperature", type=float, default=defaults.temperature, help="0 is greedy (%(default)s)"
     )
@@ -122,33 +144,51 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("presence", "frequency"):
         parser.add_argument(f"--{name}-penalty", type=float, default=0.0, help="in [-2, 2] (%(default)s)")
     parser.add_argument(
-        "--min-tokens", type=int, default=defaults.min_tokens, help="tokens at least (%(default)s)"
+        "--min-tokens", type=int, default=defaults.min_tokens, help="least output tokens (%(default)s)"
     )
-    parser.add_argument("--bad-word", action="append", default=[], help="never in the answer; repeatable")
+    parser.add_argument(
+        "--bad-word", action="append", default=[], help="text that the answer must not contain; repeatable"
+    )
     parser.add_argument(
         "--logit-bias",
         action="append",
         type=logit_bias,
         default=[],
         metavar="ID=VALUE",
-        help="added to the logit of a token; repeatable",
+        help="value to add to the logit of a token; repeatable",
     )
     parser.add_argument(
-        "--log-probs", type=int, metavar="N", help="log probabilities, with N alternatives; see --json"
+        "--log-probs", type=int, metavar="N", help="return log probabilities with N alternatives; see --json"
+    )
+    parser.add_argument(
+        "--prompt-log-probs", action="store_true", help="return those of the prompt too; with --log-probs"
+    )
+    parser.add_argument(
+        "--guide",
+        nargs=2,
+        metavar=("TYPE", "TEXT"),
+        help="the answer follows it: json_schema, regex, choice, ebnf_grammar, lark_grammar, or json ''",
     )
     parser.add_argument(
         "--use-draft-logits", action="store_true", help="accept draft tokens by the ratio rule"
     )
-    parser.add_argument("--seed", type=int, help="same seed, same answer (default: one is drawn)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same answer (default: random)")
     parser.add_argument(
-        "--stop-word", action="append", default=[], help="the answer ends before it; repeatable"
+        "--stop-word", action="append", default=[], help="text before which the answer ends; repeatable"
     )
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
-    parser.add_argument("--session-id", default="", help="requests of one session share what is learnt")
-    parser.add_argument("--arm", default="", help="with --model router: stable, candidate or control")
-    parser.add_argument("--num-draft-tokens", type=int, help="per round; 0 is off (default: the server's)")
     parser.add_argument(
-        "--timeout", type=float, default=Timeouts().total_s, help="seconds in all (%(default)s)"
+        "--session-id", default="", help="requests of one session share draft statistics and one arm"
+    )
+    parser.add_argument("--arm", default="", help="with --model router: stable, candidate or control")
+    parser.add_argument(
+        "--num-draft-tokens", type=int, help="draft tokens per round; 0 is off (default: the server's)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=Timeouts().total_s,
+        help="seconds for the whole request (%(default)s)",
     )
     parser.add_argument(
         "--connect-timeout", type=float, default=Timeouts().connect_s, help="seconds to connect (%(default)s)"
@@ -156,8 +196,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def token_ids(text: str) -> tuple[int, ...]:
+    """Parse ``ID,ID``; argparse shows this function's name in its error message."""
+    return tuple(int(token_id) for token_id in text.split(","))
+
+
 def logit_bias(text: str) -> tuple[int, float]:
-    """Read ``ID=VALUE``; argparse names this function where the text is another."""
+    """Parse ``ID=VALUE``; argparse shows this function's name in its error message."""
     token_id, _, value = text.partition("=")
     return int(token_id), float(value)
 

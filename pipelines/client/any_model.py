@@ -1,4 +1,4 @@
-"""Calls to any model of any Triton server, described by what the server itself says of the model."""
+"""Calls to any model of any Triton server, described by the server's own model configuration."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.client.client import split_url
+from pipelines.client.server_key import key_of_environment
 from pipelines.client.timeouts import Timeouts
 from pipelines.errors import InvalidRequestError
 
 Tensors = dict[str, npt.NDArray[Any]]
-
-NUMPY_TYPES: Mapping[str, Any] = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
-"""Triton's datatypes of fixed size, less BF16, which numpy does not have."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +23,9 @@ class TensorSpec:
     """One input or output of a model.
 
     Attributes:
-        datatype: Triton's word, such as INT32, or BYTES for text.
-        dims: Without the batch dimension; -1 for any size.
-        is_optional: Whether a request may leave it out.
+        datatype: Triton's datatype, such as INT32, or BYTES for text.
+        dims: Dimensions without the batch dimension; -1 for any size.
+        is_optional: Whether a request may omit it.
     """
 
     datatype: str
@@ -49,14 +35,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a server says of one model.
+    """Configuration of one model.
 
     Attributes:
-        name: The model.
-        inputs: By name.
-        outputs: By name.
-        has_batch_dimension: Whether tensors begin with one.
-        is_decoupled: Whether a request may have other than one response.
+        name: Name of the model.
+        inputs: Name -> input.
+        outputs: Name -> output.
+        has_batch_dimension: Whether tensors have a batch dimension.
+        is_decoupled: Whether a request can have any number of responses.
     """
 
     name: str
@@ -66,55 +52,56 @@ class ModelSpec:
     is_decoupled: bool
 
     def tensor(self, name: str, values: Sequence[Any]) -> npt.NDArray[Any]:
-        """Values of an input as the array that the model takes, with its batch dimension.
+        """Convert values of an input to the array that the model takes, with its batch dimension.
 
         Raises:
-            InvalidRequestError: The model takes another type.
+            InvalidRequestError: The values do not fit the input's datatype.
         """
         spec = self.inputs[name]
         try:
-            array = np.array(values, np.object_ if spec.datatype == "BYTES" else NUMPY_TYPES[spec.datatype])
-        except (KeyError, ValueError, OverflowError) as error:
+            array = np.array(values, triton_to_np_dtype(spec.datatype))
+        except (ValueError, OverflowError) as error:
             raise InvalidRequestError(
                 f"input {name} of model {self.name} cannot be filled",
                 values=f"{list(values)!r}: {error!r}",
-                limit=f"the model takes {spec.datatype}",
+                limit=f"values of type {spec.datatype}",
                 remedy="name a model with NVIDIA's tensors",
             ) from error
         return array.reshape(1, -1) if self.has_batch_dimension else array
 
 
 class ModelCalls(Protocol):
-    """One server. Every method raises errors of ``pipelines.errors`` only. Use one object per thread."""
+    """Connection to one server; use one per thread. Methods raise only errors of ``pipelines.errors``."""
 
     def describe(self, model: str) -> ModelSpec:
-        """Ask the server for a model's configuration; InvalidRequestError if it has no such model."""
+        """Request a model's configuration; InvalidRequestError if there is no such model."""
 
     def infer(self, model: ModelSpec, inputs: Tensors) -> list[Tensors]:
-        """Send one request and wait for all its responses, in order."""
+        """Send one request and return all its responses in order."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
-def connect_to_models(url: str, timeouts: Timeouts | None = None) -> ModelCalls:
-    """Make the calls for an address as ``Client.connect`` takes it.
+def connect_to_models(url: str, timeouts: Timeouts | None = None, key: str | None = None) -> ModelCalls:
+    """Connect to a server; arguments as for ``Client.connect``.
 
     Raises:
-        InvalidRequestError: The address has another form.
+        InvalidRequestError: The address is invalid.
     """
     scheme, address = split_url(url)
+    key = key_of_environment() if key is None else key
     if scheme == "grpc":
-        from pipelines.client.grpc_models import GrpcModels
+        from pipelines.client.transports.grpc_models import GrpcModels
 
-        return GrpcModels(address, timeouts or Timeouts())
-    from pipelines.client.http_models import HttpModels
+        return GrpcModels(address, timeouts or Timeouts(), key)
+    from pipelines.client.transports.http_models import HttpModels
 
-    return HttpModels(address, timeouts or Timeouts())
+    return HttpModels(address, timeouts or Timeouts(), key)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Read a model configuration, as Triton's JSON spells it."""
+    """Convert a model configuration from Triton's JSON."""
 
     def tensors(kind: str) -> dict[str, TensorSpec]:
         return {

@@ -1,4 +1,4 @@
-"""The client: one class, whatever the transport."""
+"""The client, independent of the transport."""
 
 from __future__ import annotations
 
@@ -9,47 +9,49 @@ from types import TracebackType
 from typing import Protocol
 
 from pipelines.client.generation import Chunk, Generation, join_chunks
+from pipelines.client.model_names import SPECULATIVE
 from pipelines.client.request import CompletionRequest
+from pipelines.client.server_key import key_of_environment
 from pipelines.client.timeouts import Timeouts
 from pipelines.errors import InvalidRequestError
 
 
 class Call(Protocol):
-    """A request on its way."""
+    """A running request."""
 
     def receive(self) -> Chunk | None:
         """Wait for the next chunk; None after the last."""
 
     def close(self) -> None:
-        """Cancel what is not yet answered and free the connection; safe to call twice."""
+        """Cancel the rest and free the connection; may be called twice."""
 
 
 class Transport(Protocol):
-    """What ``Client`` needs of gRPC or HTTP. Every method raises errors of ``pipelines.errors`` only."""
+    """Interface of gRPC and HTTP for ``Client``. Methods raise only errors of ``pipelines.errors``."""
 
     def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> Call:
         """Send a request."""
 
     def is_ready(self) -> bool:
-        """Whether the server says that it is ready; False if nothing answers."""
+        """Return whether the server is ready; False if nothing answers."""
 
     def server_version(self) -> str:
-        """Triton's version."""
+        """Return the version of Triton."""
 
     def model_parameters(self, model: str) -> Mapping[str, str]:
-        """The ``parameters`` of a model's config.pbtxt."""
+        """Return the ``parameters`` of a model's config.pbtxt."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
 class GenerationStream(Iterator[Chunk]):
-    """Chunks of one answer as they arrive. Closing it, or leaving its ``with`` block, cancels the rest.
+    """Iterator over the chunks of one answer. ``close``, or leaving its ``with`` block, cancels the rest.
 
     Args:
-        call: The request, already sent.
-        sent_at_s: When, on ``time.monotonic``'s clock.
-        streamed: Whether the server was asked to stream.
+        call: Request that was sent.
+        sent_at_s: Time of sending on ``time.monotonic``'s clock.
+        streamed: Whether the answer is streamed.
     """
 
     def __init__(self, call: Call, sent_at_s: float, *, streamed: bool = True) -> None:
@@ -61,7 +63,7 @@ class GenerationStream(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         try:
             chunk = self._call.receive()
-        except BaseException:  # KeyboardInterrupt too: the server must not go on for nobody
+        except BaseException:  # KeyboardInterrupt too, so that the server stops generating
             self.close()
             raise
         if chunk is None:
@@ -74,14 +76,14 @@ class GenerationStream(Iterator[Chunk]):
         """Wait for the rest and return the whole answer.
 
         Raises:
-            DraftproofError: As the server raised it.
+            DraftproofError: The error that the server raised.
         """
         for _ in self:
             pass
         return join_chunks(self._chunks, self._sent_at_s, streamed=self._streamed)
 
     def close(self) -> None:
-        """Cancel what is not yet answered: the server frees the request's memory at once."""
+        """Cancel the rest of the answer; the server frees the request's memory immediately."""
         self._call.close()
 
     def __enter__(self) -> GenerationStream:
@@ -97,11 +99,11 @@ class GenerationStream(Iterator[Chunk]):
 
 
 class Client:
-    """Asks one server. Use one client per thread; ``connect`` makes it.
+    """Client of one server. Create it with ``connect``, and use one per thread.
 
     Args:
-        url: Where ``transport`` leads, for messages.
-        transport: gRPC, HTTP, or a stand-in in tests.
+        url: Address of the server, for messages.
+        transport: Transport over gRPC or HTTP, or a stand-in in tests.
     """
 
     def __init__(self, url: str, transport: Transport) -> None:
@@ -109,54 +111,56 @@ class Client:
         self._transport = transport
 
     @classmethod
-    def connect(cls, url: str, timeouts: Timeouts | None = None) -> Client:
-        """Make a client. The server need not be up yet: see ``is_ready``.
+    def connect(cls, url: str, timeouts: Timeouts | None = None, key: str | None = None) -> Client:
+        """Create a client. The server need not run yet, see ``is_ready``.
 
         Args:
             url: ``grpc://host:port`` or ``http://host:port``.
-            timeouts: None means ``Timeouts()``.
+            timeouts: Timeouts; None for the defaults.
+            key: Key of the server, for operators; None for that of ``DRAFTPROOF_KEY_FILE``, if it is set.
 
         Raises:
-            InvalidRequestError: The address has another form.
+            InvalidRequestError: The address is invalid.
         """
         scheme, address = split_url(url)
         timeouts = timeouts or Timeouts()
-        # Imported here so that a user of one transport needs not the packages of the other.
+        key = key_of_environment() if key is None else key
+        # Imported here, so that one transport does not require the packages of the other.
         if scheme == "grpc":
-            from pipelines.client.grpc_transport import GrpcTransport
+            from pipelines.client.transports.grpc import GrpcTransport
 
-            return cls(url, GrpcTransport(address, timeouts))
-        from pipelines.client.http_transport import HttpTransport
+            return cls(url, GrpcTransport(address, timeouts, key))
+        from pipelines.client.transports.http import HttpTransport
 
-        return cls(url, HttpTransport(address, timeouts))
+        return cls(url, HttpTransport(address, timeouts, key))
 
-    def generate(self, request: CompletionRequest, model: str = "generate") -> Generation:
-        """Ask for a whole answer in one response.
+    def generate(self, request: CompletionRequest, model: str = SPECULATIVE) -> Generation:
+        """Request a whole answer in one response.
 
         Raises:
-            DraftproofError: The class that the server raised, or ServerUnavailableError,
-                RequestTimeoutError, InvalidRequestError of the client's own.
+            DraftproofError: The error that the server raised, or ServerUnavailableError,
+                RequestTimeoutError or InvalidRequestError of the client itself.
         """
         return self._start(request, model, streaming=False).result()
 
-    def stream(self, request: CompletionRequest, model: str = "generate") -> GenerationStream:
-        """Ask for an answer in chunks; ``GenerationStream.result`` adds them up.
+    def stream(self, request: CompletionRequest, model: str = SPECULATIVE) -> GenerationStream:
+        """Request a streamed answer; ``GenerationStream.result`` joins its chunks.
 
         Raises:
-            DraftproofError: As ``generate``; while iterating, too.
+            DraftproofError: As for ``generate``, also while iterating.
         """
         return self._start(request, model, streaming=True)
 
     def is_ready(self) -> bool:
-        """Whether the server says that it is ready; False if nothing answers."""
+        """Return whether the server is ready; False if nothing answers."""
         return self._transport.is_ready()
 
     def server_version(self) -> str:
-        """Version of the Triton server."""
+        """Return the version of the Triton server."""
         return self._transport.server_version()
 
     def model_parameters(self, model: str) -> Mapping[str, str]:
-        """The ``parameters`` of the model's config.pbtxt, as the server loaded it."""
+        """Return the ``parameters`` of a model's config.pbtxt, as the server loaded it."""
         return self._transport.model_parameters(model)
 
     def close(self) -> None:
@@ -183,7 +187,7 @@ def split_url(url: str) -> tuple[str, str]:
     ``host:port`` alone means gRPC.
 
     Raises:
-        InvalidRequestError: It has another form.
+        InvalidRequestError: The address is invalid.
     """
     parts = urllib.parse.urlsplit(url if "://" in url else f"grpc://{url}")
     try:
@@ -192,9 +196,9 @@ def split_url(url: str) -> tuple[str, str]:
         port = None
     if parts.scheme not in ("grpc", "http") or not parts.hostname or port is None or parts.path.strip("/"):
         raise InvalidRequestError(
-            "the server's address cannot be used",
+            "the server's address is invalid",
             values=f"url={url!r}",
             limit="grpc://host:port, http://host:port, or host:port for gRPC",
-            remedy="for a local server try grpc://127.0.0.1:8001",
+            remedy="use grpc://127.0.0.1:8001 for a local server",
         )
     return parts.scheme, parts.netloc

@@ -1,4 +1,4 @@
-"""What a server answers: chunks as they arrive, and the whole answer with its figures."""
+"""Answers of a server: chunks as they arrive, and the whole answer with its figures."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any
 
 from pipelines.errors import InternalError
 
+TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
+"""Sources of output tokens, by their numbers in ``Chunk.token_sources``."""
+
 TopLogProbs = tuple[tuple[tuple[int, float], ...], ...]
-"""For each token the ids and log probabilities of alternatives."""
+"""Ids and log probabilities of alternatives, for each token."""
 
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """What the loop counted, from the beginning of the answer to this chunk.
+    """Counts of the loop from the start of the answer to this chunk.
 
     Attributes:
-        num_rounds: Target passes.
-        total_draft_tokens: Draft tokens proposed.
-        total_accepted_draft_tokens: Those that the target accepted.
-        accepted_per_position: Entry i: rounds in which draft position i was accepted.
+        num_rounds: Number of target passes.
+        total_draft_tokens: Number of proposed draft tokens.
+        total_accepted_draft_tokens: Number of accepted draft tokens.
+        accepted_per_position: Entry i: number of rounds that accepted draft position i.
     """
 
     num_rounds: int
@@ -35,22 +38,28 @@ class Chunk:
 
     Attributes:
         text: New text.
-        output_ids: New tokens; never the prompt.
-        accepted_mask: For each of ``output_ids`` whether it was an accepted draft token.
+        output_ids: New tokens, without the prompt.
+        accepted_mask: For each of ``output_ids``, whether it was an accepted draft token.
         finish_reason: "" until the last chunk, then "stop" or "length".
-        received_at_s: When the response reached this process, on ``time.monotonic``'s clock.
-        sequence_length: Output tokens so far, this chunk included.
-        counts: None where nothing was drafted since the chunk before, unless it is the last; and from
-            ``generate_target``.
-        seed: Key of the noise that the tokens were sampled with; asking with it again gives the same
-            answer. Comes with the last chunk; None from a server that does not tell.
-        draft_length: What decided it: "adaptive" or a fixed number; "" before the last chunk, and from
-            ``generate_target``.
-        log_probs: Natural logarithm of the probability of each of ``output_ids``; empty if not asked for.
-        top_log_probs: For each of them the likeliest tokens at its place and their log probabilities,
-            the likeliest first; empty if not asked for.
-        arm: Who answered, in the last chunk of ``router``; else "".
-        fallback_from: Arms that were to answer before that one and did not.
+        received_at_s: Time of arrival on ``time.monotonic``'s clock.
+        sequence_length: Number of output tokens so far, including this chunk.
+        counts: Counts of speculation; None if nothing was drafted since the previous chunk and it is not the
+            last, or from ``generate_target``.
+        drafted_per_round: Draft tokens that each target pass of the answer verified; only in the last chunk.
+        seed: Seed of the sampling noise; a request with it gives the same answer. Only in the last chunk;
+            None if the server does not return it.
+        draft_length: "adaptive" or a fixed number; "" before the last chunk and from ``generate_target``.
+        log_probs: Natural log probability of each of ``output_ids``; empty if not requested.
+        top_log_probs: For each of them, the likeliest tokens and their log probabilities, likeliest first;
+            empty if not requested.
+        prompt_log_probs: Natural log probability of each token of the prompt but the first, in the first
+            chunk; else empty.
+        prompt_top_log_probs: For each of them, as ``top_log_probs``.
+        arm: Arm that answered, in the last chunk of ``router``; else "".
+        fallback_from: Arms that were asked before that one and did not answer.
+        token_sources: For each of ``output_ids``, where it came from: a number of ``TOKEN_SOURCES``.
+        continued_elsewhere: Whether a server that may give other answers continued what another one began;
+            in the last chunk of a front door's fleet.
     """
 
     text: str
@@ -60,12 +69,17 @@ class Chunk:
     received_at_s: float
     sequence_length: int
     counts: SpeculationCounts | None = None
+    drafted_per_round: tuple[int, ...] = ()
     seed: int | None = None
     draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
+    prompt_log_probs: tuple[float, ...] = ()
+    prompt_top_log_probs: TopLogProbs = ()
     arm: str = ""
     fallback_from: tuple[str, ...] = ()
+    token_sources: tuple[int, ...] = ()
+    continued_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,23 +87,26 @@ class Generation:
     """A complete answer. Times are in seconds.
 
     Attributes:
-        text: The whole text.
-        output_ids: All output tokens; ``end_id`` is not among them.
-        accepted_mask: For each of ``output_ids`` whether it was an accepted draft token; empty from
+        text: Whole text.
+        output_ids: All output tokens, without ``end_id``.
+        accepted_mask: For each of ``output_ids``, whether it was an accepted draft token; empty from
             ``generate_target``, which has no draft.
         finish_reason: "stop" after ``end_id`` or a stop word, "length" at ``max_tokens``.
-        num_rounds: Target passes; 0 from ``generate_target``, which does not count them.
-        total_draft_tokens: Draft tokens proposed.
-        total_accepted_draft_tokens: Those that the target accepted.
+        num_rounds: Number of target passes; 0 from ``generate_target``, which does not count them.
+        total_draft_tokens: Number of proposed draft tokens.
+        total_accepted_draft_tokens: Number of accepted draft tokens.
         accepted_per_position: As in ``SpeculationCounts``.
-        ttft_s: From sending the request to the first output token; None if the answer was not streamed
+        ttft_s: Time from sending the request to the first output token; None if the answer was not streamed
             or is empty.
-        e2e_latency_s: From sending the request to the last output token.
+        e2e_latency_s: Time from sending the request to the last output token.
         seed: As in ``Chunk``.
         draft_length: As in ``Chunk``.
-        log_probs: As in ``Chunk``, of all of ``output_ids``.
-        top_log_probs: As in ``Chunk``, of all of ``output_ids``.
-        draft_lengths: Draft tokens of each round that came in a chunk of its own, in their order.
+        log_probs: As in ``Chunk``, for all ``output_ids``.
+        top_log_probs: As in ``Chunk``, for all ``output_ids``.
+        prompt_log_probs: As in the first ``Chunk``.
+        prompt_top_log_probs: As in the first ``Chunk``.
+        drafted_per_round: Draft tokens that each target pass verified, in order; empty from
+            ``generate_target``.
         arm: As in ``Chunk``.
         fallback_from: As in ``Chunk``.
     """
@@ -108,7 +125,9 @@ class Generation:
     draft_length: str = ""
     log_probs: tuple[float, ...] = ()
     top_log_probs: TopLogProbs = ()
-    draft_lengths: tuple[int, ...] = ()
+    prompt_log_probs: tuple[float, ...] = ()
+    prompt_top_log_probs: TopLogProbs = ()
+    drafted_per_round: tuple[int, ...] = ()
     arm: str = ""
     fallback_from: tuple[str, ...] = ()
 
@@ -121,8 +140,8 @@ class Generation:
     def itl_s(self) -> float | None:
         """Time per output token after the first: (e2e - ttft) / (tokens - 1).
 
-        None below two tokens or without streaming. One round brings several tokens in one chunk, so
-        this is not the gap between chunks.
+        None with fewer than two tokens or without streaming. A round returns several tokens in one chunk, so
+        this is not the time between chunks.
         """
         if self.ttft_s is None or len(self.output_ids) < 2:
             return None
@@ -144,14 +163,14 @@ class Generation:
 
 
 def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: float) -> Chunk:
-    """Read one response.
+    """Convert the outputs of one response to a chunk.
 
     Args:
-        outputs: Tensor name -> its values, flattened; text as ``str`` or UTF-8 ``bytes``.
-        received_at_s: On ``time.monotonic``'s clock.
+        outputs: Tensor name -> values, flattened; text as ``str`` or UTF-8 ``bytes``.
+        received_at_s: Time of arrival on ``time.monotonic``'s clock.
 
     Raises:
-        InternalError: An output is missing or the response contradicts itself.
+        InternalError: An output is missing, or the response is inconsistent.
     """
     try:
         counts = None
@@ -163,6 +182,7 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
                 accepted_per_position=tuple(int(count) for count in outputs["accepted_per_position"]),
             )
         output_ids = tuple(int(token_id) for token_id in outputs["output_ids"])
+        of_prompt = outputs.get("prompt_log_probs", ())
         chunk = Chunk(
             text=_text(outputs["text_output"]),
             output_ids=output_ids,
@@ -172,39 +192,46 @@ def chunk_from_outputs(outputs: Mapping[str, Sequence[Any]], received_at_s: floa
             received_at_s=received_at_s,
             sequence_length=int(outputs["sequence_length"][0]),
             counts=counts,
+            drafted_per_round=tuple(int(num) for num in outputs.get("drafted_per_round", ())),
             seed=int(outputs["output_seed"][0]) if "output_seed" in outputs else None,
             draft_length=_text(outputs["draft_length"]) if "draft_length" in outputs else "",
             log_probs=tuple(float(value) for value in outputs.get("output_log_probs", ())),
             top_log_probs=_top_log_probs(outputs, len(output_ids)),
+            prompt_log_probs=tuple(map(float, of_prompt)),
+            prompt_top_log_probs=_top_log_probs(outputs, len(of_prompt), "prompt_"),
             arm=_text(outputs.get("arm", ("",))),
             fallback_from=tuple(filter(None, _text(outputs.get("fallback_from", ("",))).split(","))),
+            token_sources=tuple(int(source) for source in outputs.get("token_sources", ()))
+            or (0,) * len(output_ids),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise _contradiction(f"{error!r} in a response with outputs {sorted(outputs)}") from error
+        raise _inconsistent(f"{error!r} in a response with outputs {sorted(outputs)}") from error
     if len(chunk.accepted_mask) != len(chunk.output_ids):
-        raise _contradiction(f"{len(chunk.accepted_mask)} marks for {len(chunk.output_ids)} tokens")
+        raise _inconsistent(f"{len(chunk.accepted_mask)} marks for {len(chunk.output_ids)} tokens")
+    if len(chunk.token_sources) != len(chunk.output_ids):
+        raise _inconsistent(f"{len(chunk.token_sources)} sources of {len(chunk.output_ids)} tokens")
     if chunk.log_probs and len(chunk.log_probs) != len(chunk.output_ids):
-        raise _contradiction(f"{len(chunk.log_probs)} log probs for {len(chunk.output_ids)} tokens")
+        raise _inconsistent(f"{len(chunk.log_probs)} log probs for {len(chunk.output_ids)} tokens")
     return chunk
 
 
 def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) -> Generation:
-    """Put an answer together.
+    """Join the chunks of an answer.
 
     Args:
-        chunks: All chunks of one answer, in the order of arrival.
-        sent_at_s: When the request was sent, on the clock of ``Chunk.received_at_s``.
-        streamed: Whether the first chunk tells when the first token was ready.
+        chunks: All chunks of one answer in the order of arrival.
+        sent_at_s: Time at which the request was sent, on the clock of ``Chunk.received_at_s``.
+        streamed: Whether the arrival of the first chunk is that of the first token.
 
     Raises:
         InternalError: A chunk is missing.
     """
     output_ids = tuple(token_id for chunk in chunks for token_id in chunk.output_ids)
     if not chunks or not chunks[-1].finish_reason:
-        raise _contradiction(f"no finish_reason after {len(output_ids)} tokens")
+        raise _inconsistent(f"no finish_reason after {len(output_ids)} tokens")
     if chunks[-1].sequence_length != len(output_ids):
         told = chunks[-1].sequence_length
-        raise _contradiction(f"sequence_length={told}, {len(output_ids)} tokens received")
+        raise _inconsistent(f"sequence_length={told}, {len(output_ids)} tokens received")
     first = next((chunk for chunk in chunks if chunk.output_ids), None)
     counts = chunks[-1].counts or SpeculationCounts(0, 0, 0, ())
     return Generation(
@@ -222,32 +249,18 @@ def join_chunks(chunks: Sequence[Chunk], sent_at_s: float, *, streamed: bool) ->
         draft_length=chunks[-1].draft_length,
         log_probs=tuple(log_prob for chunk in chunks for log_prob in chunk.log_probs),
         top_log_probs=tuple(alternatives for chunk in chunks for alternatives in chunk.top_log_probs),
-        draft_lengths=_draft_lengths(chunks),
+        prompt_log_probs=tuple(each for chunk in chunks for each in chunk.prompt_log_probs),
+        prompt_top_log_probs=tuple(each for chunk in chunks for each in chunk.prompt_top_log_probs),
+        drafted_per_round=chunks[-1].drafted_per_round,
         arm=chunks[-1].arm,
         fallback_from=chunks[-1].fallback_from,
     )
 
 
-def _draft_lengths(chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    lengths: list[int] = []
-    if chunks[-1].counts is None:  # no draft
-        return ()
-    num_rounds = num_drafted = 0
-    for chunk in chunks:
-        if chunk.counts is None:  # nothing was drafted: a token for each round
-            lengths.extend(0 for _ in chunk.output_ids)
-            num_rounds += len(chunk.output_ids)
-            continue
-        if chunk.counts.num_rounds == num_rounds + 1:  # else the chunk held rounds back, or has none
-            lengths.append(chunk.counts.total_draft_tokens - num_drafted)
-        num_rounds, num_drafted = chunk.counts.num_rounds, chunk.counts.total_draft_tokens
-    return tuple(lengths)
-
-
-def _top_log_probs(outputs: Mapping[str, Sequence[Any]], num_tokens: int) -> TopLogProbs:
-    """Alternatives of each token; they come as one row of numbers, as many for each token."""
-    ids = [int(token_id) for token_id in outputs.get("top_log_prob_ids", ())]
-    values = [float(value) for value in outputs.get("top_log_probs", ())]
+def _top_log_probs(outputs: Mapping[str, Sequence[Any]], num_tokens: int, of: str = "") -> TopLogProbs:
+    """Split the row of alternatives into equally many for each token."""
+    ids = [int(token_id) for token_id in outputs.get(f"{of}top_log_prob_ids", ())]
+    values = [float(value) for value in outputs.get(f"{of}top_log_probs", ())]
     if not ids and not values:
         return ()
     if not num_tokens or len(ids) % num_tokens or len(ids) != len(values):
@@ -262,10 +275,10 @@ def _text(values: Sequence[Any]) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
-def _contradiction(values: str) -> InternalError:
+def _inconsistent(values: str) -> InternalError:
     return InternalError(
-        "the server's answer contradicts itself",
+        "the server's answer is inconsistent",
         values=values,
-        limit="every response carries its tokens and the last one the counts, and none is lost",
-        remedy="check that client and server are of the same release; the server's log may say more",
+        limit="all responses, each with its tokens and the last one with the counts",
+        remedy="check that client and server have the same release, and read the server's log",
     )

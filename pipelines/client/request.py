@@ -1,20 +1,30 @@
-"""What a client asks for, and the tensors that carry it."""
+"""Requests of a client, and their tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from pipelines.errors import InvalidRequestError
 
 _INT32_LIMIT = 2**31
 _UINT64_LIMIT = 2**64
+_GUIDE_TENSORS = "guided_decoding_guide_type", "guided_decoding_guide"
 _DEFAULT_NUMBERS = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
+}
+_DEFAULT_FLAGS = {
+    "add_special_tokens": True,
+    "parse_special_tokens": False,
+    "skip_special_tokens": True,
+    "use_draft_logits": False,
+    "return_prompt_log_probs": False,
 }
 
 
@@ -23,9 +33,9 @@ class InputTensor:
     """One named input of ``generate`` or ``generate_target``.
 
     Attributes:
-        name: NVIDIA's name.
-        datatype: Triton's word: BYTES, INT32, UINT64, FP32 or BOOL.
-        values: Row-major; sent with shape [1, len(values)].
+        name: Name, as NVIDIA's models have it.
+        datatype: Triton's datatype: BYTES, INT32, UINT64, FP32 or BOOL.
+        values: Values in row-major order, sent with shape [1, len(values)].
     """
 
     name: str
@@ -35,39 +45,50 @@ class InputTensor:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Text to continue, and how.
+    """A text or tokens to continue, and the sampling parameters.
 
-    The server judges the values; the client refuses only what the wire cannot carry.
+    The server validates the values; the client refuses only what cannot be transmitted.
 
     Attributes:
-        prompt: Text to continue; it is not repeated in the answer.
-        max_tokens: Output tokens at most.
-        temperature: 0 takes the most likely token every time; above 0 it samples.
+        prompt: Text to continue; the answer does not repeat it. Left out if there are ``prompt_ids``.
+        max_tokens: Most output tokens.
+        temperature: 0 always takes the most likely token; above 0 samples.
         top_k: Sample among this many most likely tokens; 0 means all.
         top_p: Sample among the fewest tokens whose probabilities reach this sum, in (0, 1].
-        seed: Key of the sampling noise, 0 to 2**64 - 1: same seed, same answer. None: the
-            server draws one and says which.
-        stop_words: The answer ends before the first of them.
-        end_id: Token that ends the answer; None: the engine's own.
-        num_draft_tokens: Draft tokens per round; 0 switches speculation off; None: the server's choice.
-            Only the model ``generate`` has this input.
+        seed: Seed of the sampling noise, 0 to 2**64 - 1; the same seed gives the same answer. With None the
+            server draws one and returns it.
+        stop_words: Texts before the first of which the answer ends.
+        end_id: Token that ends the answer; None for the engine's own.
+        num_draft_tokens: Draft tokens per round; 0 turns speculation off; None lets the server choose. Only
+            the model ``generate`` has this input.
         min_p: Sample among tokens at least this many times as likely as the likeliest, in [0, 1].
-        repetition_penalty: Above 1 makes tokens of prompt and answer less likely; above 0; 1 for none.
-        presence_penalty: Taken once from the logits of the answer's tokens, in [-2, 2].
-        frequency_penalty: Taken from them once per time that they stand in the answer, in [-2, 2].
-        min_tokens: The answer has at least so many tokens; stop words must begin after them.
-        bad_words: Texts that the answer does not contain.
-        logit_bias: Token ids and what is added to their logits, in [-100, 100].
-        num_log_probs: 0 asks for the log probability of each token of the answer, n also for those of
-            the n likeliest at its place; None for neither.
-        use_draft_logits: Accept draft tokens by the ratio rule: the answer has the target's
-            distribution, yet is not the target's own. Only the model ``generate`` has this input.
-        session_id: Requests of one session share what the server learns about their text, and the router
-            answers them all by one arm.
-        arm: For ``router`` alone: "stable", "candidate" or "control"; "" to leave it to chance.
+        repetition_penalty: Values above 1 make tokens of prompt and answer less likely; 1 for none.
+        presence_penalty: Subtracted once from the logits of tokens in the answer, in [-2, 2].
+        frequency_penalty: Subtracted from their logits once per occurrence, in [-2, 2].
+        min_tokens: Least number of output tokens; stop words must begin after them.
+        bad_words: Texts that the answer must not contain.
+        logit_bias: Token ids and values to add to their logits, in [-100, 100].
+        guide: Type and text of a guide that the answer follows: ``json`` (any object; the text is empty),
+            ``json_schema``, ``regex``, ``choice`` (a JSON list), ``ebnf_grammar`` or ``lark_grammar``.
+        num_log_probs: 0 returns the log probability of each output token, n also those of the n likeliest
+            tokens; None returns neither.
+        return_prompt_log_probs: Return the same for the prompt without its first token; needs
+            ``num_log_probs``.
+        use_draft_logits: Accept draft tokens by the ratio rule. The answer then follows the target's
+            distribution, but is not the target's own. Only the model ``generate`` has this input.
+        session_id: Session, whose requests share draft statistics and are answered by one arm of the router.
+        arm: For ``router`` only: "stable", "candidate" or "control"; "" to choose by weight.
+        prompt_ids: Tokens to continue, instead of ``prompt``.
+        add_special_tokens: Put the tokenizer's special tokens, such as BOS, before the prompt.
+        parse_special_tokens: Read names such as ``<|im_start|>`` in the prompt as special tokens, which a
+            rendered chat template needs. Text from others must not be parsed.
+        skip_special_tokens: Leave special tokens out of the answer's text.
+        resume_output_ids: Tokens of the answer that arrived in whole chunks before it broke off. The rest
+            follows, as it would have without the interruption if ``seed`` is that of the answer; counts are
+            those of the rest.
     """
 
-    prompt: str
+    prompt: str = ""
     max_tokens: int = 64
     temperature: float = 0.0
     top_k: int = 0
@@ -83,18 +104,30 @@ class CompletionRequest:
     min_tokens: int = 0
     bad_words: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    guide: tuple[str, str] | None = None
     num_log_probs: int | None = None
+    return_prompt_log_probs: bool = False
     use_draft_logits: bool = False
     session_id: str = ""
     arm: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    add_special_tokens: bool = True
+    parse_special_tokens: bool = False
+    skip_special_tokens: bool = True
+    resume_output_ids: tuple[int, ...] = ()
 
     def tensors(self, *, streaming: bool) -> Iterator[InputTensor]:
-        """The inputs to send; most are left out at their defaults, which are the server's too.
+        """Yield the inputs to send, omitting most that have their defaults.
 
         Raises:
-            InvalidRequestError: A value has no form on the wire.
+            InvalidRequestError: A value cannot be transmitted.
         """
-        yield InputTensor("text_input", "BYTES", (_utf8("prompt", self.prompt),))
+        if self.prompt or not len(self.prompt_ids):
+            yield InputTensor("text_input", "BYTES", (_utf8("prompt", self.prompt),))
+        for name, tensor in (("prompt_ids", "input_ids"), ("resume_output_ids", "resume_output_ids")):
+            ids: tuple[int, ...] = getattr(self, name)
+            if len(ids):  # an array of numpy has no truth
+                yield InputTensor(tensor, "INT32", tuple(_integer(name, token_id) for token_id in ids))
         yield InputTensor("max_tokens", "INT32", (_integer("max_tokens", self.max_tokens),))
         yield InputTensor("stream", "BOOL", (streaming,))
         yield InputTensor("temperature", "FP32", (_finite("temperature", self.temperature),))
@@ -117,34 +150,47 @@ class CompletionRequest:
             yield InputTensor("num_draft_tokens", "INT32", (count,))
         yield from self._optional_scalars()
         if self.logit_bias:
-            ids, values = zip(*self.logit_bias, strict=True)
-            yield InputTensor("logit_bias_ids", "INT32", tuple(_integer("logit_bias", i) for i in ids))
+            biased, values = zip(*self.logit_bias, strict=True)
+            yield InputTensor("logit_bias_ids", "INT32", tuple(_integer("logit_bias", i) for i in biased))
             yield InputTensor("logit_bias_values", "FP32", tuple(_finite("logit_bias", v) for v in values))
+        if self.guide is not None:
+            for name, text in zip(_GUIDE_TENSORS, self.guide, strict=True):
+                if text:
+                    yield InputTensor(name, "BYTES", (_utf8(name, text),))
         if self.num_log_probs is not None:
             yield InputTensor("return_log_probs", "BOOL", (True,))
             count = _integer("num_log_probs", self.num_log_probs)
             yield InputTensor("num_log_probs", "INT32", (count,))
 
     def _optional_scalars(self) -> Iterator[InputTensor]:
+        for name, flag in _DEFAULT_FLAGS.items():
+            if getattr(self, name) != flag:
+                yield InputTensor(name, "BOOL", (not flag,))
         for name, default in _DEFAULT_NUMBERS.items():
             value = getattr(self, name)
             if value != default:
                 yield InputTensor(name, "FP32", (_finite(name, value),))
         if self.min_tokens:
             yield InputTensor("min_tokens", "INT32", (_integer("min_tokens", self.min_tokens),))
-        if self.use_draft_logits:
-            yield InputTensor("use_draft_logits", "BOOL", (True,))
 
 
-def _integer(name: str, value: int, minimum: int = -_INT32_LIMIT, limit: int = _INT32_LIMIT) -> int:
-    if not minimum <= value < limit:
+def _integer(name: str, value: Any, minimum: int = -_INT32_LIMIT, limit: int = _INT32_LIMIT) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are such too
+        raise InvalidRequestError(
+            f"{name} cannot be sent",
+            values=f"{name}={value!r}",
+            limit="an integer",
+            remedy=f"send an integer as {name}",
+        )
+    number = int(value)
+    if not minimum <= number < limit:
         raise InvalidRequestError(
             f"{name} cannot be sent",
             values=f"{name}={value}",
-            limit=f"it must lie in {minimum}..{limit - 1}",
-            remedy=f"send a smaller {name}" if value >= limit else f"send a larger {name}",
+            limit=f"{minimum} to {limit - 1}",
+            remedy=f"send a smaller {name}" if number >= limit else f"send a larger {name}",
         )
-    return value
+    return number
 
 
 def _finite(name: str, value: float) -> float:
@@ -152,8 +198,8 @@ def _finite(name: str, value: float) -> float:
         raise InvalidRequestError(
             f"{name} cannot be sent",
             values=f"{name}={value}",
-            limit="it must be finite; JSON has no NaN and no infinity",
-            remedy="send an ordinary number",
+            limit="a finite number",
+            remedy="send a finite number",
         )
     return float(value)
 
@@ -165,7 +211,7 @@ def _utf8(name: str, text: str) -> str:
         raise InvalidRequestError(
             f"{name} cannot be sent",
             values=f"code point {text[error.start]!r} at {error.start}",
-            limit="text travels as UTF-8, which has no lone surrogates",
+            limit="text that can be encoded as UTF-8, without lone surrogates",
             remedy="decode the source text with errors='replace'",
         ) from error
     return text

@@ -1,1 +1,1 @@
-"""The whole road in one program: engines, server, text that arrives, figures, verdict."""
+"""Demonstrate the whole pipeline: build, serve, generate and compare."""

@@ -1,55 +1,52 @@
-"""Shows the whole road: ``python -m pipelines.demo --recipe demo``, or ``make demo``.
+"""Demonstrate the whole pipeline: ``python -m pipelines.demo --recipe demo``, or ``make demo``.
 
-Builds what is missing, starts Triton on free ports of this machine, has held-out prompts continued by
-draft and target together and by the target alone, prints the text as it arrives, the figures and the
-verdict, and stops the server. Exit codes: 0 every answer is the target's own; 1 not, or something failed;
-2 wrong usage. The last line of standard output is JSON.
+The command builds missing engines, starts Triton on free ports, sends prompts to the speculative
+model and to the target alone, and stops the server. It prints the text as it arrives, a table and a verdict.
+Exit codes: 0 all answers are equal; 1 answers differ, or an error; 2 wrong usage. The last line of standard
+output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
-from pipelines.command_line import (
-    EXIT_FAIL,
-    EXIT_INTERRUPTED,
-    EXIT_PASS,
-    Progress,
-    whole_number,
-)
-from pipelines.conditions import conditions, engine_conditions
+from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words
+from pipelines.command_line.options import Progress, whole_number
+from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.prompt_lengths import fitting_prompts
+from pipelines.command_line.prompts import Prompt, Prompts
+from pipelines.command_line.running_server import engine_directories, known_key
 from pipelines.demo.live_text import LiveText, segments
 from pipelines.demo.pairs import Pair, ask_pair
 from pipelines.demo.summary import as_document, figures_of, table, verdict_of
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server
-from pipelines.errors import DraftproofError, EngineBuildError, InvalidRequestError
-from pipelines.prompts import HELD_OUT, Prompt, read_prompts
-from pipelines.running_server import engine_directories, stopped_by_signals
+from pipelines.errors import InvalidRequestError, RecipeError
+from pipelines.program import EXIT_CODES, run_program, stopped_by_signals
+from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.text.vocabulary import Vocabulary
 
-_ROOT = Path(__file__).resolve().parents[2]
 SAMPLED_TEMPERATURE = 0.8
-LEAST_PROMPTS = 16
+NUM_PROMPTS = 16
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the demonstration asks.
+    """Requests of the demonstration.
 
     Attributes:
-        prompts: Held-out prompts, all continued greedily over both transports.
-        num_sampled: As many of them are continued with a seed at temperature 0.8, too.
-        max_tokens: Output tokens per answer at most.
+        prompts: Prompts, all of them answered greedily over both transports.
+        num_sampled: How many of them are also answered at temperature 0.8 with a seed.
+        max_tokens: Longest answer, tokens.
     """
 
     prompts: tuple[Prompt, ...]
@@ -58,38 +55,38 @@ class Settings:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command and return its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        settings = Settings(
-            read_prompts(options.prompt_file, options.prompts), options.sampled, options.max_tokens
-        )
-    except InvalidRequestError as error:
+        prompts = choose_prompts(options.prompts, options.recipe).for_judging().of_largest_set()
+        prompts.draw(options.num_prompts)
+    except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
-    try:
+
+    def work() -> int:
         with stopped_by_signals():
-            document = _demonstrate(settings, options, command_line)
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        print(json.dumps({"verdict": "fail", "error": str(error)}))
-        return EXIT_FAIL
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    print(json.dumps(document))
-    return EXIT_PASS if document["verdict"] == "pass" else EXIT_FAIL
+            document = _demonstrate(prompts, options, command_line)
+        print(json.dumps(document))
+        return EXIT_CODES[document["verdict"]]
+
+    return run_program(work, result={"verdict": "fail"})
 
 
-def _demonstrate(settings: Settings, options: argparse.Namespace, command_line: list[str]) -> dict[str, Any]:
+def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: list[str]) -> dict[str, Any]:
     began_s = time.monotonic()
     _say(f"1. Engines and model repository of recipe {options.recipe}")
-    directory = build(options.recipe)
+    built = build_recipe("build.repository", options.recipe, report=lambda line: _say(f"   {line}"))
+    directory = Path(built["model_repository"]).parent
+    check_chats_to_serve(prompts, "", options.recipe)
     built_s = time.monotonic()
     free = Ports.free()
     ports = Ports(
-        options.http_port or free.http, options.grpc_port or free.grpc, options.metrics_port or free.metrics
+        options.http_port or free.http,
+        options.grpc_port or free.grpc,
+        options.metrics_port or free.metrics,
+        openai=0,
     )
     _say(f"2. Triton on {HOST}, ports {ports.http} (HTTP), {ports.grpc} (gRPC), {ports.metrics} (metrics)")
     with Server.start(directory, ports) as server:
@@ -97,17 +94,29 @@ def _demonstrate(settings: Settings, options: argparse.Namespace, command_line: 
         ready_s = time.monotonic()
         _say(f"   ready after {ready_s - built_s:.1f} s")
         urls = {"grpc": f"grpc://{HOST}:{ports.grpc}", "http": f"http://{HOST}:{ports.http}"}
-        with Client.connect(urls["grpc"]) as grpc_client, Client.connect(urls["http"]) as http_client:
+        with (
+            known_key(directory),
+            Client.connect(urls["grpc"]) as grpc_client,
+            Client.connect(urls["http"]) as http_client,
+        ):
             engine_dirs = engine_directories(grpc_client)
+            asked = as_messages(prompts, engine_dirs["target"])
+            used = fitting_prompts(asked, grpc_client, options.max_tokens).draw(options.num_prompts)
+            for line in used.lines():
+                _say(f"   {line}")
+            settings = Settings(used.all, options.sampled, options.max_tokens)
             context = conditions(
                 "pipelines.demo",
                 command_line,
                 recipe=options.recipe,
                 triton_version=grpc_client.server_version(),
                 engines=engine_conditions(engine_dirs),
+                prompts=used.document(),
                 max_tokens=settings.max_tokens,
             )
             vocabulary = Vocabulary.from_file(engine_dirs["target"] / "tokenizer.json")
+            if any(prompt.messages for prompt in settings.prompts):
+                _say("   texts are sent as a user's message, all messages in the model's chat template")
             pairs = converse(settings, grpc_client, http_client, vocabulary)
         answered_s = time.monotonic()
         _say("5. Stopping the server")
@@ -128,45 +137,28 @@ def _demonstrate(settings: Settings, options: argparse.Namespace, command_line: 
     }
 
 
-def build(recipe: str) -> Path:
-    """Build what is missing, in a process of its own; returns ``.run/<recipe>``.
-
-    Raises:
-        EngineBuildError: The build failed; its own message is on standard error.
-    """
-    command = [sys.executable, "-m", "build.repository", "--recipe", recipe]
-    last = ""
-    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if last:
-                _say(f"   {last}")
-            last = line.rstrip("\n")
-    if process.returncode != 0:
-        raise EngineBuildError(
-            "the engines or the repository could not be built",
-            values=f"{' '.join(command[1:])} ended with {process.returncode}",
-            limit="its message stands above",
-            remedy="mend what it names",
-        )
-    return Path(json.loads(last)["model_repository"]).parent
-
-
 def converse(
-    settings: Settings, grpc_client: Client, http_client: Client, vocabulary: Vocabulary
+    settings: Settings,
+    grpc_client: Client,
+    http_client: Client,
+    vocabulary: Vocabulary,
 ) -> list[Pair]:
-    """Have every prompt continued by both models over both transports, and some of them sampled."""
+    """Send every request to both models over both transports, and some of them with sampling."""
     live = LiveText(sys.stdout)
     progress = Progress()
     count = len(settings.prompts)
-    greedy = [CompletionRequest(prompt.text, max_tokens=settings.max_tokens) for prompt in settings.prompts]
-    sampled = [
-        CompletionRequest(
-            prompt.text, max_tokens=settings.max_tokens, temperature=SAMPLED_TEMPERATURE, seed=index
-        )
-        for index, prompt in enumerate(settings.prompts[: settings.num_sampled])
+    greedy = [
+        CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
+        for prompt in settings.prompts
     ]
-    for client, transport in ((grpc_client, "grpc"), (http_client, "http")):  # the first answer is slower
+    sampled = [
+        replace(request, temperature=SAMPLED_TEMPERATURE, seed=index)
+        for index, request in enumerate(greedy[: settings.num_sampled])
+    ]
+    for client, transport in (
+        (grpc_client, "grpc"),
+        (http_client, "http"),
+    ):  # warm-up: the first answer is slower
         ask_pair(client, settings.prompts[0], greedy[0], transport=transport, target_first=True)
 
     def show(chunk: Chunk) -> None:
@@ -175,7 +167,7 @@ def converse(
     def stream(requests: list[CompletionRequest], label: str) -> list[Pair]:
         pairs = []
         for index, (prompt, request) in enumerate(zip(settings.prompts, requests, strict=False)):
-            live.begin(f"[{index + 1}/{len(requests)}] {prompt.prompt_id}{label}", prompt.text)
+            live.begin(f"[{index + 1}/{len(requests)}] {prompt.prompt_id}{label}", last_words(prompt))
             pair = ask_pair(
                 grpc_client, prompt, request, transport="grpc", target_first=index % 2 == 0, on_chunk=show
             )
@@ -185,7 +177,7 @@ def converse(
 
     _say(f"3. gRPC, streamed: {live.legend}")
     pairs = stream(greedy, "") + stream(sampled, f", T={SAMPLED_TEMPERATURE:g}, seeded")
-    _say(f"4. HTTP, whole answers: the same {count} prompts")
+    _say(f"4. HTTP, not streamed: the same {count} prompts")
     for index, (prompt, request) in enumerate(zip(settings.prompts, greedy, strict=True)):
         progress.show(f"   {index}/{count} prompts")
         pairs.append(ask_pair(http_client, prompt, request, transport="http", target_first=index % 2 == 0))
@@ -208,19 +200,27 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.demo", description="Build, serve, generate, compare, stop."
+        prog="draftproof demo", description="Build, serve, generate and compare."
     )
-    parser.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--recipe", default="demo", help="name or YAML file of a recipe (%(default)s)")
     parser.add_argument(
-        "--prompts", type=whole_number(LEAST_PROMPTS), default=LEAST_PROMPTS, help="how many (%(default)s)"
+        "--num-prompts",
+        type=whole_number(1),
+        default=NUM_PROMPTS,
+        help="most prompts (%(default)s)",
     )
     parser.add_argument(
-        "--sampled", type=whole_number(0), default=4, help="of them at T=0.8 too (%(default)s)"
+        "--sampled",
+        type=whole_number(0),
+        default=4,
+        help="how many of them are also sampled at T=0.8 (%(default)s)",
     )
-    parser.add_argument("--max-tokens", type=whole_number(2), default=64, help="per answer (%(default)s)")
-    parser.add_argument("--prompt-file", type=Path, default=HELD_OUT, help="JSON lines with id and text")
+    parser.add_argument(
+        "--max-tokens", type=whole_number(2), default=64, help="tokens per answer (%(default)s)"
+    )
+    add_prompts_option(parser)
     for port in ("http", "grpc", "metrics"):
-        parser.add_argument(f"--{port}-port", type=whole_number(1), help="default: one that is free")
+        parser.add_argument(f"--{port}-port", type=whole_number(1), help="(default: any free port)")
     return parser
 
 

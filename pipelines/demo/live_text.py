@@ -1,4 +1,4 @@
-"""Text as it arrives, with the accepted draft tokens marked."""
+"""Print text as it arrives, with accepted draft tokens marked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TextIO
 from pipelines.client import Chunk
 from pipelines.text.vocabulary import Vocabulary
 
-# A model's text must not steer the terminal: control characters are shown as their pictures.
+# Generated text must not control the terminal: control characters are replaced by their Unicode pictures.
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {127: "\u2421"}
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of text of one origin.
+    """A piece of text of one origin.
 
     Attributes:
-        text: Not empty.
-        is_accepted: The draft proposed it and the target agreed; otherwise the target's own token.
+        text: The text, not empty.
+        is_accepted: Whether it consists of accepted draft tokens; otherwise the target generated it.
     """
 
     text: str
@@ -31,11 +31,11 @@ class Segment:
 def segments(chunk: Chunk, vocabulary: Vocabulary) -> list[Segment]:
     """Split the text of a chunk by the origin of its tokens.
 
-    A character that several tokens spell counts for the last of them.
+    A character that several tokens encode has the origin of the last of them.
 
     Args:
-        chunk: With a mark for each token, as ``generate`` sends it.
-        vocabulary: Of the target.
+        chunk: A chunk from ``generate``, which marks the origin of each token.
+        vocabulary: Vocabulary of the target.
     """
     pieces = list(_pieces(chunk, vocabulary))
     return [
@@ -57,11 +57,11 @@ def _pieces(chunk: Chunk, vocabulary: Vocabulary) -> Iterator[Segment]:
 
 
 class LiveText:
-    """Writes marked text: in colour on a terminal, between marks elsewhere.
+    """Writer of marked text, which uses colours on a terminal and guillemets elsewhere.
 
     Args:
-        out: Where to write.
-        margin: Begins each new line.
+        out: Stream to write to.
+        margin: Indentation of each new line.
     """
 
     def __init__(self, out: TextIO, margin: str = "      ") -> None:
@@ -71,11 +71,11 @@ class LiveText:
 
     @property
     def legend(self) -> str:
-        """What the marks mean."""
+        """Return an explanation of the marks."""
         mark = self._mark("accepted draft tokens")
         if self._has_colour:
             return f"{self._dim('end of the prompt')}, {mark}, the target's own tokens"
-        return f"{mark}, the rest the target's own; each answer continues the last line of its prompt"
+        return f"{mark}, the target's own tokens unmarked; each answer continues the last line of its prompt"
 
     def begin(self, title: str, prompt: str) -> None:
         """Write a title and the last line of a prompt, which the text continues."""
@@ -85,13 +85,13 @@ class LiveText:
             self._write(f"\n{self._margin}")
 
     def show(self, parts: list[Segment]) -> None:
-        """Write what has arrived."""
+        """Write segments."""
         for part in parts:
             text = part.text.translate(_PICTURES).replace("\n", f"\n{self._margin}")
             self._write(self._mark(text) if part.is_accepted else text)
 
     def end(self, summary: str) -> None:
-        """End the text and write a line about it."""
+        """End the text and write a summary."""
         self._write(f"\n{self._margin}{self._dim(summary)}\n")
 
     def _mark(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Asks both models the same and compares: over gRPC in streams, over HTTP whole, greedy and sampled."""
+"""Send the same request to both models and compare the answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.client import Chunk, Client, CompletionRequest, Generation
-from pipelines.prompts import Prompt
-from pipelines.validation.comparison import Divergence, first_divergence
-from pipelines.validation.plan import SPECULATIVE, TARGET_ALONE
+from pipelines.client.comparison import Divergence, first_divergence
+from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.command_line.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Pair:
     """The two answers to one request.
 
     Attributes:
-        prompt: What was continued.
-        transport: "grpc", streamed, or "http", whole.
-        temperature: 0 is greedy.
-        target: The target alone.
-        speculative: Draft and target together.
+        prompt: Prompt of the request.
+        transport: "grpc" (streamed) or "http" (not streamed).
+        temperature: Temperature of the request; 0 is greedy.
+        target: Answer of the target alone.
+        speculative: Answer of draft and target together.
     """
 
     prompt: Prompt
@@ -31,12 +31,12 @@ class Pair:
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the answers differ; None if they are equal."""
+        """Return where the answers first differ; None if they are equal."""
         return first_divergence(self.target, self.speculative)
 
     @property
     def speed_up(self) -> float:
-        """End-to-end latency of the target alone over that of both."""
+        """Return the end-to-end latency of the target alone divided by that of both together."""
         return self.target.e2e_latency_s / self.speculative.e2e_latency_s
 
 
@@ -49,18 +49,18 @@ def ask_pair(
     target_first: bool,
     on_chunk: Callable[[Chunk], None] = lambda chunk: None,
 ) -> Pair:
-    """Ask one model, then the other.
+    """Send a request to one model, then to the other.
 
     Args:
-        client: Of either transport.
-        prompt: Where ``request`` comes from.
-        request: What to ask.
-        transport: "grpc" asks for streams, "http" for whole answers.
-        target_first: The order; take turns, so that neither always runs on the cooler machine.
-        on_chunk: Given the chunks of the speculative stream as they arrive.
+        client: Client for ``transport``.
+        prompt: Prompt of ``request``.
+        request: The request.
+        transport: "grpc" streams the answers, "http" does not.
+        target_first: Order of the models; alternate it, so that neither always runs on the cooler machine.
+        on_chunk: Called with each chunk of the speculative stream as it arrives.
 
     Raises:
-        DraftproofError: An answer failed.
+        DraftproofError: A request failed.
     """
 
     def speculative() -> Generation:

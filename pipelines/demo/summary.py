@@ -1,4 +1,4 @@
-"""The table and the verdict at the end of the demonstration."""
+"""Table and verdict at the end of the demonstration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pipelines.demo.pairs import Pair
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """One model over one transport, requests one at a time; times are medians over the requests.
+    """Results of one model over one transport, one request at a time; times are medians over requests.
 
     Attributes:
         transport: "grpc" or "http".
         model: "target alone" or "draft and target".
-        ttft_s: None over HTTP, where answers come whole.
-        itl_s: The same.
-        e2e_latency_s: Of a whole answer.
-        output_tokens_per_s: All tokens over the sum of all latencies.
-        acceptance_rate: Accepted over drafted, pooled; None for the target alone.
-        mean_acceptance_length: Tokens per target pass, pooled; None for the target alone.
-        speed_up: Tokens per second over those of the target alone on the same transport.
+        ttft_s: Time to first token; None over HTTP, where answers are not streamed.
+        itl_s: Inter-token latency; None over HTTP.
+        e2e_latency_s: End-to-end latency of an answer.
+        output_tokens_per_s: Number of all tokens divided by the sum of all latencies.
+        acceptance_rate: Accepted / drafted tokens of all requests; None for the target alone.
+        mean_acceptance_length: 1 + accepted / rounds of all requests; None for the target alone.
+        speed_up: Tokens per second divided by those of the target alone over the same transport.
     """
 
     transport: str
@@ -39,7 +39,7 @@ class ModelFigures:
 
 
 def figures_of(pairs: Sequence[Pair]) -> list[ModelFigures]:
-    """Figures of the greedy answers: for each transport the target alone, then both together."""
+    """Compute the figures of greedy answers: for each transport, the target alone and both together."""
     figures = []
     for transport in dict.fromkeys(pair.transport for pair in pairs):
         chosen = [pair for pair in pairs if pair.transport == transport and pair.temperature == 0]
@@ -82,14 +82,14 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def table(figures: Sequence[ModelFigures]) -> str:
-    """The figures for people."""
+    """Format the figures as a table."""
     head = (
         f"{'over':<14} {'model':<17} {'TTFT ms':>8} {'ITL ms':>7} {'end-to-end s':>12} {'tokens/s':>9} "
         f"{'acceptance rate':>15} {'mean acceptance length':>22} {'speed-up':>8}"
     )
     lines = [head, "-" * len(head)]
     for entry in figures:
-        way = "gRPC, streamed" if entry.transport == "grpc" else "HTTP, whole"
+        way = "gRPC, streamed" if entry.transport == "grpc" else "HTTP"
         lines.append(
             f"{way:<14} {entry.model:<17} {_cell(entry.ttft_s, 1e3, 0):>8} {_cell(entry.itl_s, 1e3, 1):>7} "
             f"{entry.e2e_latency_s:>12.2f} {entry.output_tokens_per_s:>9.1f} "
@@ -105,11 +105,11 @@ def _cell(value: float | None, factor: float, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether every answer is the target's own.
+    """Comparison of all answers with those of the target alone.
 
     Attributes:
-        num_answers: Pairs compared.
-        num_tokens: Output tokens of the target alone in them.
+        num_answers: Number of compared pairs.
+        num_tokens: Output tokens of the target alone.
         num_accepted: Accepted draft tokens in the speculative answers.
         different: Pairs whose answers differ.
     """
@@ -121,7 +121,7 @@ class Verdict:
 
     @property
     def is_pass(self) -> bool:
-        """All equal, and something was compared and accepted: otherwise nothing would be shown."""
+        """Return whether all answers are equal, and any tokens were compared and accepted."""
         return self.num_tokens > 0 and self.num_accepted > 0 and not self.different
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Verdict:
         if not self.is_pass:
             return (
                 f"FAIL: {self.num_tokens} tokens compared, {self.num_accepted} draft tokens accepted: "
-                "this shows nothing"
+                "too few to compare"
             )
         return (
             f"PASS: all {self.num_answers} answers ({self.num_tokens} tokens, {self.num_accepted} of them "
@@ -144,7 +144,7 @@ class Verdict:
 
 
 def verdict_of(pairs: Sequence[Pair]) -> Verdict:
-    """Compare all answers."""
+    """Return the verdict on all pairs."""
     return Verdict(
         num_answers=len(pairs),
         num_tokens=sum(pair.target.num_output_tokens for pair in pairs),
@@ -154,7 +154,7 @@ def verdict_of(pairs: Sequence[Pair]) -> Verdict:
 
 
 def as_document(figures: Sequence[ModelFigures], verdict: Verdict) -> dict[str, Any]:
-    """Figures and verdict, ready for JSON."""
+    """Return figures and verdict as a JSON object."""
     return {
         "verdict": "pass" if verdict.is_pass else "fail",
         "answers_compared": verdict.num_answers,

@@ -1,6 +1,7 @@
-"""Command line: ``python -m pipelines.deploy serve|ready|stop|draft-length|doctor --recipe demo``.
+"""Start, stop and configure a server: ``python -m pipelines.deploy serve|ready|stop|draft-length|doctor``.
 
-Containers run ``run``, and ``mpirun`` in them ``rank``: they become the server instead of starting one.
+Containers use ``run``, and ``mpirun`` in them ``rank``. These two become the server instead of starting one
+in the background.
 """
 
 from __future__ import annotations
@@ -12,40 +13,38 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.container_directory import lock_run_directory
+from pipelines.deploy.doctor.machine import examine, print_findings
 from pipelines.deploy.draft_length import ADAPTIVE, set_draft_length
-from pipelines.deploy.endpoint import EXIT_TIMEOUT_S, Endpoint
-from pipelines.deploy.launch import RUNTIMES, Launch
-from pipelines.deploy.nvidia_triton import RANK_VARIABLE
-from pipelines.deploy.own_directory import fill, have_alone
-from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
+from pipelines.deploy.package import render_package
+from pipelines.deploy.ports import HOST, PORTS, Ports
 from pipelines.deploy.server import Server, find_server, run_directory
-from pipelines.deploy.server_command import ServerCommand, foreground_command, rank_command
-from pipelines.deploy.triton_install import REPOSITORY_ROOT
-from pipelines.errors import DraftproofError, ServerStartError
+from pipelines.deploy.triton.command import ServerCommand, gateway_command, rank_command
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.launch import RUNTIMES, Launch
+from pipelines.deploy.triton.nvidia_triton import RANK_VARIABLE
+from pipelines.errors import ServerStartError
+from pipelines.program import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; 0 if it did what its name says, 1 if not, 2 for wrong usage."""
+    """Run a command and return its exit code: 0 for success, 1 for an error, 2 for wrong usage."""
     options = _parse(arguments)
-    try:
-        return int(options.command(options))
-    except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_program(lambda: int(options.command(options)))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pipelines.deploy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="serve|ready|stop|draft-length|doctor|run|rank")
     for name, command, text in (
         ("serve", _serve, "start the server of a recipe and wait until it is ready"),
         ("ready", _ready, "wait until the server is ready"),
         ("stop", _stop, "stop the server"),
-        ("draft-length", _draft_length, "set the draft length, of a server that runs too"),
-        ("doctor", _doctor, "say what this machine has and lacks"),
-        ("run", _run, "be the server of a run directory, in the foreground: what a container runs"),
-        ("rank", _rank, "be one rank of that server: what mpirun runs"),
+        ("draft-length", _draft_length, "set the draft length, also of a running server"),
+        ("doctor", _doctor, "show what this machine has and lacks"),
+        ("run", _run, "serve a run directory in the foreground, for containers"),
+        ("rank", _rank, "run one rank of that server, for mpirun"),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command)
@@ -56,48 +55,88 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 "--exit-timeout-s",
                 type=int,
                 default=EXIT_TIMEOUT_S,
-                help="for requests in flight, at the end",
+                help="seconds for the models to unload at shutdown (%(default)s)",
+            )
+            sub.add_argument(
+                "--drain-s",
+                type=int,
+                default=DRAIN_S,
+                help="seconds to wait for requests in flight, before that (%(default)s)",
             )
         elif name != "doctor":
             sub.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-        if name == "run":
+        if name in ("serve", "run"):
             sub.add_argument(
-                "--rendered",
-                type=Path,
-                help="run directory as 'make repository' left it, to begin from (default: it is this one)",
+                "--package",
+                type=_optional_path,
+                metavar="DIRECTORY",
+                help="check this package of 'draftproof package' and serve its pair (default: none)",
+            )
+            sub.add_argument(
+                "--public-key",
+                type=_optional_path,
+                metavar="FILE",
+                help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
             )
         if name == "serve":
             sub.add_argument(
                 "--runtime",
                 choices=("", *RUNTIMES),
                 default="",
-                help="refuse a repository of another one (default: serve what is rendered)",
+                help="fail if the rendered repository has another runtime (default: accept any)",
+            )
+        if name in ("serve", "run", "rank"):
+            sub.add_argument(
+                "--front-door",
+                type=Path,
+                help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
             )
         if name in ("serve", "doctor", "run", "rank"):
-            for port in ("http", "grpc", "metrics"):
+            for port in PORTS:
                 variable = f"DRAFTPROOF_{port.upper()}_PORT"
-                sub.add_argument(f"--{port}-port", type=int, help=f"default: ${variable}, or the usual one")
+                sub.add_argument(
+                    f"--{port}-port", type=int, help=f"(default: ${variable}, else the usual one)"
+                )
         if name == "draft-length":
             sub.add_argument(
-                "--num-draft-tokens", default=ADAPTIVE, help="a number, 0 for none, or adaptive (%(default)s)"
+                "--num-draft-tokens",
+                default=ADAPTIVE,
+                help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
             )
         if name in ("serve", "ready"):
-            sub.add_argument("--timeout-s", type=float, help="seconds to wait (default: by runtime)")
+            sub.add_argument(
+                "--timeout-s", type=float, help="seconds to wait (default: depends on the runtime)"
+            )
     return parser.parse_args(arguments)
+
+
+def _optional_path(word: str) -> Path | None:
+    """Return the path that an option names; None for "", which ``make`` and templates give for no setting."""
+    return Path(word) if word else None
 
 
 def _ports(options: argparse.Namespace) -> Ports:
     default = Ports.from_environment()
     chosen = {
-        name: getattr(options, f"{name}_port") for name in asdict(default) if getattr(options, f"{name}_port")
+        name: getattr(options, f"{name}_port")
+        for name in PORTS
+        if getattr(options, f"{name}_port") is not None
     }
     return Ports(**{**asdict(default), **chosen})
 
 
 def _serve(options: argparse.Namespace) -> int:
-    directory = run_directory(options.recipe)
+    if options.package is None:
+        directory = run_directory(options.recipe)
+    else:
+        directory = render_package(options.package, options.public_key)
     _check_runtime(directory, options.runtime)
-    server = Server.start(directory, _ports(options), report=lambda line: print(line, flush=True))
+    server = Server.start(
+        directory,
+        _ports(options),
+        front_door=options.front_door,
+        report=lambda line: print(line, flush=True),
+    )
     print(f"starting process {server.process.pid}; log {server.log}", flush=True)
     try:
         seconds = server.wait_ready(options.timeout_s)
@@ -121,15 +160,15 @@ def _stop(options: argparse.Namespace) -> int:
     server = Server.running(directory)
     if server is None:
         Server.clear(directory)
-        print("no server of this recipe runs")
+        print("no server of this recipe is running")
         return 0
-    print("stopped" if server.stop() else "killed: it did not end in time")
+    print("stopped" if server.stop() else "killed, because it did not stop in time")
     return 0
 
 
 def _draft_length(options: argparse.Namespace) -> int:
     path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
-    print(f"draft length of requests that do not say: {options.num_draft_tokens} ({path})")
+    print(f"default draft length: {options.num_draft_tokens} ({path})")
     return 0
 
 
@@ -139,28 +178,38 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     directory = options.directory.resolve()
-    endpoint = Endpoint(_ports(options), options.address, options.exit_timeout_s)
-    have_alone(directory)
-    if options.rendered is not None and fill(directory, options.rendered):
-        print(f"{directory} begins from {options.rendered}", flush=True)
-    return _become(foreground_command(directory, endpoint))
+    endpoint = _endpoint(options)
+    lock_run_directory(directory)
+    if options.package is not None:
+        render_package(options.package, options.public_key, directory)
+    return _become(gateway_command(directory, endpoint))
 
 
 def _rank(options: argparse.Namespace) -> int:
     text = os.environ.get(RANK_VARIABLE, "")
     if not text.isdecimal():
         raise ServerStartError(
-            "the rank of this process is not known",
+            "the rank of this process is unknown",
             values=f"{RANK_VARIABLE}={text!r}",
-            limit="a process that Open MPI's mpirun has started",
+            limit="this command must be started by Open MPI's mpirun",
             remedy="use 'python -m pipelines.deploy run', which starts mpirun",
         )
-    endpoint = Endpoint(_ports(options), options.address, options.exit_timeout_s)
+    endpoint = _endpoint(options)
     return _become(rank_command(options.directory.resolve(), endpoint, int(text)))
 
 
+def _endpoint(options: argparse.Namespace) -> Endpoint:
+    return Endpoint(
+        _ports(options),
+        options.address,
+        options.exit_timeout_s,
+        options.drain_s,
+        options.front_door.resolve() if options.front_door else None,
+    )
+
+
 def _become(command: ServerCommand) -> int:
-    """Replace this process, so that signals reach the server and its exit code is ours."""
+    """Replace this process by the server, so that signals and the exit code need no forwarding."""
     os.chdir(REPOSITORY_ROOT)  # Triton's Python models are imported from there
     os.execve(command.arguments[0], command.arguments, command.environment)
 
@@ -169,10 +218,10 @@ def _check_runtime(directory: Path, wanted: str) -> None:
     rendered = Launch.read(directory).runtime
     if wanted not in ("", rendered):
         raise ServerStartError(
-            "the rendered repository is of another runtime",
+            "the rendered repository has another runtime",
             values=f"{directory / 'model_repository'}: {rendered}",
             limit=f"RUNTIME={wanted}",
-            remedy=f"run 'make repository RUNTIME={wanted}', or leave RUNTIME out",
+            remedy=f"run 'make repository RUNTIME={wanted}', or leave out RUNTIME",
         )
 
 
@@ -184,6 +233,8 @@ def _print_addresses(server: Server) -> None:
         "metrics": f"http://{HOST}:{ports.metrics}/metrics",
         "pid": server.process.pid,
     }
+    if ports.openai:
+        addresses["openai"] = f"{server.openai_url}/v1"
     print(json.dumps(addresses))
 
 

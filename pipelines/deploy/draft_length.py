@@ -1,4 +1,4 @@
-"""Sets the draft length of a server while it runs, through the file that its loop reads."""
+"""Set the default draft length of a server, also while it runs, through a file that its loop reads."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ import json
 import re
 from pathlib import Path
 
+from pipelines.atomic_file import write_whole
 from pipelines.errors import InvalidRequestError, RepositoryError
 
 ADAPTIVE = "adaptive"
 
 
 def set_draft_length(run_directory: Path, wanted: str) -> Path:
-    """Write the setting; the server follows it from the next request on, and a later server too.
+    """Write the setting; it applies from the next request on, and after a restart.
 
     Args:
         run_directory: ``.run/<recipe>`` with its rendered repository.
-        wanted: ``adaptive``, or a number of draft tokens; 0 for no speculation.
+        wanted: ``adaptive``, or a number of draft tokens; 0 switches speculation off.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        InvalidRequestError: It is neither, or above what the engines were made for.
+        InvalidRequestError: The value is invalid, or greater than ``max_draft_len``.
         RepositoryError: There is no rendered repository.
     """
     limit = _max_draft_len(run_directory)
     if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
         raise InvalidRequestError(
-            "the draft length cannot be set",
+            "the draft length is invalid",
             values=f"num_draft_tokens={wanted!r}",
             limit=f"'{ADAPTIVE}', or 0 to max_draft_len={limit}",
-            remedy="0 switches speculation off",
+            remedy="use one of these; 0 switches speculation off",
         )
     path = run_directory / "draft_length.json"
-    staging = path.with_suffix(".tmp")
     document = {"num_draft_tokens": None if wanted == ADAPTIVE else int(wanted)}
-    staging.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    staging.replace(path)
+    write_whole(path, json.dumps(document) + "\n")
     return path
 
 
@@ -51,9 +50,9 @@ def _max_draft_len(run_directory: Path) -> int:
         found = None
     if found is None:
         raise RepositoryError(
-            "there is no rendered repository whose draft length could be set",
+            "there is no rendered repository",
             values=str(path),
-            limit="a repository with the model 'speculative'",
+            limit="needs a repository with the model 'speculative'",
             remedy="run 'make serve' first",
         )
     return int(found[1])

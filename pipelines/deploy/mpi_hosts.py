@@ -1,7 +1,7 @@
-"""The machines of a server whose ranks are spread over several, in a Kubernetes LeaderWorkerSet.
+"""Find the machines of a server whose ranks are spread over a Kubernetes LeaderWorkerSet.
 
-Its controller gives every container LWS_LEADER_ADDRESS (``<set>-<group>.<service>.<namespace>``) and
-LWS_GROUP_SIZE, and names worker i's pod after the leader's, ``-<i>`` appended, in the same service
+The controller sets LWS_LEADER_ADDRESS (``<set>-<group>.<service>.<namespace>``) and LWS_GROUP_SIZE in every
+container. The name of worker i's pod is the leader's with ``-<i>`` appended, in the same service
 (kubernetes-sigs/lws v0.9.0: ``pkg/utils/pod/pod_utils.go``,
 ``site/content/en/docs/reference/labels-annotations-and-environment-variables.md``).
 """
@@ -12,33 +12,33 @@ import socket
 import time
 from collections.abc import Mapping
 
-from pipelines.deploy.launch import Launch
-from pipelines.deploy.nvidia_triton import SSH_PORT
+from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.nvidia_triton import SSH_PORT
 from pipelines.errors import ServerStartError
 
-WORKER_TIMEOUT_S = 600.0  # nodes pull an image of tens of gigabytes
+WORKER_TIMEOUT_S = 600.0  # nodes may have to pull an image of tens of gigabytes
 _POLL_S = 1.0
 
 
 def leader_worker_set_hosts(launch: Launch, environment: Mapping[str, str]) -> dict[str, int]:
-    """Machine -> ranks there, the leader first.
+    """Return machine -> number of ranks, the leader first.
 
-    The leader also runs the ranks that are not the target's: orchestrator and draft.
+    The leader also runs the orchestrator and the draft's ranks.
 
     Raises:
-        ServerStartError: This is no leader of a LeaderWorkerSet of that size.
+        ServerStartError: This is not the leader of a LeaderWorkerSet of that size.
     """
     address = environment.get("LWS_LEADER_ADDRESS", "")
     size, index = environment.get("LWS_GROUP_SIZE", ""), environment.get("LWS_WORKER_INDEX", "0")
     if not address or size != str(launch.num_nodes) or index != "0":
         raise ServerStartError(
-            "the machines of the other ranks are not known",
+            "the machines of the other ranks are unknown",
             values=f"LWS_LEADER_ADDRESS={address!r}, LWS_GROUP_SIZE={size!r}, LWS_WORKER_INDEX={index!r}",
-            limit=f"the leader of a LeaderWorkerSet of {launch.num_nodes} pods",
-            remedy="apply what 'make deployment' rendered, or set tensorrt_llm.num_nodes: 1",
+            limit=f"must run in the leader of a LeaderWorkerSet of {launch.num_nodes} pods",
+            remedy="apply the manifests of 'make deployment', or set tensorrt_llm.num_nodes: 1",
         )
     leader, _, domain = address.partition(".")
-    # The leader under its bare name, which is its host name: so mpirun knows itself and uses no SSH.
+    # The leader's name without its domain is its host name, by which mpirun recognizes it and avoids SSH.
     names = [leader, *(f"{leader}-{i}.{domain}" for i in range(1, launch.num_nodes))]
     first = launch.world_size - launch.ranks_per_node * (launch.num_nodes - 1)
     return {name: launch.ranks_per_node if i else first for i, name in enumerate(names)}
@@ -50,16 +50,16 @@ def wait_for(
     timeout_s: float = WORKER_TIMEOUT_S,
     poll_s: float = _POLL_S,
 ) -> None:
-    """Wait until MPI can reach every machine but the first, which is this one.
+    """Wait until the SSH server of every machine but the first, which is this one, can be reached.
 
     Args:
-        hosts: As ``leader_worker_set_hosts`` gives them.
-        port: Where their SSH servers listen.
-        timeout_s: For all of them together.
-        poll_s: Between two tries.
+        hosts: Return value of ``leader_worker_set_hosts``.
+        port: Port of the SSH servers.
+        timeout_s: Time limit for all machines together.
+        poll_s: Time between two attempts.
 
     Raises:
-        ServerStartError: One cannot be reached in time.
+        ServerStartError: A machine cannot be reached in time.
     """
     deadline_s = time.monotonic() + timeout_s
     for host in list(hosts)[1:]:
@@ -73,6 +73,6 @@ def wait_for(
                         "a machine of the server cannot be reached",
                         values=f"{host}, port {port}: {error}",
                         limit=f"{timeout_s:.0f} s",
-                        remedy="look at that pod: kubectl describe pod, kubectl logs",
+                        remedy="inspect its pod with kubectl describe pod and kubectl logs",
                     ) from None
             time.sleep(poll_s)

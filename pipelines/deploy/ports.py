@@ -1,6 +1,6 @@
-"""The three ports of a server, checked before anything is started.
+"""The ports of a server, checked before it starts.
 
-Triton notices a taken port late and in the middle of its log.
+Triton itself notices an occupied port late, in the middle of its log.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.errors import PortInUseError, ServerStartError
@@ -17,77 +17,91 @@ HOST = "127.0.0.1"
 """Triton has no authentication, so it listens on loopback only."""
 
 
+PORTS = ("http", "grpc", "metrics", "openai")
+"""Names of the ports, in options and environment variables too."""
+
+_WRITTEN = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "openai": "OpenAI"}
+
+
 @dataclass(frozen=True)
 class Ports:
-    """Where a server listens.
+    """Ports of a server.
 
     Attributes:
         http: KServe v2 over HTTP, and the generate endpoints.
         grpc: KServe v2 over gRPC.
-        metrics: Prometheus.
+        metrics: Metrics for Prometheus.
+        openai: OpenAI's API; 0 for none.
     """
 
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
+    openai: int = 9000  # as in NVIDIA's own front end
 
     @classmethod
     def from_environment(cls) -> Ports:
-        """``DRAFTPROOF_HTTP_PORT``, ``DRAFTPROOF_GRPC_PORT``, ``DRAFTPROOF_METRICS_PORT``, or the defaults.
+        """Read ``DRAFTPROOF_HTTP_PORT`` and the like, one variable for each port.
 
         Raises:
-            ServerStartError: A variable holds no port number.
+            ServerStartError: A variable is not a port number.
         """
         values = {}
-        for name in ("http", "grpc", "metrics"):
+        for name in PORTS:
             variable = f"DRAFTPROOF_{name.upper()}_PORT"
             text = os.environ.get(variable)
             if text is None:
                 continue
             if not text.isdecimal():
                 raise ServerStartError(
-                    "an environment variable holds no port",
+                    "an environment variable is not a port number",
                     values=f"{variable}={text!r}",
                     limit="1 to 65535",
-                    remedy="mend or unset it",
+                    remedy="correct or unset it",
                 )
             values[name] = int(text)
         return cls(**values)
 
     @classmethod
-    def free(cls) -> Ports:
-        """Three ports that nobody listens on at this moment."""
-        sockets = [socket.socket() for _ in range(3)]
+    def free(cls, *, with_openai: bool = False) -> Ports:
+        """Return ports that are free at the moment.
+
+        Args:
+            with_openai: Whether one of them is for OpenAI's API, which takes a process of its own.
+        """
+        sockets = [socket.socket() for _ in range(4 if with_openai else 3)]
         try:
             for listener in sockets:
                 listener.bind((HOST, 0))
-            return cls(*(listener.getsockname()[1] for listener in sockets))
+            http, grpc, metrics, *openai = (listener.getsockname()[1] for listener in sockets)
+            return cls(http, grpc, metrics, openai[0] if with_openai else 0)
         finally:
             for listener in sockets:
                 listener.close()
 
     def check_free(self) -> None:
-        """Refuse ports that cannot be listened on.
+        """Check that a server can listen on these ports.
 
         Raises:
-            PortInUseError: Another process listens on one of them; its pid is given if it can be seen.
-            ServerStartError: A number is no port, or two are equal.
+            PortInUseError: Another process listens on one of them; the message names it if possible.
+            ServerStartError: A number is not a port, or two are equal.
         """
-        numbers = astuple(self)
+        used = {name: number for name, number in asdict(self).items() if number or name != "openai"}
+        numbers = tuple(used.values())
         if len(set(numbers)) < len(numbers) or not all(0 < number < 65536 for number in numbers):
             raise ServerStartError(
-                "the ports cannot be used",
-                values=f"HTTP {self.http}, gRPC {self.grpc}, metrics {self.metrics}",
-                limit="three different numbers from 1 to 65535",
-                remedy="choose others with HTTP_PORT, GRPC_PORT and METRICS_PORT",
+                "the ports are invalid",
+                values=", ".join(f"{_WRITTEN[name]} {number}" for name, number in used.items()),
+                limit="must be different numbers from 1 to 65535",
+                remedy="choose others with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
             )
-        for name, number in zip(("HTTP", "gRPC", "metrics"), numbers, strict=True):
-            _check_free(name, number)
+        for name, number in used.items():
+            _check_free(_WRITTEN[name], number)
 
 
 def _check_free(name: str, number: int) -> None:
     with socket.socket() as listener:
-        # As servers do: a port whose last connections are still winding down counts as free.
+        # As servers do, so that a port with connections in TIME_WAIT counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, number))
@@ -104,14 +118,14 @@ def _check_free(name: str, number: int) -> None:
             owner = _listener(number)
             raise PortInUseError(
                 f"the {name} port is in use",
-                values=f"port {number}" + (f", held by {owner}" if owner else ""),
-                limit="nothing else may listen on it",
+                values=f"port {number}" + (f", used by {owner}" if owner else ""),
+                limit="no other process may listen on it",
                 remedy=f"stop that process ('make stop' if it is ours) or choose another with {variable}",
             ) from None
 
 
 def _listener(number: int) -> str:
-    """``process 123 (name)`` that listens on a port, as far as this user may see; else an empty text."""
+    """Return the listener of a port as ``process 123 (name)``; "" if this user cannot see it."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -128,6 +142,6 @@ def _listener(number: int) -> str:
             if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
                 name = (process / "comm").read_text(encoding="utf-8").strip()
                 return f"process {process.name} ({name})"
-        except OSError:  # gone meanwhile, or another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return ""

@@ -1,4 +1,4 @@
-"""One process, known by its id and the moment it began, so that a recycled id is never mistaken for it."""
+"""Identify a process by its id and start time, so that a reused id is not mistaken for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.05
-_KILL_TIMEOUT_S = 5.0  # a killed process that writes a core file needs a moment
+_KILL_TIMEOUT_S = 5.0  # writing a core file takes time
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class ProcessIdentity:
     """A process of this machine.
 
     Attributes:
-        pid: Its id; also that of its process group.
-        start_ticks: When it began, in clock ticks since boot.
+        pid: Its id, which is also that of its process group.
+        start_ticks: Its start time, clock ticks since boot.
     """
 
     pid: int
@@ -27,32 +28,38 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The process that has this id now; None if there is none or it has ended already."""
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
-        fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
-        state, start_ticks = fields[0], int(fields[19])
-        return None if state in "ZX" else cls(pid, start_ticks)
+        """Return the process that has this id now; None if there is none or it has ended."""
+        fields = _fields(pid)
+        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether it is stopped by a signal."""
+        return _fields(self.pid)[0] in "Tt"
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Return whether this process still runs."""
         return ProcessIdentity.of(self.pid) == self
 
-    def end(self, patience_s: float) -> bool:
-        """Ask it to end, and kill it if it has not after ``patience_s``; its children do not outlive it.
+    def kill(self) -> None:
+        """Kill it if it still runs."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self, timeout_s: float) -> bool:
+        """Terminate it, kill it after ``timeout_s`` if necessary, and kill its process group.
 
         Returns:
-            Whether it ended by itself.
+            Whether it ended without being killed.
         """
         if not self.is_alive:
             return True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-        ended = self._wait(patience_s)
-        # Also after a good end: a model's process that hangs would stay behind.
+        ended = self._wait(timeout_s)
+        # Also if it has ended by itself, because a hanging process of a model would be left.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._wait(_KILL_TIMEOUT_S)
@@ -65,3 +72,26 @@ class ProcessIdentity:
                 return False
             time.sleep(_POLL_S)
         return True
+
+
+def processes_with(text: str) -> Iterator[tuple[ProcessIdentity, list[bytes]]]:
+    """Find the other processes of this user whose command line contains a text.
+
+    Yields:
+        Each process and its command line.
+    """
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        with contextlib.suppress(OSError):  # it has ended or belongs to another user
+            command = (directory / "cmdline").read_bytes()
+            if text.encode() in command and pid != os.getpid() and (found := ProcessIdentity.of(pid)):
+                yield found, command.split(b"\0")
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` from the state on; state X if there is no process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ["X"]
+    return stat.rpartition(")")[2].split()  # the name before it may contain spaces

@@ -1,45 +1,50 @@
-"""One Triton server: ports checked, started in the background, watched until ready, stopped by its pid file.
+"""Start, find and stop a Triton server in the background.
 
-The server outlives the command that started it; ``.run/<recipe>/server.json`` says how to find it.
+The server keeps running after the command that started it has ended. ``.run/<recipe>/server.json`` records
+its process and ports.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http
 import http.client
 import json
 import os
-import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
+from pipelines.atomic_file import write_whole
 from pipelines.deploy.containers import Container
-from pipelines.deploy.endpoint import EXIT_TIMEOUT_S, Endpoint
-from pipelines.deploy.launch import Launch
-from pipelines.deploy.models import models_at_start
+from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
+from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import HOST, Ports
-from pipelines.deploy.process import ProcessIdentity
-from pipelines.deploy.server_command import background_command
-from pipelines.deploy.server_log import last_words
-from pipelines.deploy.triton_install import REPOSITORY_ROOT, TritonInstall
+from pipelines.deploy.process import ProcessIdentity, processes_with
+from pipelines.deploy.server_log import error_lines
+from pipelines.deploy.triton.command import background_command
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.place import prefix_of, read_key, remove_shared_memory
 from pipelines.errors import RecipeError, ServerStartError, ServerUnavailableError
 
 RUN = REPOSITORY_ROOT / ".run"
 
-KILL_AFTER_S = EXIT_TIMEOUT_S + 15.0  # the models' own processes are ended after that wait
-_POLL_S = 0.1
+KILL_AFTER_S = DRAIN_S + EXIT_TIMEOUT_S + 15.0
+_POLL_S = 0.05
 
 
 def run_directory(recipe: str, run: Path = RUN) -> Path:
-    """``.run/<name>`` of a recipe given by name or by the path of its YAML file.
+    """Return ``.run/<name>`` of a recipe, given by name or by the path of its YAML file.
 
     Raises:
-        RecipeError: The file cannot be read.
+        RecipeError: The file cannot be read or has no name.
     """
     if not (recipe.endswith((".yaml", ".yml")) or "/" in recipe):
         return run / recipe
@@ -51,27 +56,29 @@ def run_directory(recipe: str, run: Path = RUN) -> Path:
         raise RecipeError(
             "the recipe cannot be read",
             values=f"{recipe}: {' '.join(str(error).split())}",
-            limit="a recipe is a YAML mapping with a name",
-            remedy="give the name of a recipe or the path of its file",
+            limit="a recipe is a YAML mapping with the key name",
+            remedy="use the name of a recipe, or the path of its file",
         ) from None
     return run / str(name)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that was started and not yet known to have ended; as a context manager it stops at the end.
+    """A server in the background; as a context manager, it is stopped at the end of the block.
 
     Attributes:
-        directory: Its ``.run/<recipe>``, with the log and the pid file.
-        ports: Where it listens.
-        process: The ``tritonserver`` process, or the ``mpirun``, ``docker`` or ``podman`` around it.
-        container: What ``process`` runs it in, if it does.
+        directory: Its ``.run/<recipe>``, with ``server.log`` and ``server.json``.
+        ports: Ports that it listens on.
+        process: The gateway, or the ``docker`` or ``podman`` that runs it.
+        container: Its container, if there is one.
+        openai_url: Address of OpenAI's API, without a path.
     """
 
     directory: Path
     ports: Ports
     process: ProcessIdentity
     container: Container | None = None
+    openai_url: str = ""
 
     @classmethod
     def start(
@@ -80,41 +87,48 @@ class Server:
         ports: Ports,
         *,
         exit_timeout_s: int = EXIT_TIMEOUT_S,
+        front_door: Path | None = None,
         report: Callable[[str], None] = print,
     ) -> Server:
-        """Start Triton on ``<directory>/model_repository``; it is not ready yet.
+        """Start a server for ``<directory>/model_repository`` without waiting until it is ready.
 
         Args:
-            directory: ``.run/<recipe>``; its ``launch.json`` says which Triton.
-            ports: Where it shall listen, on loopback.
-            exit_timeout_s: How long it waits for requests in flight when it is told to end.
-            report: Gets a line about what takes long.
+            directory: ``.run/<recipe>``, whose ``launch.json`` describes the server.
+            ports: Ports to listen on, on loopback.
+            exit_timeout_s: How long Triton may take to unload its models at shutdown.
+            front_door: File with the settings of OpenAI's API; None for the defaults.
+            report: Called with a line before steps that take long.
 
         Raises:
-            PortInUseError: A port is taken; nothing was started.
-            ServerStartError: The repository, Triton, or a GPU that it needs is missing, or a server of this
-                directory runs.
+            PortInUseError: A port is in use.
+            ServerStartError: The repository, Triton or a required GPU is missing, the settings of OpenAI's
+                API are invalid, or a server of this directory is running.
         """
         repository = directory / "model_repository"
         if not repository.is_dir():
             raise ServerStartError(
                 "there is no model repository",
                 values=str(repository),
-                limit="it is rendered before the server starts",
+                limit="it must be rendered before the server starts",
                 remedy="run 'make repository'",
             )
         running = cls.running(directory)
         if running is not None:
             raise ServerStartError(
-                "a server of this recipe runs already",
+                "a server of this recipe is running already",
                 values=f"process {running.process.pid}, HTTP port {running.ports.http}",
                 limit="one server per recipe",
                 remedy="use it, or stop it with 'make stop'",
             )
         cls.clear(directory)
         ports.check_free()
-        command = background_command(directory, Endpoint(ports, exit_timeout_s=exit_timeout_s), report)
-        with (directory / "server.log").open("wb") as log:
+        settings = FrontDoorSettings.read(front_door)
+        endpoint = Endpoint(
+            ports, exit_timeout_s=exit_timeout_s, front_door=front_door.resolve() if front_door else None
+        )
+        command = background_command(directory, endpoint, report)
+        directory.chmod(0o700)  # logs, observations and sockets reveal requests
+        with _private_log(directory / "server.log") as log:
             child = subprocess.Popen(
                 command.arguments,
                 cwd=REPOSITORY_ROOT,
@@ -122,103 +136,107 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # not ended by the terminal that the command ran in
+                start_new_session=True,  # so that closing the terminal does not end it
             )
         process = ProcessIdentity.of(child.pid)
         if process is None:
-            raise _died(directory / "server.log")
-        child.returncode = 0  # it is watched by its identity, here and in later commands
-        server = cls(directory, ports, process, command.container)
+            raise _start_failure(directory / "server.log")
+        child.returncode = 0  # avoids a ResourceWarning; ProcessIdentity tracks it from here on
+        server = cls(directory, ports, process, command.container, settings.url(ports.openai))
         server._write_pid_file()
         return server
 
     @classmethod
     def running(cls, directory: Path) -> Server | None:
-        """The server that the pid file names, if it lives."""
+        """Return the server in ``server.json`` if it is alive."""
         server = cls._named(directory)
         return server if server is not None and server.process.is_alive else None
 
     @classmethod
     def clear(cls, directory: Path) -> None:
-        """Remove what a killed server left behind; call it only when none runs."""
+        """Clean up after a killed server; call this only if no server of the directory is running."""
         server = cls._named(directory)
         if server is not None and server.container is not None:
             server.container.remove()
         end_models_without_server(directory)
+        remove_shared_memory(prefix_of(directory))
 
     @classmethod
     def _named(cls, directory: Path) -> Server | None:
         try:
             state: dict[str, Any] = json.loads((directory / "server.json").read_text(encoding="utf-8"))
             container = Container(**state["container"]) if state.get("container") else None
-            return cls(directory, Ports(**state["ports"]), ProcessIdentity(**state["process"]), container)
+            return cls(
+                directory,
+                Ports(**{"openai": 0, **state["ports"]}),  # older versions wrote none
+                ProcessIdentity(**state["process"]),
+                container,
+                state.get("openai_url", ""),
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @property
     def log(self) -> Path:
-        """What Triton and the models print."""
+        """Return the path of the log of Triton and its models."""
         return self.directory / "server.log"
+
+    @property
+    def key(self) -> str:
+        """Return the key for operations that only operators may perform."""
+        return read_key(self.directory)
 
     def wait_ready(self, timeout_s: float | None = None) -> float:
         """Wait until every model is loaded.
 
         Args:
-            timeout_s: How long; None: as long as its runtime may need.
+            timeout_s: Time limit; None: the default of its runtime.
 
         Returns:
             Seconds waited.
 
         Raises:
-            ServerStartError: It ended, with the telling lines of its log; or the time is over.
+            ServerStartError: It has ended, or is not ready in time; the message quotes its log.
         """
         began_s = time.monotonic()
         timeout_s = Launch.read(self.directory).ready_timeout_s if timeout_s is None else timeout_s
         while not self.is_ready():
             if not self.process.is_alive:
-                self._forget()
-                raise _died(self.log)
+                self._clean_up()
+                raise _start_failure(self.log)
             if time.monotonic() - began_s > timeout_s:
                 raise ServerStartError(
-                    "Triton is not ready in time",
-                    values=f"{timeout_s:.0f} s, log {self.log}:\n{last_words(self.log)}\n",
+                    "Triton did not become ready in time",
+                    values=f"{timeout_s:.0f} s, log {self.log}:\n{error_lines(self.log)}\n",
                     limit=f"TIMEOUT_S={timeout_s:.0f}",
-                    remedy="look into the log, stop it with 'make stop', or allow more time",
+                    remedy="read the log and stop it with 'make stop', or raise TIMEOUT_S",
                 )
             time.sleep(_POLL_S)
         return time.monotonic() - began_s
 
     def is_ready(self) -> bool:
-        """Whether the server answers and every model that it loads at its start is loaded."""
-        connection = http.client.HTTPConnection(HOST, self.ports.http, timeout=2.0)
-        try:
-            connection.request("POST", "/v2/repository/index", json.dumps({"ready": True}))
-            response = connection.getresponse()
-            loaded = {model["name"] for model in json.load(response)} if response.status == 200 else set()
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-            return False
-        finally:
-            connection.close()
-        return bool(loaded) and loaded.issuperset(models_at_start(self.directory / "model_repository"))
+        """Return whether all models that the server loads at its start are ready, and the front door."""
+        is_ready = _answers(f"http://{HOST}:{self.ports.http}/v2/health/ready")
+        return is_ready and (not self.ports.openai or _answers(f"{self.openai_url}/health"))
 
     def stop(self, kill_after_s: float = KILL_AFTER_S) -> bool:
-        """End the server.
+        """Stop the server and clean up.
 
         Returns:
-            Whether it ended by itself; if not, it was killed.
+            Whether it ended without being killed.
         """
         ended = self.process.end(kill_after_s)
-        self._forget()
+        self._clean_up()
         return ended
 
     def __enter__(self) -> Server:
-        """The server itself."""
+        """Return the server."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.stop()
 
     def _write_pid_file(self) -> None:
@@ -227,55 +245,70 @@ class Server:
             "ports": asdict(self.ports),
             "container": asdict(self.container) if self.container else None,
             "log": str(self.log),
+            "openai_url": self.openai_url,
         }
-        staged = self.directory / ".server.json"
-        staged.write_text(json.dumps(state) + "\n", encoding="utf-8")
-        staged.replace(self.directory / "server.json")
+        write_whole(self.directory / "server.json", json.dumps(state) + "\n")
 
-    def _forget(self) -> None:
-        """Remove what is left of an ended server: container, models, pid file, shared memory, zombie."""
-        if self.container is not None:  # outlives a docker or podman that was killed
+    def _clean_up(self) -> None:
+        """Remove what an ended server left: container, processes, ``server.json``, shared memory, zombie."""
+        if self.container is not None:  # it outlives a killed docker or podman
             self.container.remove()
         with contextlib.suppress(ChildProcessError):  # started by an earlier command
             os.waitpid(self.process.pid, os.WNOHANG)
         end_models_without_server(self.directory)
+        remove_shared_memory(prefix_of(self.directory))
         (self.directory / "server.json").unlink(missing_ok=True)
-        for region in Path("/dev/shm").glob(f"{Endpoint(self.ports).shared_memory_prefix}*"):
-            with contextlib.suppress(OSError):
-                region.unlink()
 
 
 def end_models_without_server(directory: Path) -> None:
-    """Kill the models' processes that a killed server left behind; call it only when none runs."""
-    stub = str(directory / "backends" / "python" / TritonInstall.STUB)
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            command = (process / "cmdline").read_bytes().split(b"\0")
-            if os.fsdecode(command[0]) == stub:
-                os.kill(int(process.name), signal.SIGKILL)
+    """Kill Triton and model processes that a killed server left; call this only if no server is running."""
+    for process, _ in processes_with(prefix_of(directory)):
+        process.kill()
+
+
+def _answers(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=2.0)
+    if parts.scheme == "https":
+        # Not checked: the certificate is for the name that clients use, not for this address.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=2.0, context=context)
+    try:
+        connection.request("GET", parts.path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _private_log(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def find_server(directory: Path) -> Server:
-    """The running server of a directory.
+    """Return the running server of a directory.
 
     Raises:
-        ServerUnavailableError: There is none.
+        ServerUnavailableError: No server is running.
     """
     server = Server.running(directory)
     if server is None:
         raise ServerUnavailableError(
-            "no server of this recipe runs",
+            "no server of this recipe is running",
             values=str(directory / "server.json"),
-            limit="a server started by 'make serve'",
+            limit="needs a server started by 'make serve'",
             remedy="run 'make serve'",
         )
     return server
 
 
-def _died(log: Path) -> ServerStartError:
+def _start_failure(log: Path) -> ServerStartError:
     return ServerStartError(
         "Triton ended before it was ready",
-        values=f"log {log}:\n{last_words(log)}\n",
-        limit="every model of the repository must load",
-        remedy="mend what the log names; 'make doctor' shows what this machine lacks",
+        values=f"log {log}:\n{error_lines(log)}\n",
+        limit="all models of the repository must load",
+        remedy="fix the error in the log; 'make doctor' shows what this machine lacks",
     )

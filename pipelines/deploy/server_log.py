@@ -1,4 +1,4 @@
-"""What a server's log says about its death."""
+"""Extract the lines of a server log that explain a failure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 MAX_LINES = 12
 MAX_LINE_LENGTH = 600
 
-# Seen on every machine without a GPU; they say nothing about a failure.
+# Logged on every machine without a GPU; unrelated to a failure.
 _HARMLESS = re.compile(r"CUDA|Cuda|NVML|DCGM|in-flight|unloading|successfully unloaded|live models")
-_SPEAKING = re.compile(r"^E\d{4} |^error: |Error|Exception|Signal \(")
+_ERROR = re.compile(r"^E\d{4} |^error: |Error|Exception|Signal \(")
 _TABLE = re.compile(r"^[+|]")
 
 
-def last_words(log: Path) -> str:
-    """The lines of a Triton log that explain why it ended, errors first, then the very last ones.
+def error_lines(log: Path) -> str:
+    """Return the lines of a Triton log that explain why it ended: errors, else the last lines.
 
-    Triton buries the cause: after a model failed to load it goes on for a hundred lines of tables.
+    The cause is not at the end, because Triton prints a hundred lines of tables after a model failed to load.
     """
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     lines = [line.rstrip()[:MAX_LINE_LENGTH] for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not _HARMLESS.search(line) and not _TABLE.match(line)]
-    speaking = [line for line in telling if _SPEAKING.search(line)]
-    chosen = speaking or telling[-MAX_LINES:]
-    if len(chosen) > MAX_LINES:  # what failed first is the cause, what failed last the way it ended
+    relevant = [line for line in lines if not _HARMLESS.search(line) and not _TABLE.match(line)]
+    errors = [line for line in relevant if _ERROR.search(line)]
+    chosen = errors or relevant[-MAX_LINES:]
+    if len(chosen) > MAX_LINES:  # the first errors show the cause, the last ones how it ended
         chosen = chosen[: MAX_LINES // 2] + chosen[-MAX_LINES // 2 :]
     last = lines[-1:]
     return "\n".join([*chosen, *(line for line in last if line not in chosen)])

@@ -1,6 +1,6 @@
-"""The in-flight batcher of the embedded runtime.
+"""Implements in-flight batching for the embedded runtime.
 
-``engine`` computes one step, ``kv_cache`` owns the blocks that keys and values live in, ``sequence`` is
-one request's state, ``scheduler`` decides what a step computes, ``executor`` ties them together and
-``step_loop`` gives them a thread.
+``engine`` computes a step, ``kv_cache`` manages the blocks for keys and values, ``sequence`` holds the state
+of a request, ``lane`` decides what a step computes, ``executor`` combines them, and ``step_loop`` runs
+executors on a thread.
 """

@@ -1,44 +1,53 @@
-"""One compiled network and the keys and values it works on.
+"""Loads an engine and computes its steps.
 
-Loads an engine directory (``engine.xml``, ``engine.bin``, ``engine.json``; ``build/openvino_engine.py``
-writes it) and computes steps. It decides nothing: what a step holds comes from the scheduler.
+An engine directory contains ``engine.xml``, ``engine.bin`` and ``engine.json``, written by
+``build/openvino/engine.py``. ``lane`` decides what a step computes.
+
+The weights are copied to where only this process can change them, and checked there. OpenVINO would map the
+file and read it again for each new shape of a step, even if it has changed by then (decision 0036).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import EngineLoadError
-from pipelines.executor.step import StepInputs
+from pipelines.executor.attention_library import attention_library
+from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK
+from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences
+from pipelines.executor.weights import Weights
+from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
 
 FORMAT_VERSION = 2
 
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
-"""Longest step by role: requests can go on without a draft, but not without the target."""
+"""Time limit of a step by role: requests can continue without the draft, but not without the target."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What ``engine.json`` says, as far as running the engine needs it.
+    """The contents of ``engine.json`` needed to run the engine.
 
     Attributes:
         vocab_size: Columns of the logits.
-        end_ids: Tokens that end a text.
-        max_position_embeddings: Longest sequence the network was trained for, in tokens.
-        kv_cache_dtype: "float32" or "float16".
+        end_ids: End tokens.
+        max_position_embeddings: Longest sequence for which the network was trained, in tokens.
+        kv_cache_dtype: "float32", "float16" or "int8".
         kv_block_size: Positions in a block.
-        num_threads: Threads of a step. Bits were compared within one thread count, so it is part of
-            the engine, not of the machine.
-        weight_bytes_per_step: Bytes of weights that a step reads at least, whatever the batch.
-        compile_properties: Passed to OpenVINO.
+        num_threads: Threads of a step. Results are only bitwise equal with the same number of threads, so it
+            belongs to the engine and not to the machine.
+        weight_bytes_per_step: Minimum bytes of weights that a step reads, whatever the batch.
+        compile_properties: Properties for OpenVINO.
     """
 
     role: str
@@ -57,50 +66,72 @@ class EngineConfig:
     compile_properties: dict[str, str]
 
     @classmethod
-    def read(cls, directory: Path) -> EngineConfig:
+    def read(cls, files: EngineFiles) -> EngineConfig:
         """Read ``engine.json``.
 
         Raises:
-            EngineLoadError: It is missing, incomplete, or of another format version.
+            EngineLoadError: The file is missing, changed or incomplete, or has another format version.
         """
-        path = directory / "engine.json"
+        path = files.path("engine.json")
+        content = files.read(path.name)
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(content)
             version = document["format_version"]
             fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
             config = cls(**{**fields, "end_ids": tuple(fields["end_ids"])})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
                 "the engine description cannot be read",
                 values=f"{path}: {error!r}",
-                limit="an engine directory holds engine.json, engine.xml and engine.bin",
+                limit="an engine directory contains engine.json, engine.xml and engine.bin",
                 remedy="run 'make engines'",
             ) from error
         if version != FORMAT_VERSION:
             raise EngineLoadError(
                 "the engine has another format",
                 values=f"format_version={version} in {path}",
-                limit=f"this release reads format {FORMAT_VERSION}",
+                limit=f"this version reads format {FORMAT_VERSION}",
                 remedy="run 'make engines'",
             )
         return config
+
+
+class StepEngine(Protocol):
+    """The interface of an engine; implemented by ``Engine``."""
+
+    config: EngineConfig
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """Compute one step and return logits, float32 [n, vocab_size]."""
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy the keys and values of one block to another."""
 
 
 class Engine:
     """A compiled network with its KV cache.
 
     Args:
-        directory: Engine directory.
-        num_blocks: KV blocks to allocate, the scratch block included.
+        files: Files of the engine.
+        num_blocks: KV blocks to allocate, including the scratch block.
+        config: Replaces ``engine.json``, to try other settings.
+        weights_folder: Folder for the weights that were laid out for the kernels (``weights.Weights``); None
+            to keep them in memory.
 
     Raises:
-        EngineLoadError: Files are missing, or made for another OpenVINO, or do not compile.
+        EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile.
     """
 
-    def __init__(self, directory: Path, num_blocks: int) -> None:
+    def __init__(
+        self,
+        files: EngineFiles,
+        num_blocks: int,
+        config: EngineConfig | None = None,
+        weights_folder: Path | None = None,
+    ) -> None:
         import openvino
 
-        self.config = EngineConfig.read(directory)
+        self.config = config or EngineConfig.read(files)
         installed = openvino.__version__.split("-")[0]
         if installed.split(".")[:2] != self.config.openvino_version.split(".")[:2]:
             raise EngineLoadError(
@@ -109,15 +140,11 @@ class Engine:
                 limit="major and minor version must be equal: the attention operator is not a stable format",
                 remedy="run 'make engines'",
             )
+        self._weights = Weights(files.path("engine.bin"), files.sha256("engine.bin"), weights_folder)
         try:
-            compiled = _compile(openvino, directory, self.config)
+            compiled = _compile(openvino, files, self._weights, self.config)
         except RuntimeError as error:
-            raise EngineLoadError(
-                "the engine does not compile on this machine",
-                values=f"{directory}: {str(error).splitlines()[0]}",
-                limit="the network needs an x86-64 processor with AVX2",
-                remedy="run 'make doctor', then 'make clean-engines engines'",
-            ) from error
+            raise _cannot_run(files, error) from error
         self._tensor = openvino.Tensor
         self._request = compiled.create_infer_request()
         self._kv: list[npt.NDArray[Any]] = []
@@ -129,8 +156,17 @@ class Engine:
                 tensor.data[...] = 0
                 self._request.set_tensor(name, tensor)
                 self._kv.append(tensor.data)
-        self._compiled = compiled  # the request does not keep its network alive
+        self._compiled = compiled  # the request does not keep the network alive
         self._inputs: StepInputs | None = None
+        self._repeats_lone_row = False
+        try:  # also lays the weights out for the kernels, so that the originals can go
+            self._repeats_lone_row = self._lone_row_differs()
+        except (RuntimeError, TimeoutError) as error:
+            with contextlib.suppress(RuntimeError):  # how a cancelled step ends
+                self._request.cancel()
+                self._request.wait()  # it reads the weights, which are unmapped with this object
+            raise _cannot_run(files, error) from error
+        self._weights.release()
 
     def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """Compute one step and write its keys and values.
@@ -139,24 +175,46 @@ class Engine:
             inputs: At least two tokens, see ``step.pack``.
 
         Returns:
-            float32 [n, vocab_size], one row for each of ``inputs.logits_rows``; a view that the next
-            step overwrites.
+            float32 [n, vocab_size], one row for each of ``inputs.logits_rows``; a view that the next step
+            overwrites.
 
         Raises:
-            TimeoutError: The step did not end in ``STEP_TIMEOUT_S``.
-            RuntimeError: The runtime failed, or a step before did not end yet.
+            TimeoutError: The step took longer than ``STEP_TIMEOUT_S``.
+            RuntimeError: The runtime failed, or an earlier step is still running.
         """
-        # OpenVINO reads the arrays in place and does not hold them. infer() would do the same and then
-        # copy every output.
+        return self._run(inputs, STEP_TIMEOUT_S[self.config.role])
+
+    def _run(self, inputs: StepInputs, timeout_s: float) -> npt.NDArray[np.float32]:
+        num_rows = len(inputs.logits_rows)
+        if num_rows == 1 and self._repeats_lone_row:
+            inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
+        inputs = with_sequences(inputs, self.config.num_threads)
+        # OpenVINO reads the arrays in place without keeping references. infer() would also copy every output.
         for name, array in vars(inputs).items():
-            self._request.set_tensor(name, self._tensor(array, shared_memory=True))  # raises while one runs
-        self._inputs = inputs  # not before: a step that was given up still reads those it was given
+            self._request.set_tensor(
+                name, self._tensor(array, shared_memory=True)
+            )  # raises while a step runs
+        self._inputs = inputs  # only now: a step that timed out still reads its inputs
         self._request.start_async()
-        if not self._request.wait_for(int(STEP_TIMEOUT_S[self.config.role] * 1000)):
-            # Further steps fail at once until this one is done, so it writes over nobody's blocks.
-            raise TimeoutError(f"a step took more than {STEP_TIMEOUT_S[self.config.role]:g} s")
+        if not self._request.wait_for(int(timeout_s * 1000)):
+            # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
+            raise TimeoutError(f"a step took more than {timeout_s:g} s")
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
-        return logits
+        return logits[:num_rows]
+
+    def _lone_row_differs(self) -> bool:
+        """Compute a row of logits alone and with others, and return whether a bit differs.
+
+        OpenVINO multiplies a single row with an INT8 head by another kernel if it does not round the inputs,
+        or if there are few (decision 0002). The kernels of this machine decide, so they are tried here.
+        """
+        token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
+        tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=len(token_ids))
+        together = pack([tokens], self.config.kv_block_size)
+        limit_s = max(STEP_TIMEOUT_S.values())
+        expected = self._run(together, limit_s)[-1].copy()
+        found = self._run(dataclasses.replace(together, logits_rows=together.logits_rows[-1:]), limit_s)[0]
+        return bool(np.ptp(expected) == 0) or not np.array_equal(found, expected)
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy the keys and values of one block to another."""
@@ -164,13 +222,38 @@ class Engine:
             tensor[destination] = tensor[source]
 
 
-def _compile(openvino: Any, directory: Path, config: EngineConfig) -> Any:
+def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
+    return EngineLoadError(
+        "the engine does not run on this machine",
+        values=f"{files.directory}: {str(error).splitlines()[0]}",
+        limit="the network needs an x86-64 processor with AVX2",
+        remedy="run 'make doctor', then 'make clean-engines engines'",
+    )
+
+
+def _compile(openvino: Any, files: EngineFiles, weights: Weights, config: EngineConfig) -> Any:
+    network = files.read("engine.xml").decode()
+    tensor = openvino.Tensor(weights.data, shared_memory=True)
+    attention = attention_library(files)
+    with ThreadPoolExecutor(1) as pool:  # compiling leaves CPU cores idle
+        digest = pool.submit(sha256_bytes, weights.data.data)
+        try:
+            return _compile_network(openvino, network, tensor, config, attention)
+        finally:  # also after an error, whose likely cause are changed weights
+            check_digest(files.path("engine.bin"), files.sha256("engine.bin"), digest.result())
+
+
+def _compile_network(
+    openvino: Any, network: str, weights: Any, config: EngineConfig, attention: str | None
+) -> Any:
     core = openvino.Core()
-    core.get_versions("CPU")  # registers the attention operator, without which the file cannot be read
-    model = core.read_model(directory / "engine.xml")
+    core.get_versions("CPU")  # registers the attention operator, which is needed to read the file
+    if attention is not None:
+        core.add_extension(attention)
+    model = core.read_model(network, weights)
     for node in model.get_ops():
         if node.get_type_name() == "PagedAttentionExtension":
-            info = node.get_rt_info()  # lost when a network is saved
+            info = node.get_rt_info()  # is lost when a network is saved
             info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
             info["k_head_size"] = info["v_head_size"] = config.head_size
     properties = {**config.compile_properties, "INFERENCE_NUM_THREADS": str(config.num_threads)}

@@ -1,13 +1,13 @@
-"""How many rows a step computes: as many as pay, and for long the same number.
+"""Decides how many rows a step computes: as many as pay, while avoiding changes of shape.
 
-A row is a token that must be computed, or a draft token that may become output. What a draft token is
-worth is known (its survival), and so is what a step costs by its rows, so the best number of rows is the
-one that maximises tokens - rate * seconds, where the rate is what the server makes of its time: the rule
-for the best ratio of a long run of steps (Dinkelbach 1967, On nonlinear fractional programming).
+A row is a token that must be computed, or a draft token that may become output. The value of a draft token
+(its survival) and the cost of a step by rows are known. So the best number of rows maximises tokens - rate *
+seconds, where the rate is the server's throughput. This is the rule for the best ratio over many steps
+(Dinkelbach 1967, On nonlinear fractional programming).
 
-An engine call of another shape than the one before costs more: OpenVINO prepares every layer anew. The
-number therefore stays until another has been missed for as much as the change costs, as with skis, rented
-until the rent has come to their price; rows that nobody needs are given to the next likely draft tokens
+A call whose shape differs from the previous one costs more, because OpenVINO prepares every layer again. So
+the number of rows stays the same until another number would have saved as much as the change costs, as in the
+ski-rental problem. Spare rows go to the next most likely draft tokens
 (docs/decisions/0016-rows-of-a-step.md).
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.speculation.step_costs import StepCosts
+from pipelines.speculation.draft_length.step_costs import StepCosts
 
 Worths = npt.NDArray[np.float64]
 NOTHING: Worths = np.empty(0)
@@ -28,9 +28,9 @@ class RowBudget:
     """Sizes the steps of one engine.
 
     Args:
-        costs: Of the engine's steps, same shape as before.
-        change_s: What a change of shape adds to a step, in seconds.
-        tokens_per_s: What a second is worth now.
+        costs: Step costs of the engine without change of shape.
+        change_s: Extra time of a step whose shape changes, in seconds.
+        tokens_per_s: Returns the server's current throughput.
     """
 
     def __init__(self, costs: StepCosts, change_s: float, tokens_per_s: Callable[[], float]) -> None:
@@ -38,24 +38,24 @@ class RowBudget:
         self.sizes = step_sizes(costs.max_rows)
         self._change_s = change_s
         self._tokens_per_s = tokens_per_s
-        # What each size would have gained over the present one, since it last was no better.
+        # Accumulated gain of each size over the current one, since it was last no better.
         self._missed: Worths = np.zeros(len(self.sizes))
         self._last = 0
         self._keeps_shape = False
 
     def price_of_context(self, context_len: int) -> float:
-        """What a row costs for the context that it reads, in tokens."""
+        """Return the cost of reading a context of this length, in tokens."""
         return self._tokens_per_s() * self.costs.seconds_per_position * context_len
 
     def rows(self, num_needed: int, worths: Worths) -> int:
-        """Rows of a step that has nothing but rows.
+        """Return the number of rows of a step without prompts.
 
         Args:
             num_needed: Rows that must be computed.
-            worths: float64 [n], descending: tokens that each further row is expected to give.
+            worths: float64 [n], descending: expected output tokens of each further row.
 
         Returns:
-            At least ``num_needed``; more than all that is wanted if the shape is worth keeping.
+            At least ``num_needed``. May exceed all available rows if the shape is worth keeping.
         """
         if num_needed > self.sizes[-1]:
             self._keeps_shape = False
@@ -77,7 +77,7 @@ class RowBudget:
         return int(self.sizes[self._last])
 
     def rows_beside_prompts(self, num_needed: int, worths: Worths) -> int:
-        """Tokens of a step that also reads prompts and has another shape every time; arguments as above."""
+        """Return the tokens of a step with prompts, whose shape changes every time; arguments as ``rows``."""
         self._keeps_shape = False
         counts = np.arange(num_needed, num_needed + len(worths) + 1)
         values = _sums(worths) - self._tokens_per_s() * self.costs.seconds(counts)
@@ -89,11 +89,11 @@ class RowBudget:
 
 
 def step_sizes(max_rows: int) -> npt.NDArray[np.int64]:
-    """Numbers of rows that steps have: few, since an engine prepares each one at its first use."""
+    """Return the allowed numbers of rows: few, because an engine prepares each at its first use."""
     sizes = (*range(2, 16), *range(16, 64, 2), *range(64, max_rows, 8), max_rows)
     return np.array(sorted({min(size, max_rows) for size in sizes}))
 
 
 def _sums(worths: Worths) -> Worths:
-    """Worth of the first 0, 1, ... rows; one that costs more than it is worth is left empty instead."""
+    """Return the worth of the first 0, 1, ... rows; rows with a negative worth count as 0."""
     return np.concatenate((np.zeros(1), np.cumsum(np.maximum(worths, 0.0))))

@@ -1,4 +1,4 @@
-"""One request inside the executor: its tokens, how far they are computed, when it ends."""
+"""Holds the state of a request inside the executor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import DraftproofError
-from pipelines.executor.kv_cache import BlockTable
+from pipelines.errors import DraftproofError, NothingAllowedError
+from pipelines.executor.blocks.kv_cache import BlockTable
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.sampler import Sampler
+from pipelines.speculation.sampling.sampler import Sampler
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 from pipelines.text.stop_words import StopWordMatcher
+from pipelines.text.token_map import TokenMap
 from pipelines.text.vocabulary import Vocabulary
+
+MIN_CHUNK_TOKENS = 2
+"""A chunk of one token would use the attention kernel of rows, whose last bits differ."""
+
+MIN_STEP_TOKENS = 4
+"""Smallest number of tokens that can always split a prompt into such chunks."""
+
+_MOST_LOGITS = 1 << 22
+"""Logits of a chunk, 16 MiB: OpenVINO keeps room for the most that it has returned."""
 
 
 @dataclass(eq=False)
@@ -23,17 +33,20 @@ class Sequence:
     """State of one request.
 
     Attributes:
-        tokens: int32 buffer; the first ``num_tokens`` are known.
+        tokens: int32 buffer of the tokens that the engine reads; the first ``num_tokens`` are known.
         num_prompt: Leading tokens that are computed as prompt, in chunks of at least two. A prompt of a
-            single token cannot be a chunk, so it counts as 0 here and is computed as a row.
+            single token cannot be a chunk; it is computed as a row, and this is 0.
         num_computed: Leading positions whose keys and values are in the cache.
         sampler: Turns logits into tokens; has seen all known tokens.
-        draft_ids: int32, draft tokens that are not verified yet.
-        draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, else None.
-        draft_survival: float64 [len(draft_ids)] while draft tokens can be left out, else None.
+        draft_ids: int32, draft tokens that are not yet verified.
+        draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, otherwise None.
+        draft_survival: float64 [len(draft_ids)] if draft tokens may be dropped, otherwise None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
-        margins: Of the tokens proposed so far.
-        table: Its blocks while it runs; None while it waits.
+        token_map: Translates chosen tokens to those that the engine reads; None if they are the same.
+        output_ids: Tokens chosen so far.
+        margins: Margins of the tokens proposed so far.
+        most_chunk_tokens: Most tokens of a prompt's chunk whose logits are all needed.
+        table: Blocks of a running request; None while it waits.
     """
 
     request: GenerationRequest
@@ -47,20 +60,32 @@ class Sequence:
     draft_logits: Logits | None
     draft_survival: npt.NDArray[np.float64] | None
     is_verification: bool
-    num_output: int = 0
+    token_map: TokenMap | None = None
+    output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     margins: list[float] = field(default_factory=list)
     table: BlockTable | None = None
+    most_chunk_tokens: int = 0
+    _prompt_log_probs: list[LogProbs] | None = None  # until they are returned
 
     @classmethod
-    def begin(cls, request: GenerationRequest, vocabulary: Vocabulary, sampler: Sampler) -> Sequence:
-        """State of a request that was just admitted."""
-        num_known = len(request.input_ids)
-        tokens = np.empty(num_known + request.max_tokens, np.int32)
-        tokens[:num_known] = request.input_ids
-        num_prompt = request.num_prompt_tokens
+    def begin(
+        cls,
+        request: GenerationRequest,
+        vocabulary: Vocabulary,
+        sampler: Sampler,
+        token_map: TokenMap | None = None,
+    ) -> Sequence:
+        """Create the state of a request."""
         # A stop word counts only after the first min_tokens of the output.
-        watched_ids = request.input_ids[num_prompt + request.sampling.min_tokens :]
+        watched_ids = request.input_ids[request.num_prompt_tokens + request.sampling.min_tokens :]
+        known, num_prompt = request.input_ids, request.num_prompt_tokens
+        if token_map is not None:
+            prompt = token_map.translate_prompt(known[:num_prompt])
+            known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
+        num_known = len(known)
+        tokens = np.empty(num_known + request.max_tokens, np.int32)
+        tokens[:num_known] = known
         return cls(
             request=request,
             tokens=tokens,
@@ -73,45 +98,80 @@ class Sequence:
             draft_logits=request.draft_logits,
             draft_survival=request.draft_survival,
             is_verification=len(request.draft_input_ids) > 0,
+            token_map=token_map,
+            most_chunk_tokens=max(_MOST_LOGITS // sampler.vocab_size, MIN_STEP_TOKENS),
+            _prompt_log_probs=[] if request.prompt_log_probs else None,
         )
 
     @property
+    def num_output(self) -> int:
+        """Number of tokens chosen so far."""
+        return len(self.output_ids)
+
+    @property
     def known_tokens(self) -> TokenIds:
-        """int32 [num_tokens], a view."""
+        """Known tokens as a view, int32 [num_tokens]."""
         return self.tokens[: self.num_tokens]
 
     @property
     def is_proposing(self) -> bool:
-        """Whether it goes on with a proposal, of which nothing is given before its end."""
+        """Whether this is an unfinished proposal, which is returned as a whole."""
         return self.request.keep_drafting is not None and self.table is not None
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether prompt is left to compute; otherwise rows are."""
+        """Whether part of the prompt is still to be computed."""
         return self.num_computed < self.num_prompt
 
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the logits of the prompt's positions are needed: a cached position has none."""
+        found = self._prompt_log_probs
+        return found is not None and sum(len(each.token_log_probs) for each in found) < self.num_prompt - 1
+
+    def begin_prompt(self) -> TokenIds:
+        """Begin to compute the known tokens; return those that may be cached, int32 [n]."""
+        if not self.needs_prompt_logits:
+            return self.known_tokens
+        self._prompt_log_probs = []
+        return NO_TOKENS
+
+    def take_prompt_logits(self, logits: Logits) -> None:
+        """Compute log probabilities of the prompt from the logits of its next positions.
+
+        Args:
+            logits: float32 [n, vocab_size], from position ``num_computed`` on.
+        """
+        if self._prompt_log_probs is None or not self.needs_prompt_logits:
+            return
+        assert self.request.num_log_probs is not None
+        begin = self.num_computed + 1
+        token_ids = self.tokens[begin : min(begin + len(logits), self.num_prompt)]
+        found = LogProbs.of(logits[: len(token_ids)], token_ids, self.request.num_log_probs)
+        self._prompt_log_probs.append(found)
+
     def next_rows(self) -> TokenIds:
-        """int32, the tokens to be computed as rows: known ones, then the draft tokens."""
+        """Return the tokens to compute as rows: known ones, then draft tokens."""
         return np.concatenate((self.tokens[self.num_computed : self.num_tokens], self.draft_ids))
 
     def leave_out(self, count: int) -> None:
-        """Do not verify the last ``count`` draft tokens, at least 1."""
+        """Drop the last ``count`` draft tokens, at least 1."""
         self.draft_ids = self.draft_ids[:-count]
 
     def take_logits(self, logits: Logits, num_fed: int) -> Output | None:
-        """Choose the tokens that follow, accept draft tokens, and see whether the output ends.
+        """Choose the next tokens, accept or reject draft tokens, and check whether the output ends.
 
         Args:
-            logits: float32 [n, vocab_size], after the last known token and after the draft tokens that were
-                fed with it: all of them, or none if the last known token was the end of a prompt chunk.
-            num_fed: Leading positions whose keys and values are in the cache now, draft tokens included.
+            logits: float32 [n, vocab_size], logits after the last known token and after each draft token, or
+                after the last known token only if it ended a prompt chunk.
+            num_fed: Leading positions whose keys and values are now in the cache, including draft tokens.
 
         Returns:
-            What is new; None while a proposal goes on, which is given as a whole. ``num_computed`` then
-            covers all known tokens but those the step did not feed.
+            The new output; None for an unfinished proposal. ``num_computed`` then covers all known tokens
+            that were part of the step.
 
         Raises:
-            DraftproofError: As ``Sampler.choose`` and ``Sampler.verify``.
+            DraftproofError: See ``Sampler.choose`` and ``Sampler.verify``.
         """
         if self.request.keep_drafting is not None:
             return self._propose(logits[0], num_fed)
@@ -139,30 +199,38 @@ class Sequence:
             finish_reason,
             is_final=bool(finish_reason) or is_verified,
             log_probs=self._log_probs(logits, new_ids),
+            prompt_log_probs=self._all_prompt_log_probs(logits),
             generation_logits=(logits[: len(kept)].copy() if self.request.return_generation_logits else None),
             num_verified=num_verified,
         )
 
     def _propose(self, logits: Logits, num_fed: int) -> Output | None:
-        """Take one token of a proposal that ends where drafting on no longer pays."""
+        """Add one token to a proposal, which ends when further drafting does not pay."""
         assert self.request.keep_drafting is not None
-        token_id, margin = self.sampler.propose(logits)
         kept: list[int] = []
-        finish_reason = self._take_token(token_id, kept)
-        self.margins += [margin] * len(kept)
-        self._append(kept, num_fed, num_accepted=0)
-        if not finish_reason and self.request.keep_drafting(margin):
-            return None
-        proposed = self.known_tokens[self.num_tokens - self.num_output :].copy()
+        try:
+            token_id, margin = self.sampler.propose(logits)
+        except (
+            NothingAllowedError
+        ):  # a draft with another tokenizer may lack all tokens that a grammar allows
+            finish_reason = "length"
+        else:
+            finish_reason = self._take_token(token_id, kept)
+            self.margins += [margin] * len(kept)
+            self._append(kept, num_fed, num_accepted=0)
+            if not finish_reason and self.request.keep_drafting(margin):
+                return None
+        proposed = np.array(self.output_ids, np.int32)
         margins = np.array(self.margins, np.float32)
         return Output(proposed, finish_reason or "length", is_final=True, margins=margins)
 
     def _append(self, kept: list[int], num_fed: int, num_accepted: int) -> TokenIds:
         new_ids = np.array(kept, np.int32)
+        read_ids = new_ids if self.token_map is None else self.token_map.translate(new_ids)
         self.num_computed = min(num_fed, self.num_tokens + min(num_accepted, len(kept)))
-        self.tokens[self.num_tokens : self.num_tokens + len(kept)] = new_ids
-        self.num_tokens += len(kept)
-        self.num_output += len(kept)
+        self.tokens[self.num_tokens : self.num_tokens + len(read_ids)] = read_ids
+        self.num_tokens += len(read_ids)
+        self.output_ids += kept
         return new_ids
 
     def _choose(self, logits: Logits, num_accepted: int, draft_id: int | None) -> int:
@@ -171,7 +239,7 @@ class Sequence:
         return self.sampler.verify(logits, draft_id, self.draft_logits[num_accepted])
 
     def _take_token(self, token_id: int, kept: list[int]) -> str:
-        """Add a token to ``kept`` unless it only ends the output; the finish reason, "" for none."""
+        """Add a token to ``kept`` unless it is an end token; returns the finish reason, "" for none."""
         counts_for_stop_words = self.sampler.num_output >= self.request.sampling.min_tokens
         self.sampler.push(token_id)
         if token_id in self.request.end_ids:
@@ -179,9 +247,16 @@ class Sequence:
                 kept.append(token_id)
             return "stop"
         kept.append(token_id)
-        if counts_for_stop_words and self.stop_words.push(token_id):
+        if (counts_for_stop_words and self.stop_words.push(token_id)) or self.sampler.is_complete:
             return "stop"
         return "length" if self.num_output + len(kept) == self.request.max_tokens else ""
+
+    def _all_prompt_log_probs(self, logits: Logits) -> LogProbs | None:
+        parts, self._prompt_log_probs = self._prompt_log_probs, None
+        if parts is None:
+            return None
+        none = LogProbs.of(logits[:0], NO_TOKENS, self.request.num_log_probs or 0)  # of a prompt of one token
+        return LogProbs.concatenate([none, *parts])
 
     def _log_probs(self, logits: Logits, token_ids: TokenIds) -> LogProbs | None:
         if self.request.num_log_probs is None:

@@ -1,14 +1,14 @@
-"""What one engine call computes."""
+"""Lays out the inputs of an engine step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.executor.kv_cache import SCRATCH_BLOCK
+from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK
 from pipelines.speculation.token_ids import TokenIds
 
 
@@ -18,12 +18,12 @@ class Chunk:
 
     Attributes:
         token_ids: int32 [n].
-        start: Absolute position of the first.
+        start: Absolute position of the first token.
         blocks: Blocks of the request, enough for ``start + n`` positions.
-        as_rows: Each token goes in as a sequence of its own of one token, all with the same blocks: the
-            form in which a generated position has the same bits whatever else is computed. Otherwise
-            the tokens are one sequence of at least two: prompt.
-        num_logits: Logits are wanted of that many tokens, the last ones.
+        as_rows: Whether each token is passed as a sequence of its own, all with the same blocks. In this form
+            a generated position has the same bits whatever else is computed. Otherwise the tokens are one
+            sequence of at least two: a prompt.
+        num_logits: Number of last tokens whose logits are returned.
     """
 
     token_ids: TokenIds
@@ -41,17 +41,17 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Arguments of the PagedAttention network, named as its inputs.
+    """Arguments of the PagedAttention network, named after its inputs.
 
     Attributes:
-        input_ids: int64 [t], tokens of all sequences one after another.
+        input_ids: int64 [t], tokens of all sequences.
         position_ids: int64 [t].
         past_lens: int32 [s], cached positions before the first token of each sequence.
-        subsequence_begins: int32 [s + 1], where each sequence begins in ``input_ids``.
-        block_indices: int32 [b], blocks of all sequences one after another.
+        subsequence_begins: int32 [s + 1], start of each sequence in ``input_ids``.
+        block_indices: int32 [b], blocks of all sequences.
         block_indices_begins: int32 [s + 1].
-        max_context_len: int32 [], longest sequence, new tokens included.
-        logits_rows: int32 [n], tokens whose logits are wanted.
+        max_context_len: int32 [], longest sequence including new tokens.
+        logits_rows: int32 [n], tokens whose logits are returned.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -65,22 +65,25 @@ class StepInputs:
 
 
 LEAST_TOKENS = 2
-"""With a single token the matrix products run in another kernel."""
+"""With a single token, matrix products would use another kernel."""
 
 DUMMY_ROW = Chunk(np.zeros(1, np.int32), 0, (SCRATCH_BLOCK,), as_rows=True, num_logits=0)
-"""A token that nobody asked for."""
+"""A token that belongs to no request."""
+
+WARM_UP_ROW = replace(DUMMY_ROW, num_logits=1)
+"""The same with logits, so that a first step prepares the output head too."""
 
 
 def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> StepInputs:
-    """Lay the chunks of one step out for the engine.
+    """Lay out the chunks of a step for the engine.
 
-    A step of one token gets a dummy row: with a single token the matrix products run in another kernel
-    with other last bits (docs/decisions/0002-rows.md).
+    A step of one token gets a dummy row, because with a single token the matrix products use another kernel
+    whose last bits differ (docs/decisions/0002-rows.md).
 
     Args:
-        chunks: At least one.
+        chunks: At least one chunk.
         block_size: Positions in a KV block.
-        num_tokens: Tokens in the step at least; dummy rows make up for what is missing.
+        num_tokens: Minimum number of tokens in the step; dummy rows fill it up.
 
     Returns:
         The arguments; logits come back in the order of the chunks.
@@ -125,11 +128,33 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     )
 
 
-def size_with_prompts(num_tokens: int) -> int:
-    """Tokens to compute in a step that reads prompts, where ``num_tokens`` are needed.
+def with_sequences(inputs: StepInputs, least: int) -> StepInputs:
+    """Add sequences without tokens, so that a step has at least so many sequences.
 
-    OpenVINO keeps some 4 MB of kernels for each number of tokens it has met, for good: with any number up
-    to 512 that came to 2 GB for the two engines of ``demo-large``. These are few numbers, and 5 % more tokens
+    With fewer sequences than threads, and no chunk among them, OpenVINO 2026.4 divides the attention of a row
+    among threads and adds the parts in another order; it also ignores a sliding window then
+    (``exec_loop_bhl`` in ``executor_pa.cpp``). A sequence without tokens costs nothing.
+    """
+    num_missing = least - len(inputs.past_lens)
+    if num_missing <= 0:
+        return inputs
+    return replace(
+        inputs,
+        past_lens=np.append(inputs.past_lens, np.zeros(num_missing, np.int32)),
+        subsequence_begins=_repeat_last(inputs.subsequence_begins, num_missing),
+        block_indices_begins=_repeat_last(inputs.block_indices_begins, num_missing),
+    )
+
+
+def _repeat_last(begins: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
+    return np.append(begins, np.repeat(begins[-1:], count))
+
+
+def size_with_prompts(num_tokens: int) -> int:
+    """Round up the number of tokens of a step with prompts.
+
+    OpenVINO permanently keeps about 4 MB of kernels for each number of tokens it has seen: 2 GB for the two
+    engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens
     (docs/decisions/0016-rows-of-a-step.md).
     """
     for limit, multiple in ((32, 4), (128, 8), (256, 16)):

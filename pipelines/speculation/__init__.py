@@ -1,5 +1,6 @@
-"""The draft-then-verify loop and its rules: numpy and the standard library, no Triton, no engine.
+"""Implements speculative decoding without Triton or an engine, with numpy and the standard library.
 
-``loop.speculate`` is the loop. ``Sampler`` turns logits into tokens and verifies draft tokens by the
-ratio rule; ``draws`` and ``noise`` hold all its chance. ``acceptance`` and ``statistics`` count.
+``loop.speculate`` is the draft-then-verify loop. ``Sampler`` turns logits into tokens and verifies draft
+tokens by the ratio rule; ``draws`` and ``noise`` contain all randomness. ``acceptance`` and ``statistics``
+count.
 """

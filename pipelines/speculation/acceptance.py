@@ -1,4 +1,4 @@
-"""Which draft tokens a verification keeps."""
+"""Counts accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pipelines.speculation.token_ids import TokenIds
 
 
 def count_accepted(draft_ids: TokenIds, target_ids: TokenIds) -> int:
-    """Leading draft tokens that are the target's own.
+    """Count the leading draft tokens that equal the target's tokens.
 
-    With greedy choice, and with noise that draft and target share (``noise.py``), a draft token is
-    accepted if and only if it equals the target's token, so the emitted tokens are those of the target
-    alone by construction. The same count tells afterwards how many draft tokens an answer contains:
-    a recovered token never equals the draft token that it replaces.
+    With greedy decoding, and with noise that draft and target share (``noise.py``), a draft token is accepted
+    if and only if it equals the target's token, so the output is that of the target alone by construction.
+    The same count tells afterwards how many draft tokens an answer contains, because a recovered token never
+    equals the draft token that it replaces.
 
     Args:
         draft_ids: int32 [k], proposed tokens.
@@ -20,7 +20,7 @@ def count_accepted(draft_ids: TokenIds, target_ids: TokenIds) -> int:
     Returns:
         0 to min(k, n).
     """
-    # Both are short: lists are quicker than arrays.
+    # Both are short, so lists are faster than arrays.
     pairs = zip(draft_ids.tolist(), target_ids[: len(draft_ids)].tolist(), strict=False)
     num_accepted = 0
     for draft_id, target_id in pairs:

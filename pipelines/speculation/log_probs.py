@@ -1,7 +1,8 @@
-"""Log probabilities of emitted tokens: those of the model, before any sampling parameter acts.
+"""Computes log probabilities of tokens from raw logits, before any sampling parameter is applied.
 
-Computed from the raw logits at temperature 1, in float64, one position at a time, so they depend on
-the position's logits alone and are bit for bit those of the target alone.
+They are computed at temperature 1 in float64, one position at a time. So they depend on the position's logits
+only and are bitwise equal to those of the target alone. Those of a prompt are computed chunk by chunk, so its
+logits are never held as a whole.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import numpy.typing as npt
 from pipelines.speculation.token_ids import Logits, TokenIds
 
 MAX_LOG_PROBS = 20
-"""Alternatives per token that a request may ask for; vLLM's default limit (``max_logprobs``)."""
+"""Maximum number of alternatives per token; vLLM's default (``max_logprobs``)."""
 
 
 @dataclass(frozen=True)
 class LogProbs:
-    """Natural logarithms of probabilities of n consecutive tokens and their m likeliest alternatives.
+    """Log probabilities of n consecutive tokens and their m likeliest alternatives.
 
     Attributes:
-        token_log_probs: float32 [n], of the tokens themselves.
-        top_ids: int32 [n, m], the likeliest tokens of each position, the likeliest first, of equally
-            likely ones the lower id first; the token itself may be among them.
-        top_log_probs: float32 [n, m], theirs.
+        token_log_probs: float32 [n], log probabilities of the tokens.
+        top_ids: int32 [n, m], the likeliest tokens of each position in descending order, ties by ascending
+            id; may include the token itself.
+        top_log_probs: float32 [n, m], log probabilities of ``top_ids``.
     """
 
     token_log_probs: npt.NDArray[np.float32]
@@ -35,11 +36,11 @@ class LogProbs:
 
     @classmethod
     def of(cls, logits: Logits, token_ids: TokenIds, num_alternatives: int) -> LogProbs:
-        """Those of ``token_ids``.
+        """Compute the log probabilities of tokens.
 
         Args:
-            logits: float32 [n, vocab_size], raw.
-            token_ids: int32 [n], chosen from them.
+            logits: float32 [n, vocab_size], raw logits.
+            token_ids: int32 [n], the tokens chosen from them.
             num_alternatives: m, at most the size of the vocabulary.
         """
         num_tokens = len(token_ids)
@@ -51,7 +52,7 @@ class LogProbs:
         for index, (row, token_id) in enumerate(zip(logits, token_ids.tolist(), strict=True)):
             shifted = row.astype(np.float64) - float(row.max())
             log_probs = shifted - np.log(np.sum(np.exp(shifted)))
-            top_ids = np.argsort(-row, kind="stable")[:num_alternatives]
+            top_ids = _likeliest(row, num_alternatives)
             found.token_log_probs[index] = log_probs[token_id]
             found.top_ids[index] = top_ids
             found.top_log_probs[index] = log_probs[top_ids]
@@ -59,7 +60,7 @@ class LogProbs:
 
     @classmethod
     def concatenate(cls, parts: Sequence[LogProbs]) -> LogProbs:
-        """Those of consecutive stretches; at least one part, all with as many alternatives."""
+        """Join consecutive parts; at least one, all with the same number of alternatives."""
         return cls(
             np.concatenate([part.token_log_probs for part in parts]),
             np.concatenate([part.top_ids for part in parts]),
@@ -67,5 +68,15 @@ class LogProbs:
         )
 
     def take(self, tokens: slice) -> LogProbs:
-        """Those of some of the tokens."""
+        """Return the log probabilities of some of the tokens."""
         return LogProbs(self.token_log_probs[tokens], self.top_ids[tokens], self.top_log_probs[tokens])
+
+
+def _likeliest(row: Logits, count: int) -> npt.NDArray[np.intp]:
+    """Return the ids of the largest logits in descending order, ties by ascending id."""
+    if not count:
+        return np.empty(0, np.intp)
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    candidates = np.flatnonzero(row >= least)
+    found: npt.NDArray[np.intp] = candidates[np.argsort(-row[candidates], kind="stable")[:count]]
+    return found

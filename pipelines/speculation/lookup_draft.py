@@ -1,4 +1,4 @@
-"""Prompt lookup as a draft: what it proposes, and how much of it to expect."""
+"""Drafts by prompt lookup and estimates how many of its tokens will be accepted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.prompt_lookup import MAX_MATCH, PromptLookup
 from pipelines.speculation.token_ids import TokenIds
 
-# Acceptance of a token after a match of so many tokens, before anything is known of the text: a longer
-# match is less likely to be chance. Guesses; a request's own record soon outweighs them.
+# Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These
+# are guesses that a request's own history soon outweighs.
 _PRIOR = {3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75, 7: 0.8, MAX_MATCH: 0.9}
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 0.93
 
 
 class LookupDraft:
-    """Follows one request, and compares what it would have proposed with what came, used or not.
+    """Looks up drafts for one request and learns from its output, whether or not they were used.
 
     Args:
-        prompt_ids: int32 [n].
+        prompt_ids: int32 [n], the prompt.
     """
 
     def __init__(self, prompt_ids: TokenIds) -> None:
@@ -26,20 +26,20 @@ class LookupDraft:
 
     @property
     def rate(self) -> float:
-        """Acceptance of the next proposed token, given those before it; 0 without a match."""
+        """Expected acceptance of the next proposed token, given those before it; 0 without a match."""
         return self._rate(self._lookup.match_length)
 
     def propose(self, count: int) -> TokenIds:
-        """int32 [n], ``count`` tokens or none."""
+        """Return ``count`` tokens, int32 [n], or none without a match."""
         return self._lookup.propose(count)
 
     def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, float]:
-        """What ``propose`` and ``rate`` would give if ``token_ids``, at least one, came next."""
+        """Return what ``propose`` and ``rate`` would be after appending at least one token."""
         found, match_length = self._lookup.propose_after(token_ids, count)
         return found, self._rate(match_length)
 
     def append(self, token_ids: TokenIds) -> None:
-        """Add output tokens, and learn from them."""
+        """Add output tokens and learn from them."""
         length = self._lookup.match_length
         if length:
             num_right = count_accepted(self._lookup.propose(len(token_ids)), token_ids)

@@ -1,8 +1,8 @@
-"""The draft-then-verify loop.
+"""Runs the draft-then-verify loop.
 
-The loop knows neither Triton nor an engine: it is given two callables, and the same code runs against
-engines in this process and against models behind Triton's BLS. It does not accept tokens, the target
-does; the loop only counts what the target kept.
+The loop depends on neither Triton nor an engine: it calls two callables, so the same code runs with engines
+in this process and with models of the server. The target accepts or rejects draft tokens; the loop only
+counts.
 """
 
 from __future__ import annotations
@@ -15,45 +15,65 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import DraftproofError
+from pipelines.errors import (
+    DraftproofError,
+    InvalidRequestError,
+    NothingAllowedError,
+    RequestRefusedError,
+)
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
+from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+
+TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
+"""Sources of output tokens, by their numbers in ``Round.token_sources``."""
 
 EngineCall = Callable[[GenerationRequest], Awaitable[Output]]
-"""One proposal of the draft, or one verification by the target: a request in, its whole output back."""
+"""A proposal of the draft or a verification by the target: takes a request and returns its whole output."""
 
 EngineStream = Callable[[GenerationRequest], AsyncGenerator[Output, None]]
-"""The target's answer to a request without draft tokens, token by token, until it is closed."""
+"""Streams the target's answer to a request without draft tokens, until it is closed."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one target pass added to the output.
+    """The result of one target pass.
 
     Attributes:
-        token_ids: int32 [n], new output tokens; empty only when the target ended the output at once.
-        num_draft_tokens: Draft tokens that this round verified.
+        token_ids: int32 [n], new output tokens; empty only if the target ended the output immediately.
+        num_draft_tokens: Verified draft tokens.
         num_accepted_tokens: Leading tokens of ``token_ids`` that were draft tokens.
-        finish_reason: "" while the output goes on, else "stop" or "length".
-        num_by_model: Leading ones of the verified draft tokens that are the draft model's; the others came
-            without it.
-        log_probs: The target's, of ``token_ids``; None if the request does not ask for them.
+        finish_reason: "" while the output continues, otherwise "stop" or "length".
+        num_forced: Leading draft tokens that the grammar forced.
+        num_by_model: Draft tokens after them that came from the draft model; the others were looked up.
+        log_probs: The target's log probabilities of ``token_ids``; None if not requested.
+        prompt_log_probs: Those of the prompt, in the first round; None if not requested.
     """
 
     token_ids: TokenIds
     num_draft_tokens: int
     num_accepted_tokens: int
     finish_reason: str
+    num_forced: int = 0
     num_by_model: int = 0
     log_probs: LogProbs | None = None
+    prompt_log_probs: LogProbs | None = None
 
     @property
     def accepted_mask(self) -> npt.NDArray[np.bool_]:
-        """Mask bool [n], True where the output token was a draft token."""
+        """Mask bool [n], True for accepted draft tokens."""
         return np.arange(len(self.token_ids)) < self.num_accepted_tokens
+
+    @property
+    def token_sources(self) -> npt.NDArray[np.int32]:
+        """Source int32 [n] of each token, a number of ``TOKEN_SOURCES``."""
+        sources = np.zeros(len(self.token_ids), np.int32)
+        sources[: self.num_accepted_tokens] = 2
+        sources[: min(self.num_accepted_tokens, self.num_forced + self.num_by_model)] = 1
+        sources[: min(self.num_accepted_tokens, self.num_forced)] = 3
+        return sources
 
 
 async def speculate(
@@ -65,56 +85,75 @@ async def speculate(
     stream: EngineStream | None = None,
     use_draft_logits: bool = False,
 ) -> AsyncIterator[Round]:
-    """Answer one request by rounds of drafting and verifying.
+    """Answer one request in rounds of drafting and verifying.
 
-    The joined ``token_ids`` are the target's own output, whatever the draft proposes and whatever
-    ``lengths`` decides. With ``use_draft_logits`` they follow the target's law instead, and are
-    another sample of it. The first round drafts nothing: it reads the prompt and gives the first
-    token as early as the target alone would.
+    The joined ``token_ids`` are the target's own output, whatever the draft proposes and ``lengths`` decides.
+    Tokens that the request's grammar forces are drafted without the draft model.
+    With ``use_draft_logits`` they are instead another sample from the target's distribution. The first round
+    does not draft: it reads the prompt and returns the first token as early as the target alone would.
 
-    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; the target accepts, either what it
-    would have chosen itself under the noise it shares with the draft (arXiv:2408.07978) or, with
-    ``use_draft_logits``, by the ratio rule (``Sampler.verify``).
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1. The target accepts the tokens that it would
+    have chosen itself under the noise shared with the draft (arXiv:2408.07978) or, with ``use_draft_logits``,
+    applies the ratio rule (``Sampler.verify``).
 
     Args:
-        request: The whole request; ``draft_input_ids`` empty. What of ``input_ids`` is not prompt is output
-            that another pair gave; this one goes on with it.
-        draft: Proposes ``max_tokens`` tokens after ``input_ids``; fewer if it would end the output.
-        target: Verifies ``draft_input_ids`` and answers with the accepted ones and one of its own, or
-            fewer if the output ends among them.
+        request: The whole request without ``draft_input_ids``. Tokens of ``input_ids`` after the prompt are
+            output of another pair, from which this one continues.
+        draft: Proposes ``max_tokens`` tokens after ``input_ids``; fewer if they would end the output.
+        target: Verifies ``draft_input_ids`` and returns the accepted ones and one token of its own, or fewer
+            if the output ends.
         lengths: Decides what each round drafts.
-        stream: The target for rounds that verify nothing: as long as these follow each other it goes on with
-            one answer, as the target alone would, for as many tokens as ``lengths`` says. None to ask
-            ``target`` for each token.
-        use_draft_logits: Accept by the ratio rule: the draft draws with noise of its own and hands its
-            logits over.
+        stream: Streams the target's answer during consecutive rounds without drafts, for as many tokens as
+            ``lengths`` decides. None to call ``target`` for each token.
+        use_draft_logits: Whether to apply the ratio rule: the draft then draws with noise of its own and
+            passes its logits on.
 
     Yields:
         One ``Round`` per target pass; the last has a ``finish_reason``.
 
     Raises:
-        DraftproofError: Whatever the target raises passes through. Where the draft fails, the round goes
-            on without it.
+        DraftproofError: The target failed. If the draft fails, the round continues without it; if it refuses
+            the request, it is not asked again.
     """
     known = request.input_ids
     num_emitted = 0
+    has_begun = False
     finish_reason = ""
     plain: AsyncGenerator[Output, None] | None = None
 
     def step(num_tokens: int, **fields: Any) -> GenerationRequest:
         prompt_length = request.num_prompt_tokens
-        return replace(request, input_ids=known, prompt_length=prompt_length, max_tokens=num_tokens, **fields)
+        returns_prompt = request.prompt_log_probs and not has_begun
+        return replace(
+            request,
+            input_ids=known,
+            prompt_length=prompt_length,
+            max_tokens=num_tokens,
+            **{"prompt_log_probs": returns_prompt, **fields},
+        )
 
-    async def propose(num_tokens: int, keep_drafting: KeepDrafting | None) -> Output | None:
-        wanted = step(
-            num_tokens,
+    def forced_tokens(num_remaining: int) -> TokenIds:
+        limit = min(lengths.max_draft_len, num_remaining - 1)
+        if request.grammar is None or use_draft_logits or not num_emitted or not limit:
+            return NO_TOKENS
+        return request.grammar.forced_after(known[request.num_prompt_tokens :])[:limit]
+
+    async def propose(forced: TokenIds, num_tokens: int, keep_drafting: KeepDrafting | None) -> Output | None:
+        wanted = replace(
+            step(num_tokens),
+            input_ids=np.concatenate((known, forced)),
             keep_drafting=keep_drafting,
             num_log_probs=None,
             independent_noise=use_draft_logits,
             return_generation_logits=use_draft_logits,
         )
-        with suppress(DraftproofError):  # whoever made ``draft`` counts and announces it
-            return await draft(wanted)
+        with suppress(DraftproofError):  # ``WatchedDraft`` counts and logs it
+            try:
+                return await draft(wanted)
+            except NothingAllowedError:
+                return None  # it lacks all tokens that the grammar allows here
+            except (InvalidRequestError, RequestRefusedError):
+                lengths.note_refusal()  # it would refuse the next round, too
         return None
 
     async def verify(proposal: Proposal) -> Output:
@@ -134,9 +173,11 @@ async def speculate(
     try:
         while not finish_reason:
             num_remaining = request.max_tokens - num_emitted
-            plan = lengths.next_round(num_remaining) if num_emitted else NO_DRAFT
-            drafted = await propose(plan.max_tokens, plan.keep_drafting()) if plan.max_tokens else None
-            proposal = plan.complete(drafted)
+            forced = forced_tokens(num_remaining)
+            plan = lengths.next_round(num_remaining - len(forced)) if num_emitted else NO_DRAFT
+            num_wanted = min(plan.max_tokens, lengths.max_draft_len - len(forced))
+            drafted = await propose(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
+            proposal = plan.complete(drafted).behind(forced, lengths.max_draft_len)
             draft_ids = proposal.token_ids
             if stream is not None and not len(draft_ids):
                 plain = plain or stream(step(lengths.num_alone(num_remaining)))
@@ -151,6 +192,7 @@ async def speculate(
                 verified = await verify(proposal)
             num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
             lengths.observe(proposal, verified.token_ids)
+            has_begun = True
 
             known = np.concatenate((known, verified.token_ids))
             num_emitted += len(verified.token_ids)
@@ -163,8 +205,10 @@ async def speculate(
                 num_draft_tokens=num_verified,
                 num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
                 finish_reason=finish_reason,
-                num_by_model=min(proposal.num_by_model, num_verified),
+                num_forced=min(len(forced), num_verified),
+                num_by_model=min(proposal.num_by_model, max(num_verified - len(forced), 0)),
                 log_probs=verified.log_probs,
+                prompt_log_probs=verified.prompt_log_probs,
             )
     finally:
         if plain is not None:

@@ -1,7 +1,7 @@
-"""Draft tokens for nothing: what followed the last tokens when they stood in the text before.
+"""Proposes the tokens that followed an earlier occurrence of the last tokens, at no cost.
 
-Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding); here over
-prompt and output, with an index that grows by one entry per token.
+Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), here over prompt
+and output, with an index that grows by one entry per token.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 _MIN_MATCH = 3
-"""Tokens that must be equal; with fewer, common pairs of tokens match everywhere."""
+"""Tokens that must match; with fewer, common pairs of tokens would match everywhere."""
 
 MAX_MATCH = 8
-"""Longer matches are not told apart."""
+"""Longer matches are not distinguished."""
 
 
 class PromptLookup:
-    """Finds continuations in one growing sequence.
+    """Finds continuations in a growing sequence.
 
     Args:
         token_ids: int32 [n], the prompt.
@@ -27,12 +27,12 @@ class PromptLookup:
     def __init__(self, token_ids: TokenIds) -> None:
         self._tokens: list[int] = []
         self._latest: dict[tuple[int, ...], int] = {}
-        # Where the last tokens stood before: the position after them; 0 for nowhere.
+        # The position after the earlier occurrence of the last tokens; 0 for none.
         self._after_match = 0
         self.append(token_ids)
 
     def append(self, token_ids: TokenIds) -> None:
-        """Add tokens at the end."""
+        """Append tokens."""
         for token_id in token_ids.tolist():
             self._tokens.append(token_id)
             end = len(self._tokens)
@@ -44,19 +44,19 @@ class PromptLookup:
 
     @property
     def match_length(self) -> int:
-        """How many of the last tokens stood before in the same order: 0, or 3 to ``MAX_MATCH``."""
+        """Number of last tokens that occurred before: 0, or 3 to ``MAX_MATCH``."""
         return self._match_length(self._after_match)
 
     def propose(self, count: int) -> TokenIds:
-        """What followed then, int32 [count]; nothing without a match.
+        """Return what followed the earlier occurrence, int32 [count]; empty without a match.
 
-        Where what followed leads into the last tokens themselves, it goes round: text that repeats with a
-        period is continued with it.
+        If the continuation reaches the end of the sequence it wraps around, so periodic text is continued
+        with its period.
         """
         return self._continuation(self._after_match, count)
 
     def propose_after(self, token_ids: TokenIds, count: int) -> tuple[TokenIds, int]:
-        """What ``propose`` and ``match_length`` would give if ``token_ids``, at least one, came next."""
+        """Return what ``propose`` and ``match_length`` would be after appending at least one token."""
         num_known = len(self._tokens)
         self._tokens.extend(token_ids.tolist())
         after_match = self._latest.get(tuple(self._tokens[-_MIN_MATCH:]), 0)

@@ -1,16 +1,17 @@
-"""What is asked of an engine, and what it answers."""
+"""Defines requests to an engine and their outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.speculation.grammar import Grammar
 from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
-from pipelines.speculation.sampling_params import GREEDY, SamplingParams
+from pipelines.speculation.sampling.params import GREEDY, SamplingParams
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 
 
@@ -19,32 +20,34 @@ class GenerationRequest:
     """One request to an engine: a whole generation, a draft proposal or a verification.
 
     Attributes:
-        request_id: Names the request in logs and errors.
-        input_ids: int32 [n], the known tokens: the prompt, then what was generated before.
-        max_tokens: Output tokens wanted, at least 1.
-        prompt_length: Positions below it are prompt and computed in chunks; the others were generated
-            and are computed as rows. None means that all of ``input_ids`` is prompt.
-        draft_input_ids: int32 [k]. Not empty: the engine verifies them in one step and answers with
-            the accepted ones and one token of its own.
-        draft_logits: float32 [k, vocab_size], raw logits that the draft tokens were drawn from, with
-            ``independent_noise`` and the same ``sampling``: they are accepted by the ratio rule. None:
-            a draft token is accepted if it is the token that the engine chooses itself.
-        draft_survival: float64 [k], not rising: the probability that each draft token becomes output. Given:
+        request_id: Id of the request for logs and errors.
+        input_ids: int32 [n], the known tokens: the prompt, then earlier output.
+        max_tokens: Maximum number of output tokens, at least 1.
+        prompt_length: Number of leading positions that are prompt and computed in chunks; the others are
+            output and computed as rows. None if all of ``input_ids`` is prompt.
+        draft_input_ids: int32 [k], draft tokens. If there are any, the engine verifies them in one step and
+            returns the accepted ones and one token of its own.
+        draft_logits: float32 [k, vocab_size], raw logits from which the draft tokens were drawn with
+            ``independent_noise`` and the same ``sampling``; the ratio rule then applies. Without them, a
+            draft token is accepted if the engine would have chosen it itself.
+        draft_survival: float64 [k], non-increasing probabilities that draft tokens become output. If given,
             the engine verifies only those that are worth their row.
-        sampling: How tokens are chosen.
-        end_ids: Tokens that end the output, each alike; the one that does is not part of it.
-        stop_words: The output ends with the token that completes one of them, as bytes of its text.
-        bad_words: Bytes that the text of the output must not contain: a token that would complete one
-            cannot be chosen.
-        num_log_probs: 0 for the log probabilities of the output tokens, more for those of so many
-            alternatives too, None for none.
-        return_generation_logits: Whether the answer has the logits that its tokens were chosen from.
-        keep_drafting: Given: the answer has the margins of its tokens, and ends, as by "length", after the
-            token for whose margin this says no.
-        independent_noise: Draw with noise that nothing else uses instead of that which draft and target
-            share, and give an end token like any other, as the last one: a proposal for the ratio
-            rule.
-        deadline_s: Time on ``time.monotonic``'s clock after which the request fails; None for never.
+        sampling: Sampling parameters.
+        end_ids: Tokens that end the output; the end token is not part of it.
+        stop_words: Bytes of words; the output ends with the token that completes one.
+        bad_words: Bytes that must not occur in the output: a token that would complete one cannot be chosen.
+        grammar: Limits the output, which ends with "stop" where the grammar leaves nothing to add; None for
+            none.
+        num_log_probs: Number of alternatives returned with the log probabilities of the output tokens; None
+            for no log probabilities.
+        prompt_log_probs: Whether to return the log probabilities of the prompt's tokens too, with as many
+            alternatives. The prompt is then computed without cached blocks.
+        return_generation_logits: Whether to return the logits from which tokens were chosen.
+        keep_drafting: If given, margins are returned, and the output ends with "length" after the first token
+            for whose margin this returns False.
+        independent_noise: Whether to draw with separate noise instead of the noise that draft and target
+            share, and to return an end token as the last token: a proposal for the ratio rule.
+        deadline_s: Deadline on the clock of ``time.monotonic``; None for none.
     """
 
     request_id: str
@@ -58,7 +61,9 @@ class GenerationRequest:
     end_ids: tuple[int, ...] = ()
     stop_words: tuple[bytes, ...] = ()
     bad_words: tuple[bytes, ...] = ()
+    grammar: Grammar | None = None
     num_log_probs: int | None = None
+    prompt_log_probs: bool = False
     return_generation_logits: bool = False
     keep_drafting: Callable[[float], bool] | None = None
     independent_noise: bool = False
@@ -66,19 +71,19 @@ class GenerationRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Leading tokens of ``input_ids`` that are prompt."""
+        """Number of leading tokens of ``input_ids`` that are prompt."""
         return len(self.input_ids) if self.prompt_length is None else self.prompt_length
 
     def validate(self, max_seq_len: int, vocab_size: int) -> None:
-        """Refuse what no engine can answer; nothing is clamped.
+        """Refuse an invalid request; values are never clamped.
 
         Args:
-            max_seq_len: Tokens of input and output together that the engine takes.
+            max_seq_len: Maximum number of tokens of input and output together.
             vocab_size: Logits per position.
 
         Raises:
-            InvalidRequestError: A value has no meaning.
-            PromptTooLongError: Input and output are too long together.
+            InvalidRequestError: A value is invalid.
+            PromptTooLongError: Input and output together are too long.
         """
         self.sampling.validate(vocab_size)
         num_input, num_draft = len(self.input_ids), len(self.draft_input_ids)
@@ -91,7 +96,7 @@ class GenerationRequest:
             )
         if self.max_tokens < 1:
             raise InvalidRequestError(
-                "no output is asked for",
+                "max_tokens is too small",
                 values=f"max_tokens={self.max_tokens}",
                 limit="at least 1",
                 remedy="send max_tokens of 1 or more",
@@ -99,7 +104,7 @@ class GenerationRequest:
         num_tokens = num_input + max(self.max_tokens, num_draft + 1)
         if num_tokens > max_seq_len:
             raise PromptTooLongError(
-                "prompt and output are too long together",
+                "prompt and output together are too long",
                 values=f"{num_input} prompt tokens + {num_tokens - num_input} max_tokens = {num_tokens}",
                 limit=f"max_seq_len={max_seq_len}",
                 remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
@@ -111,9 +116,18 @@ class GenerationRequest:
                 limit="1 to the number of input tokens",
                 remedy="send the number of leading input tokens that are prompt",
             )
+        ids = [part for part in (self.input_ids, self.draft_input_ids) if len(part)]
+        least, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
+        if least < 0 or most >= vocab_size:
+            raise InvalidRequestError(
+                "a token id is outside the vocabulary",
+                values=f"ids from {least} to {most}",
+                limit=f"0 to {vocab_size - 1}",
+                remedy="use the tokenizer with which the engine was built",
+            )
         if not all(0 <= end_id < vocab_size for end_id in self.end_ids):
             raise InvalidRequestError(
-                "end_id is no token",
+                "end_id is not a token",
                 values=f"end_id={', '.join(map(str, self.end_ids))}",
                 limit=f"0 to {vocab_size - 1}",
                 remedy="send a token id of the model's vocabulary, or -1 for an output without end token",
@@ -131,6 +145,13 @@ class GenerationRequest:
                 values=f"num_log_probs={self.num_log_probs}",
                 limit=f"0 to {min(MAX_LOG_PROBS, vocab_size)} alternatives per token",
                 remedy="ask for fewer alternatives",
+            )
+        if self.prompt_log_probs and self.num_log_probs is None:
+            raise InvalidRequestError(
+                "log probabilities of the prompt need those of the output",
+                values="prompt_log_probs without num_log_probs",
+                limit="num_log_probs is the number of alternatives of both",
+                remedy="send num_log_probs too",
             )
         if self.draft_logits is not None and (
             not num_draft or self.draft_logits.shape != (num_draft, vocab_size)
@@ -150,15 +171,15 @@ class Output:
     Attributes:
         token_ids: int32 [n], new tokens; never the prompt, and an end token only in a proposal
             (``independent_noise``).
-        finish_reason: "" while the output goes on, "stop" after an end token or a stop word, "length"
-            when ``max_tokens`` are reached.
+        finish_reason: "" while the output continues, "stop" after an end token or stop word, "length" at
+            ``max_tokens``.
         is_final: Whether the request ends with this output.
-        log_probs: Of ``token_ids``, if asked for.
-        generation_logits: float32 [n, vocab_size], raw, from which ``token_ids`` were chosen, if asked
-            for.
-        margins: float32 [n], by how much each token was preferred to the next best, noise included, if
-            ``keep_drafting`` asks.
-        num_verified: Leading draft tokens that were verified; None from an engine that verifies them all.
+        log_probs: Log probabilities of ``token_ids`` if requested.
+        generation_logits: float32 [n, vocab_size], raw logits of ``token_ids`` if requested.
+        margins: float32 [n], lead of each token over the next best, including noise; with ``keep_drafting``.
+        num_verified: Number of leading draft tokens that were verified; None if all were.
+        prompt_log_probs: Log probabilities of the prompt without its first token;
+            with the first output if requested.
     """
 
     token_ids: TokenIds
@@ -168,3 +189,21 @@ class Output:
     generation_logits: Logits | None = None
     margins: npt.NDArray[np.float32] | None = None
     num_verified: int | None = None
+    prompt_log_probs: LogProbs | None = None
+
+    @classmethod
+    def joined(cls, outputs: Sequence[Output]) -> Output:
+        """Join all outputs of one answer to a single one, without margins."""
+        if len(outputs) == 1:
+            return outputs[0]
+        log_probs = [output.log_probs for output in outputs if output.log_probs is not None]
+        logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
+        return cls(
+            np.concatenate([output.token_ids for output in outputs]),
+            outputs[-1].finish_reason,
+            is_final=True,
+            log_probs=LogProbs.concatenate(log_probs) if log_probs else None,
+            prompt_log_probs=outputs[0].prompt_log_probs,
+            generation_logits=np.concatenate(logits) if logits else None,
+            num_verified=outputs[-1].num_verified,
+        )

@@ -1,4 +1,4 @@
-"""Counts of one speculative answer and the rates defined on them."""
+"""Counts the rounds of speculative answers and computes their rates."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pipelines.speculation.loop import Round
 
 @dataclass
 class SpeculationStatistics:
-    """Counts that grow with every round.
+    """Counts over rounds.
 
     Attributes:
-        num_rounds: Target passes, the first one (which reads the prompt) included.
-        total_draft_tokens: Draft tokens that were verified.
-        total_accepted_draft_tokens: Those of them that became output.
-        accepted_per_position: Entry i counts the rounds in which draft position i became output.
+        num_rounds: Target passes, including the first one, which reads the prompt.
+        num_drafting_rounds: Rounds that verified draft tokens.
+        total_draft_tokens: Verified draft tokens.
+        total_accepted_draft_tokens: Accepted draft tokens.
+        accepted_per_position: Entry i counts the rounds that accepted draft position i.
         rounds_by_length: Entry i counts the rounds that verified i draft tokens.
-        tokens_by_source: Output tokens drafted by the model, looked up, and of the target's own choice.
+        tokens_by_source: Output tokens from the grammar, the draft model, lookup, and the target itself.
     """
 
     max_draft_len: int
@@ -32,19 +33,21 @@ class SpeculationStatistics:
     def __post_init__(self) -> None:
         self.accepted_per_position = [0] * self.max_draft_len
         self.rounds_by_length = [0] * (self.max_draft_len + 1)
-        self.tokens_by_source = dict.fromkeys(("draft_model", "lookup", "target"), 0)
+        self.tokens_by_source = dict.fromkeys(("grammar", "draft_model", "lookup", "target"), 0)
 
     def add_round(self, outcome: Round) -> None:
         """Count one target pass."""
         num_accepted = outcome.num_accepted_tokens
-        num_by_model = min(num_accepted, outcome.num_by_model)
+        num_forced = min(num_accepted, outcome.num_forced)
+        num_by_model = min(num_accepted - num_forced, outcome.num_by_model)
         self.num_rounds += 1
         self.num_drafting_rounds += outcome.num_draft_tokens > 0
         self.total_draft_tokens += outcome.num_draft_tokens
         self.total_accepted_draft_tokens += num_accepted
         self.rounds_by_length[outcome.num_draft_tokens] += 1
+        self.tokens_by_source["grammar"] += num_forced
         self.tokens_by_source["draft_model"] += num_by_model
-        self.tokens_by_source["lookup"] += num_accepted - num_by_model
+        self.tokens_by_source["lookup"] += num_accepted - num_forced - num_by_model
         self.tokens_by_source["target"] += len(outcome.token_ids) - num_accepted
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1

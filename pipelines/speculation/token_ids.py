@@ -1,4 +1,4 @@
-"""Types of the arrays that hold tokens and logits."""
+"""Defines types for arrays of tokens and logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TokenIds = npt.NDArray[np.int32]
 """int32 [n]."""
 
 Logits = npt.NDArray[np.float32]
-"""float32 [vocab_size] or [n, vocab_size], as an engine gives them."""
+"""float32 [vocab_size] or [n, vocab_size], raw logits of an engine."""
 
 Scores = npt.NDArray[np.float64]
 """float64 [vocab_size]: processed logits; -inf where a token cannot be chosen."""

@@ -1,1 +1,1 @@
-"""Tokens as bytes of text: what a token spells, where a stream may be cut, where a stop word ends it."""
+"""Handles tokens as bytes of text: vocabulary, chunk boundaries, stop words and bad words."""

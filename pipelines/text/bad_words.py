@@ -1,21 +1,38 @@
-"""Bad words, kept out of the bytes of the output and so out of any tokenization of it."""
+"""Bans bad words by the bytes of the output, so that they cannot appear in any tokenization."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.word_prefixes import WordPrefixes
 
-_NUM_REMEMBERED = 4096  # stretches of bad words; a round of a request must not search the vocabulary anew
+# Number of cached word lists, so that rounds need not search the vocabulary again. Each entry may hold every
+# token.
+_NUM_REMEMBERED = 128
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The bad words of a request, prepared for a vocabulary.
+
+    Attributes:
+        containing: int32 [n], tokens that contain one of the words.
+        prefixes: Matches prefixes of the words.
+    """
+
+    containing: npt.NDArray[np.int32]
+    prefixes: WordPrefixes
 
 
 class Completions:
-    """Which tokens of a vocabulary complete a word of which some bytes stand already.
+    """Finds the tokens of a vocabulary that contain or complete a word.
 
     Args:
         vocabulary: Bytes of the tokens.
@@ -23,59 +40,81 @@ class Completions:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._by_bytes = sorted(range(vocabulary.size), key=vocabulary.bytes_of.__getitem__)
-        self._sorted = [vocabulary.bytes_of[token_id] for token_id in self._by_bytes]
-        self.containing = lru_cache(_NUM_REMEMBERED)(self._containing)
-        self.starting_with = lru_cache(_NUM_REMEMBERED)(self._starting_with)
+        by_bytes = sorted(range(vocabulary.size), key=vocabulary.bytes_of.__getitem__)
+        self._by_bytes = np.array(by_bytes, np.int32)
+        self._sorted = [vocabulary.bytes_of[token_id] for token_id in by_bytes]
+        self.longest = max(map(len, self._sorted))
+        # The bytes of all tokens one after another, the token of each byte, and the positions of each byte
+        # value.
+        self._row = np.frombuffer(b"".join(vocabulary.bytes_of), np.uint8)
+        self._owners = np.repeat(np.arange(vocabulary.size), [len(text) for text in vocabulary.bytes_of])
+        self._places = np.argsort(self._row, kind="stable")
+        self._begins = np.searchsorted(self._row[self._places], np.arange(257))
+        self.of = lru_cache(_NUM_REMEMBERED)(self._search)
 
-    def _containing(self, word: bytes) -> npt.NDArray[np.int32]:
-        ids = [token_id for token_id, text in enumerate(self.vocabulary.bytes_of) if word in text]
-        return np.array(ids, np.int32)
-
-    def _starting_with(self, rest: bytes) -> npt.NDArray[np.int32]:
+    def starting_with(self, rest: bytes) -> npt.NDArray[np.int32]:
+        """Return the tokens whose bytes start with ``rest``, int32 [n]."""
         begin = bisect_left(self._sorted, rest)
-        end = begin
-        while end < len(self._sorted) and self._sorted[end].startswith(rest):
-            end += 1
-        return np.array(self._by_bytes[begin:end], np.int32)
+        stem = rest.rstrip(b"\xff")
+        after = (
+            stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+        )  # the smallest string that sorts after all of them
+        end = len(self._sorted) if after is None else bisect_left(self._sorted, after, begin)
+        return self._by_bytes[begin:end]
+
+    def _search(self, words: tuple[bytes, ...]) -> Searched:
+        is_contained = np.zeros(self.vocabulary.size, np.bool_)
+        for word in words:
+            if len(word) <= self.longest:
+                is_contained[self._owners_of(word)] = True
+        return Searched(np.flatnonzero(is_contained).astype(np.int32), WordPrefixes(words))
+
+    def _owners_of(self, word: bytes) -> npt.NDArray[np.intp]:
+        """Return the tokens that contain a word, searched by its rarest byte; may contain duplicates."""
+        numbers = np.diff(self._begins)
+        rarest = min(range(len(word)), key=lambda index: int(numbers[word[index]]))
+        byte = word[rarest]
+        at = self._places[self._begins[byte] : self._begins[byte + 1]] - rarest
+        at = at[(at >= 0) & (at + len(word) <= len(self._row))]
+        for index, each in enumerate(word):
+            at = at[self._row[at + index] == each]
+        owners = self._owners[at]
+        whole: npt.NDArray[np.intp] = owners[owners == self._owners[at + len(word) - 1]]
+        return whole
 
 
 class BadWords:
-    """Watches one output for the tokens that would complete a bad word.
+    """Tracks one output and bans the tokens that would complete a bad word.
 
-    Only output counts: a bad word may begin in the prompt. A token that spells nothing is never banned.
+    Only output counts: text of the prompt is ignored. A token without text is never banned.
 
     Args:
         words: Non-empty byte strings.
-        completions: Of the vocabulary.
-        output_ids: Output tokens so far, when an output is continued.
+        completions: Completions of the vocabulary.
+        output_ids: Earlier output that is continued.
     """
 
     def __init__(
         self, words: Sequence[bytes], completions: Completions, output_ids: Sequence[int] = ()
     ) -> None:
-        self._words = tuple(words)
         self._completions = completions
-        self._num_kept = max(map(len, self._words)) - 1
-        self._tail = b""
+        self._searched = completions.of(tuple(words))
+        num_kept = max(map(len, words)) - 1
+        tail = b""
         for token_id in reversed(output_ids):
-            if len(self._tail) >= self._num_kept:
+            if len(tail) >= num_kept:
                 break
-            self._tail = completions.vocabulary.join([token_id]) + self._tail
-        self._tail = self._last_bytes(self._tail)
+            tail = completions.vocabulary.join([token_id]) + tail
+        self._state = self._searched.prefixes.advance(0, tail[max(0, len(tail) - num_kept) :])
 
     def banned_ids(self) -> npt.NDArray[np.int32]:
-        """int32 [n], the tokens that cannot come next; an id may stand twice."""
-        found = [self._completions.containing(word) for word in self._words]
-        for word in self._words:
-            for num_there in range(1, min(len(word), len(self._tail) + 1)):
-                if self._tail.endswith(word[:num_there]):
-                    found.append(self._completions.starting_with(word[num_there:]))
-        return np.concatenate(found)
+        """Return the tokens that must not come next, int32 [n]; may contain duplicates."""
+        rests = self._searched.prefixes.rests(self._state, self._completions.longest) if self._state else ()
+        completing = [self._completions.starting_with(rest) for rest in rests]
+        return np.concatenate((self._searched.containing, *completing))
 
     def push(self, token_id: int) -> None:
         """Add one output token."""
-        self._tail = self._last_bytes(self._tail + self._completions.vocabulary.join([token_id]))
-
-    def _last_bytes(self, text: bytes) -> bytes:
-        return text[max(0, len(text) - self._num_kept) :]
+        self._state = self._searched.prefixes.advance(
+            self._state, self._completions.vocabulary.join([token_id])
+        )

@@ -1,8 +1,7 @@
-"""Where a stream of tokens may be cut so that each chunk can be turned into text on its own.
+"""Splits a stream of tokens so that each chunk can be decoded to text on its own.
 
-A chunk never ends inside a UTF-8 character, nor where the output may still turn out to have begun a
-stop word. Then the texts of the chunks, decoded one by one, join to the text of the whole, and a stop
-word lies inside one chunk, where it can be cut off without looking at any other.
+A chunk never ends inside a UTF-8 character or inside a possible stop word. So the decoded chunks join to the
+text of the whole output, and a stop word always lies within a single chunk, where it can be cut off.
 """
 
 from __future__ import annotations
@@ -11,63 +10,57 @@ import codecs
 from collections.abc import Sequence
 
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.text.word_prefixes import WordPrefixes
 
 
 class ChunkBoundary:
-    """Holds the latest output tokens back until they end at a boundary.
+    """Holds output tokens back until they end at a boundary.
 
     Args:
         vocabulary: Bytes of the tokens.
         stop_words: Non-empty byte strings.
-        min_tokens: Output tokens at the beginning in which no stop word can begin.
+        min_tokens: Number of first output tokens in which no stop word can begin.
     """
 
     def __init__(self, vocabulary: Vocabulary, stop_words: Sequence[bytes] = (), min_tokens: int = 0) -> None:
         self._vocabulary = vocabulary
-        self._stop_words = tuple(stop_words)
-        self._min_tokens = min_tokens
+        self._prefixes = WordPrefixes(stop_words)
+        self._state = 0  # of partially matched stop words
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_before = min_tokens
         self._held: list[int] = []
-        self._num_released = 0
+        self._num_releasable = 0
 
     def release(self, token_ids: Sequence[int], *, is_final: bool) -> list[int]:
-        """Add output tokens and take those that may be sent now.
+        """Add output tokens and return those that may be sent.
 
         Args:
             token_ids: The next output tokens.
-            is_final: The output ends here: everything is released.
+            is_final: Whether the output ends here, which releases everything.
 
         Returns:
-            The longest run of held tokens that ends at a boundary; it may be empty.
+            The held tokens up to the last boundary; may be empty.
         """
-        self._held.extend(token_ids)
-        num_released = len(self._held) if is_final else self._num_releasable()
+        for token_id in token_ids:
+            self._hold(token_id)
+        num_released = len(self._held) if is_final else self._num_releasable
         released, self._held = self._held[:num_released], self._held[num_released:]
-        self._num_released += num_released
+        self._num_releasable = 0
         return released
 
-    def _num_releasable(self) -> int:
-        num_before = max(0, self._min_tokens - self._num_released)
-        for count in range(len(self._held), 0, -1):
-            text = self._vocabulary.join(self._held[:count])
-            with_stop_words = self._vocabulary.join(self._held[num_before:count])
-            if _ends_at_character(text) and not self._may_begin_stop_word(with_stop_words):
-                return count
-        return 0
-
-    def _may_begin_stop_word(self, text: bytes) -> bool:
-        return any(
-            text.endswith(word[:length])
-            for word in self._stop_words
-            for length in range(1, min(len(word), len(text) + 1))
-        )
+    def _hold(self, token_id: int) -> None:
+        text = self._vocabulary.join([token_id])
+        self._held.append(token_id)
+        self._decoder.decode(text)
+        if self._num_before:
+            self._num_before -= 1
+        else:
+            self._state = self._prefixes.advance(self._state, text)
+        is_at_character = not self._decoder.getstate()[0]
+        if is_at_character and not self._state:
+            self._num_releasable = len(self._held)
 
 
 def decode_chunk(text: bytes) -> str:
-    """Text of one chunk; bytes that are no UTF-8 become U+FFFD, as they would in the whole."""
+    """Decode a chunk; invalid UTF-8 becomes U+FFFD, as it would in the whole text."""
     return text.decode("utf-8", errors="replace")
-
-
-def _ends_at_character(text: bytes) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(text)
-    return not decoder.getstate()[0]

@@ -1,4 +1,4 @@
-"""Stop words, found in the bytes of the output and so across any tokenization of it."""
+"""Finds stop words in the bytes of the output, whatever its tokenization."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pipelines.text.vocabulary import Vocabulary
 
 
 class StopWordMatcher:
-    """Watches one output for the token that completes a stop word.
+    """Finds the token of an output that completes a stop word.
 
-    Only output counts: a stop word that begins in the prompt is none.
+    Only output counts: a stop word that begins in the prompt is ignored.
 
     Args:
         stop_words: Non-empty byte strings.
         vocabulary: Bytes of the tokens.
-        output_ids: Output tokens so far, when an output is continued.
+        output_ids: Earlier output that is continued.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StopWordMatcher:
         self._tail = self._last_bytes(self._tail)
 
     def push(self, token_id: int) -> bool:
-        """Add one output token; True if it completes a stop word."""
+        """Add one output token; returns True if it completes a stop word."""
         if not self._stop_words:
             return False
         text = self._tail + self._vocabulary.join([token_id])
@@ -44,6 +44,6 @@ class StopWordMatcher:
 
 
 def cut_at_stop_word(text: bytes, stop_words: Sequence[bytes]) -> bytes:
-    """The text before the stop word that begins first; the whole text if there is none."""
+    """Return the text before the first stop word; the whole text if there is none."""
     starts = [start for word in stop_words if (start := text.find(word)) >= 0]
     return text[: min(starts)] if starts else text

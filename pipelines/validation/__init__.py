@@ -1,1 +1,1 @@
-"""Proofs that the speculative answer is the target's own; ``python -m pipelines.validation`` runs them."""
+"""Prove that speculative answers equal the target's own: ``python -m pipelines.validation``."""

@@ -1,4 +1,4 @@
-"""What a proof ends in, for people at a terminal and for machines."""
+"""Render the report of a proof as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.validation.section import Section, Table, joint_verdict
-from pipelines.validation.side_by_side import SideBySide
+from pipelines.reporting.section import Section, Table, joint_verdict
+from pipelines.validation.exact.side_by_side import SideBySide
 
 _WIDTH = 110
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is shown.
+    """Content of the report.
 
     Attributes:
-        sections: In the order in which they are read.
-        divergences: The first few answers that differ, side by side.
-        num_divergences: How many there are.
+        sections: Sections in the order in which they are shown.
+        divergences: First few answers that differ, side by side.
+        num_divergences: Number of all answers that differ.
     """
 
     sections: tuple[Section, ...]
@@ -28,12 +28,12 @@ class Report:
     num_divergences: int = 0
 
     def with_sections(self, more: Sequence[Section]) -> Report:
-        """The same report with sections at its end."""
+        """Return the report with sections appended."""
         return replace(self, sections=(*self.sections, *more))
 
 
 def as_text(section: Section) -> str:
-    """A section as lines of text."""
+    """Render a section as lines of text."""
     verdict = "" if section.verdict == "info" else f": {section.verdict.upper()}"
     parts = [f"\n{section.title}{verdict}", *textwrap.wrap(section.summary, _WIDTH)]
     if section.table is not None and section.table.rows:
@@ -42,7 +42,7 @@ def as_text(section: Section) -> str:
 
 
 def table_lines(table: Table) -> list[str]:
-    """Titles, a rule and the rows; the first column leans left, the others right."""
+    """Render titles, a rule and the rows; the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
     return [
         table_line(table.columns, widths),
@@ -52,7 +52,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def table_line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """One row: the first cell leans left, the others right."""
+    """Render one row with the first cell left-aligned and the others right-aligned."""
     first, *others = (
         cell.ljust(width) if place == 0 else cell.rjust(width)
         for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -61,7 +61,7 @@ def table_line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def as_document(report: Report, conditions: dict[str, Any]) -> dict[str, Any]:
-    """The report, ready for JSON; tables are left out, for ``figures`` holds what they show."""
+    """Return the report ready for JSON, without tables, because ``figures`` contains their values."""
     return {
         "verdict": joint_verdict(report.sections),
         "sections": [

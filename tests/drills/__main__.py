@@ -1,6 +1,6 @@
-"""All drills on a recipe's pair: ``python -m tests.drills`` (``make drills``).
+"""Runs all drills with a recipe's pair: ``python -m tests.drills`` (``make drills``).
 
-Exit code 0 if every drill ends as it has to. ``--output`` gets all of it as JSON.
+Exits with 0 if every drill ends as it should. ``--output`` writes all results as JSON.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from pathlib import Path
 
 import yaml
 
+from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe
-from build.repository import measure_pair
-from pipelines.command_line import EXIT_FAIL, EXIT_PASS
-from pipelines.conditions import conditions, engine_conditions
-from pipelines.deploy.triton_install import REPOSITORY_ROOT
-from pipelines.running_server import stopped_by_signals
-from pipelines.whole_file import write_whole
+from pipelines.atomic_file import write_whole
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.program import EXIT_CODES, stopped_by_signals
+from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.drills.drill import DRILLS
 from tests.drills.running import Result, as_document, run_drill
 from tests.drills.setting import PLAN, Setting, demo_requests, drill_limits
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output:
         write_whole(options.output, json.dumps(document, indent=1) + "\n")
     print(json.dumps({"verdict": document["verdict"], "drills": len(results)}))
-    return EXIT_PASS if document["verdict"] == "pass" else EXIT_FAIL
+    return EXIT_CODES[document["verdict"]]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,7 +1,7 @@
-"""A controller in a process of its own, to be killed: ``python -m tests.drills.controller ORDERS``.
+"""Runs a rollout controller in a process that a drill can kill: ``python -m tests.drills.controller ORDERS``.
 
-It goes on with the rollout of a run directory, or begins one, and prints each phase that it enters. Its
-candidate is rendered from engines that are there, with the fault of the drill.
+It resumes the rollout of a run directory, or begins one, and prints each phase that it enters. It renders its
+candidate from existing engines, with the drill's fault.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from build import beside
 from build.recipe import parse_recipe
-from pipelines.canary import triton_world
-from pipelines.canary.candidate import CandidatePair
-from pipelines.canary.controller import Look
+from build.rendering import second_pair
+from pipelines.canary.controller import triton_world
+from pipelines.canary.controller.candidate import CandidatePair
+from pipelines.canary.controller.control import Look
 from pipelines.canary.start import start
 from tests.drills.faults import add_fault
 
 
 def main(orders: dict[str, Any]) -> None:
-    def render(recipe: str, run: Path) -> CandidatePair:
+    def render(recipe: str, run: Path, free: int, public_key: None) -> CandidatePair:
         print("preflight", flush=True)
         engines = Path(orders["draft"]), Path(orders["target"])
-        record = beside.render_beside(parse_recipe(orders["recipe"], Path(recipe)), *engines, run)
+        record = second_pair.render_second_pair(parse_recipe(orders["recipe"], Path(recipe)), *engines, run)
         if orders["fault"]:
             add_fault(run, record.speculative_model, orders["fault"])
         return CandidatePair.read(run, record.speculative_model)

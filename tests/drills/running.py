@@ -1,4 +1,4 @@
-"""Runs one drill: a server, clients that know every answer, and a controller that may be killed."""
+"""Runs one drill: a server, clients that know every right answer, and a controller that may be killed."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelines.canary.record import PROMOTING, RolloutRecord, judgement
+from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.triton_world import arms_file
+from pipelines.canary.report.record import PROMOTING, RolloutRecord, judgement
 from pipelines.canary.start import state_file
-from pipelines.canary.state import Store
-from pipelines.canary.triton_world import arms_file
 from pipelines.client import Client
-from pipelines.deploy import Ports, Server
 from pipelines.deploy.ports import HOST
-from pipelines.deploy.triton_install import REPOSITORY_ROOT
-from pipelines.routing.arms import read_table
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.router.arms import read_table
 from tests.drills.drill import Drill
 from tests.drills.setting import Setting
 from tests.drills.traffic import Traffic, traffic
+from tests.support.ready_server import ready_server
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a drill.
+    """The result of a drill.
 
     Attributes:
-        drill: Its name.
-        ends_in: The phase that it should end in.
-        phase: The one that it ended in.
-        verdict: Of the rollout.
-        decided_in: The phase in which it was decided.
-        reason: Of the decision, in a sentence.
-        num_requests: Clients' requests answered from the beginning of the rollout to the decision.
-        most_requests: So many at most were to be needed.
-        num_by_candidate: Of these answers, the candidate's.
-        num_replays: Requests repeated to the candidate until then.
-        seconds: From the beginning to the decision.
-        num_kills: Of the controller.
-        num_asked: Requests of the whole drill.
-        num_fallbacks: Of them, those that another arm answered than was to.
+        drill: The drill's name.
+        ends_in: The phase in which it should end.
+        phase: The phase in which it ended.
+        verdict: The rollout's verdict.
+        decided_in: The phase in which the decision fell.
+        reason: The decision's reason, as a sentence.
+        num_requests: Client requests answered between the beginning of the rollout and the decision.
+        most_requests: The most that the drill allows.
+        num_by_candidate: Those answered by the candidate.
+        num_replays: Requests replayed to the candidate until the decision.
+        seconds: From the beginning of the rollout to the decision.
+        num_kills: How often the controller was killed.
+        num_asked: Requests in the whole drill.
+        num_fallbacks: Requests that another arm answered than the one they were routed to.
         num_lost: Requests without an answer.
-        num_wrong: Answers that are not the target's own.
-        triton_version: Of the server.
-        faults: What is not as it should be; empty if the drill is passed.
+        num_wrong: Answers that differ from the target's own.
+        triton_version: The server's version.
+        faults: What went wrong; empty if the drill passed.
     """
 
     drill: str
@@ -71,12 +71,12 @@ class Result:
 
 
 def run_drill(drill: Drill, setting: Setting, folder: Path) -> Result:
-    """Run one.
+    """Run one drill.
 
     Args:
-        drill: What is drilled.
-        setting: With which pair.
-        folder: Empty, inside the checkout or with a short path; gets the run directory.
+        drill: The drill to run.
+        setting: The pair, plan and requests to run it with.
+        folder: An empty folder that gets the run directory; inside the checkout, or with a short path.
     """
     run = setting.render(folder)
     draft, target = setting.candidate_engines(folder, has_other_tokenizer=drill.has_other_tokenizer)
@@ -93,8 +93,7 @@ def run_drill(drill: Drill, setting: Setting, folder: Path) -> Result:
             }
         )
     )
-    with Server.start(run, Ports.free()) as server:
-        server.wait_ready()
+    with ready_server(run) as server:
         url = f"grpc://{HOST}:{server.ports.grpc}"
         with Client.connect(url) as client:
             version = client.server_version()
@@ -107,7 +106,7 @@ def run_drill(drill: Drill, setting: Setting, folder: Path) -> Result:
 
 
 def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
-    """Carry the rollout out; returns the phases in which the controller was killed."""
+    """Carry out the rollout and return the phases in which the controller was killed."""
     killed: list[str] = []
     command = [sys.executable, "-m", "tests.drills.controller", str(orders)]
     while True:
@@ -121,7 +120,7 @@ def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
                         os.kill(controller.pid, signal.SIGKILL)
                         break
             except BaseException:
-                controller.kill()  # else the end of this block waits for the end of the rollout
+                controller.kill()  # otherwise the end of this block waits for the rollout to end
                 raise
         if controller.returncode != -signal.SIGKILL:
             return killed
@@ -176,5 +175,5 @@ def _result(
 
 
 def as_document(result: Result) -> dict[str, object]:
-    """Ready for JSON."""
+    """Return the result as a JSON-serialisable dictionary."""
     return {**asdict(result), "faults": list(result.faults)}

@@ -1,34 +1,35 @@
-"""Where a drill takes place: a pair, the plan and the limits of its rollout, and what clients ask."""
+"""The setting of a drill: a pair, the plan and limits of its rollout, and the clients' requests."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from build.manifest import sha256_file, sha256_json, write_manifest
+from build.checkpoints.tokenizer_file import read_tokenizer
+from build.files.manifest import write_manifest
 from build.recipe import parse_recipe
+from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
-from build.template_values import calibration_file
-from build.tokenizer_file import read_tokenizer
-from pipelines.canary.analysis.limits import Limit, Limits, read_limits
-from pipelines.canary.plan import Plan, Shadow, Step
+from pipelines.canary.controller.plan import Plan, Shadow, Step
+from pipelines.canary.judge.limits import Limit, Limits, read_limits
 from pipelines.client import CompletionRequest
-from pipelines.prompts import HELD_OUT, read_prompts
-from pipelines.routing.arms import Bands
+from pipelines.manifest import sha256_file, sha256_json
+from pipelines.router.arms import Bands
+from tests.support.damaged_engines import writable_copy
+from tests.support.demo_prompts import held_out_prompts
 
 _NUM_PROMPTS = 300
 _MAX_TOKENS = 16
 
 ONE_BAND = Bands(1000, 1001)
-"""The load of a drill is always the same."""
+"""A drill's load is constant, so one band of load is enough."""
 
-# The step has no replays, and both pairs get as many requests: few clients that wait for their answers meet
-# less of their own kind at the stable pair than at a candidate whose replays come on top of them.
+# The step has no replays, and both pairs get the same number of requests. With few clients that wait for
+# their answers, replays on top would make the candidate's concurrency higher than the stable pair's.
 PLAN = Plan(
     limits="limits.yaml",
     slo_ttft_s=0.5,
@@ -50,43 +51,51 @@ PLAN = Plan(
 
 
 def drill_limits() -> Limits:
-    """The default ones, as far as a few minutes of requests on a small machine can show that they hold."""
+    """Return the default limits, wider where a few minutes on a small machine are not enough evidence."""
     return replace(
         read_limits(),
         quantile=0.9,
-        tokens=Limit(0.015, 0.003),
+        answers=Limit(0.015, 0.003),
         timeouts=Limit(0.03, 0.01),
         goodput=Limit(0.2, 0.2),
         ttft=Limit(0.5, 0.3),
         itl=Limit(0.18, 0.1),
         e2e_tail=Limit(0.9, 0.5),
+        pauses=Limit(0.03, 0.005),
+        resources_s=40.0,
         speed_up=dict.fromkeys(("low", "medium", "high"), Limit(0.5, 0.5)),
     )
 
 
 def demo_requests() -> tuple[CompletionRequest, ...]:
-    """Greedy and seeded in turn; a greedy one names no seed, so the router draws another each time."""
+    """Return greedy and seeded requests in turn; the router draws the seeds of greedy ones.
+
+    One in five asks for log probabilities.
+    """
     return tuple(
-        CompletionRequest(prompt.text[:200], max_tokens=_MAX_TOKENS, end_id=-1)
-        if number % 2
-        else CompletionRequest(
-            prompt.text[:200], max_tokens=_MAX_TOKENS, end_id=-1, temperature=0.8, seed=number
+        CompletionRequest(
+            prompt.text[:200],
+            max_tokens=_MAX_TOKENS,
+            end_id=-1,
+            temperature=0.0 if number % 2 else 0.8,
+            seed=None if number % 2 else number,
+            num_log_probs=2 if number % 5 == 0 else None,
         )
-        for number, prompt in enumerate(read_prompts(HELD_OUT, _NUM_PROMPTS))
+        for number, prompt in enumerate(held_out_prompts(_NUM_PROMPTS))
     )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One for all drills.
+    """The setting that all drills share.
 
     Attributes:
-        recipe: Of the pair in service, as a recipe's file has it.
-        draft: Engine directory.
-        target: Engine directory.
-        requests: Of the clients, over and over.
-        plan: Of the rollout; names the limits ``limits.yaml``.
-        limits: Of the rollout.
+        recipe: The recipe of the pair in service.
+        draft: Its draft engine directory.
+        target: Its target engine directory.
+        requests: The clients' requests, repeated over and over.
+        plan: The rollout's plan; it names the limits ``limits.yaml``.
+        limits: The rollout's limits.
     """
 
     recipe: dict[str, Any]
@@ -97,29 +106,29 @@ class Setting:
     limits: Limits
 
     def render(self, folder: Path) -> Path:
-        """The pair in service; returns the run directory."""
+        """Render the pair in service and return the run directory."""
         recipe = parse_recipe(self.recipe, folder / "recipe.yaml")
         return render_recipe(recipe, self.draft, self.target, folder).parent
 
     def write_plan(self, folder: Path) -> Path:
-        """Plan and limits as files; returns that of the plan."""
+        """Write plan and limits to files and return the plan's path."""
         plan = folder / "canary.yaml"
         plan.write_text(yaml.safe_dump({**asdict(self.plan), "steps": list(map(asdict, self.plan.steps))}))
         plan.with_name(self.plan.limits).write_text(yaml.safe_dump(asdict(self.limits)))
         return plan
 
     def candidate_recipe(self) -> dict[str, Any]:
-        """The same pair with another queue, which makes it another pair."""
+        """Return the same recipe with another queue size, which makes it another pair."""
         serving = self.recipe["serving"]
         queue = serving["max_queue_size"] + 1
         return {**self.recipe, "name": "drill-candidate", "serving": {**serving, "max_queue_size": queue}}
 
     def candidate_engines(self, folder: Path, *, has_other_tokenizer: bool) -> tuple[Path, Path]:
-        """Copies of both engines, draft first.
+        """Copy both engines, draft first, without their measured acceptance.
 
-        No acceptance was measured at their build: the cold start would refuse what the analysis is to find.
+        With it, the cold start would refuse a candidate that the analysis should find.
         """
-        copies = [Path(shutil.copytree(engine, folder / engine.name)) for engine in (self.draft, self.target)]
+        copies = [writable_copy(engine, folder / engine.name) for engine in (self.draft, self.target)]
         calibration = json.loads(calibration_file(self.draft, self.target).read_text())
         calibration.pop("baseline", None)
         calibration_file(copies[0], copies[1]).write_text(json.dumps(calibration))
@@ -130,7 +139,7 @@ class Setting:
 
 
 def _exchange_two_tokens(engine: Path) -> None:
-    """As a build from checkpoints with such a tokenizer leaves the engine."""
+    """Exchange two tokens in an engine, as a build from a checkpoint with another tokenizer would."""
     path = engine / "tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = document["model"]["vocab"]

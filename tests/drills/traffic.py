@@ -1,4 +1,4 @@
-"""Clients of ``router`` that know every answer beforehand: the target's own."""
+"""Clients of ``router`` that compare every answer with the target's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pipelines.client import Client, CompletionRequest
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.errors import DraftproofError
 
 NUM_CLIENTS = 4
@@ -17,14 +17,14 @@ NUM_CLIENTS = 4
 
 @dataclass(frozen=True)
 class Heard:
-    """One answer, or the lack of one.
+    """The result of one request.
 
     Attributes:
-        at_s: Unix time of its end.
-        arm: Who answered; "" if nobody did.
-        fallback_from: Arms that were to answer before.
-        error: Why there is none; "" for an answer.
-        is_wrong: It is not the target's own.
+        at_s: Unix time at which it ended.
+        arm: The arm that answered; "" if none did.
+        fallback_from: The arms that failed to answer before.
+        error: Why there is no answer; "" if there is one.
+        is_wrong: Whether the answer differs from the target's own.
     """
 
     at_s: float
@@ -36,31 +36,36 @@ class Heard:
 
 @dataclass
 class Traffic:
-    """What the clients have heard; grows while they ask."""
+    """All results so far; grows while clients ask."""
 
     heard: list[Heard] = field(default_factory=list)
     num_asked: int = 0
 
     @property
     def num_lost(self) -> int:
-        """Requests that got an error, or nothing at all."""
+        """Count requests without an answer."""
         return self.num_asked - sum(not each.error for each in self.heard)
 
     @property
     def num_wrong(self) -> int:
-        """Answers that are not the target's own."""
+        """Count answers that differ from the target's own."""
         return sum(each.is_wrong for each in self.heard)
 
     def num_until(self, at_s: float, arm: str = "") -> int:
-        """Answers until then, of one arm or of all."""
+        """Count the answers until a time, of one arm or of all."""
         return sum(each.at_s <= at_s and arm in ("", each.arm) for each in self.heard)
+
+
+def said(answer: Generation) -> tuple[object, ...]:
+    """Return the parts of an answer that the target alone determines."""
+    return answer.text, answer.output_ids, answer.finish_reason, answer.log_probs, answer.top_log_probs
 
 
 @contextmanager
 def traffic(url: str, requests: Sequence[CompletionRequest]) -> Iterator[Traffic]:
-    """Ask all the time, each client from another place of the list on; whole when the block has ended."""
+    """Ask continuously in the background; each client starts at another place in the list."""
     with Client.connect(url) as client, ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        expected = list(pool.map(lambda each: client.generate(each, "generate_target").output_ids, requests))
+        expected = list(pool.map(lambda each: said(client.generate(each, "generate_target")), requests))
     seen, stop, lock = Traffic(), threading.Event(), threading.Lock()
 
     def ask(number: int) -> None:
@@ -75,7 +80,7 @@ def traffic(url: str, requests: Sequence[CompletionRequest]) -> Iterator[Traffic
                 except DraftproofError as error:
                     seen.heard.append(Heard(time.time(), error=str(error)))
                     continue
-                is_wrong = answer.output_ids != expected[index]
+                is_wrong = said(answer) != expected[index]
                 seen.heard.append(Heard(time.time(), answer.arm, answer.fallback_from, is_wrong=is_wrong))
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(NUM_CLIENTS)]

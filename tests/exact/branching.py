@@ -1,25 +1,23 @@
-"""Every outcome of the random choices, with its exact probability, in place of one sample.
+"""Enumerates every outcome of the random choices with its exact probability, instead of sampling.
 
-``Branching.install`` replaces the random primitives of ``pipelines.speculation.draws``. Code that runs
-under ``outcomes`` is then run once for every path of choices, and each path has a rational probability.
-All that is between the primitives, which is to say all of the sampler, the acceptance rules, the
-executor and the loop, is the real code.
+``Branching.install`` replaces the random primitives of ``pipelines.speculation.sampling.draws``. Code that
+runs under ``outcomes`` then runs once for every path of choices, and each path has a rational probability.
+Everything else is the real code: sampler, acceptance rules, executor and loop.
 
-A random variable is identified by what the real noise depends on: seed, stream and position. One that is
-used twice on a path is the same noise twice, and what the first use said about it holds for the second:
-a position's noise is a cell of the simplex (``races``), a coin an interval.
+A random variable is identified by what the real noise depends on: seed, stream and position. A variable that
+is used twice on a path is the same noise twice: what its first use revealed also holds for the second. The
+noise of a position is a cell of the simplex (``races``), a coin is an interval.
 
-The loop does use noise twice, and that is harmless: after a rejection it drafts the positions behind the
-rejected one again, with the same stream and position, after other tokens. What decided about the
-rejection (the draft's noise and the coin up to the rejected position, the recovered token's noise) is
-independent of the noise behind it, so that noise is, given everything the output now contains, as fresh
-as if it had never been used. Nothing here relies on that argument: the second use is enumerated as what
-it is, and the laws come out equal all the same. They do not where the same noise decides twice about one
-position (``faulty_variants``: shared noise with the ratio rule).
+The loop does use noise twice, and that is harmless. After a rejection it drafts the positions behind the
+rejected one again, with the same stream and position but after other tokens. The rejection depended on the
+draft's noise and the coin up to the rejected position, and on the recovered token's noise. All of that is
+independent of the noise behind the position, which is therefore as good as new. The enumeration does not rely
+on this argument: it treats the second use as what it is, and the distributions come out equal. They do not
+where the same noise decides twice about one position (``faulty_variants``: shared noise with the ratio rule).
 
-Probabilities are exact for the weights, and the weights are exp(score) on a grid of 1/1024 of the largest:
-an identity that holds for every law needs no finer one, and small numbers keep the fractions short. That
-``draws.law`` is the softmax is tested elsewhere (``tests/unit/test_processing.py``).
+Probabilities are exact for the given weights. The weights are exp(score) on a grid of 1/1024 of the largest.
+An identity that holds for every distribution needs no finer grid, and small numbers keep the fractions short.
+``tests/unit/text/test_processing.py`` tests that ``draws.distribution`` is the softmax.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipelines.speculation import draws
-from pipelines.speculation.noise import NoiseStream
+from pipelines.speculation.sampling import draws
+from pipelines.speculation.sampling.noise import NoiseStream
 from tests.exact.races import Cell, Weights, untouched
 
 Result = TypeVar("Result")
@@ -43,17 +41,17 @@ Result = TypeVar("Result")
 GRID = 1024
 
 Variable = tuple[int, int, int, str]
-"""Seed, stream, position; and whose it is, if everybody has their own."""
+"""Seed, stream and position, and the owner's name if each owner has noise of its own."""
 
 Interval = tuple[Fraction, Fraction]
-"""What is known of a coin: where in [0, 1] it fell."""
+"""The interval within [0, 1] in which a coin is known to lie."""
 
 Noise = dict[Variable, "Cell | Interval"]
-"""What is known of the variables that were used; the others are untouched."""
+"""Knowledge about the variables used so far; all others are untouched."""
 
 
 def exact_weights(scores: Iterable[float]) -> Weights:
-    """exp(score), the largest being 1, on the grid; 0 only where the score is -inf."""
+    """Return exp(score) on the grid, scaled so that the largest is 1; 0 only where the score is -inf."""
     scores = list(scores)
     best = max(scores)
     assert math.isfinite(best), f"no law in {scores}"
@@ -64,7 +62,7 @@ def exact_weights(scores: Iterable[float]) -> Weights:
 
 
 def exact_law(scores: Iterable[float]) -> Weights:
-    """``exact_weights``, normalised."""
+    """Return ``exact_weights``, normalised."""
     weights = exact_weights(scores)
     total = sum(weights)
     return tuple(weight / total for weight in weights)
@@ -72,7 +70,7 @@ def exact_law(scores: Iterable[float]) -> Weights:
 
 @dataclass(frozen=True)
 class Draw:
-    """One token that was drawn."""
+    """One drawn token."""
 
     stream: int
     position: int
@@ -81,12 +79,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """One way in which a piece of code can go.
+    """One possible outcome of a piece of code.
 
     Attributes:
-        probability: Given the noise it started from.
-        noise: What is known afterwards.
-        draws: Tokens that were drawn, in order.
+        probability: Conditional on the noise that it started from.
+        noise: What is known about the noise afterwards.
+        draws: The drawn tokens, in order.
     """
 
     result: Result
@@ -97,14 +95,14 @@ class Outcome(Generic[Result]):
 
 @dataclass
 class Branching:
-    """Stands in for ``draws``.
+    """A replacement for ``draws`` that takes every path.
 
     Attributes:
-        owner: Named, its noise is independent of everybody else's, whatever the real noise is; "" for the
-            noise as it is.
-        num_paths: Paths that were run so far.
-        touched: Variables that the paths of the current ``outcomes`` used.
-        drawn: Tokens that the current path drew.
+        owner: If named, its noise is independent of every other owner's; "" shares the noise as the real code
+            does.
+        num_paths: The number of paths run so far.
+        touched: The variables that the paths of the current ``outcomes`` used.
+        drawn: The tokens that the current path drew.
     """
 
     owner: str = ""
@@ -118,8 +116,8 @@ class Branching:
     _depth: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Branching:
-        """Replace the primitives; ``draws`` is the only module that has them."""
-        for name in ("draw_token", "draw_weighted", "is_accepted", "law"):
+        """Replace the primitives in ``draws``, the only module that defines them."""
+        for name in ("draw_token", "draw_weighted", "is_accepted", "distribution"):
             assert callable(getattr(draws, name))
             monkeypatch.setattr(draws, name, getattr(self, name))
         return self
@@ -128,8 +126,8 @@ class Branching:
         """Run code once for every path of random choices in it.
 
         Args:
-            noise: What is known of the noise before.
-            run: Must do the same on every call but for the random choices.
+            noise: What is known about the noise before.
+            run: The code; it must do the same on every call except for the random choices.
         """
         found: list[Outcome[Result]] = []
         self.touched = set()
@@ -159,7 +157,7 @@ class Branching:
         self._depth += 1
         return self._path[self._depth - 1]
 
-    # The primitives, with the signatures of pipelines.speculation.draws.
+    # The primitives, with the signatures of pipelines.speculation.sampling.draws.
 
     def draw_token(self, scores: npt.NDArray[np.float64], seed: int, stream: int, position: int) -> int:
         return self._draw(exact_weights(scores.tolist()), seed, stream, position)
@@ -197,5 +195,5 @@ class Branching:
         self._noise[variable] = rest
         return is_accepted
 
-    def law(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+    def distribution(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
         return np.array(exact_law(scores.tolist()), dtype=object)

@@ -1,4 +1,4 @@
-"""The requests whose laws are enumerated: every sampling parameter alone and all of them together."""
+"""The requests whose distributions are enumerated: each sampling parameter alone, and all together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from tests.exact.engines import Table, mixed, reversed_ranks, table
 
@@ -22,12 +22,12 @@ RULES = ("coupled", "ratio")
 
 @dataclass(frozen=True)
 class Case:
-    """One request to a pair.
+    """One request and the pair that answers it.
 
     Attributes:
-        draft: "near" agrees with the target after half of the contexts, "reversed" likes best what the
-            target likes least, "equal" is the target.
-        prompt: No token of it spells the beginning of a bad or stop word on its own account.
+        draft: "near" agrees with the target after half of the contexts, "reversed" reverses the target's
+            ranking, "equal" is the target.
+        prompt: No token of it begins a bad word or stop word by itself.
     """
 
     sampling: dict[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""What must hold for every way in which a request can be answered; each check raises an AssertionError.
+"""Checks that every possible answer to a request must pass; each raises AssertionError.
 
-A check is given all ways of one case under one rule (``Explored``). ``faulty_variants`` shows for every
+A check is given every path of one case under one rule (``Explored``). ``faulty_variants`` shows for every
 check that there is a fault that it rejects.
 """
 
@@ -40,7 +40,7 @@ class Explored:
 
     @cached_property
     def law(self) -> Law:
-        """Of the answers of the loop."""
+        """Return the distribution of the loop's answers."""
         law: defaultdict[Answer, Fraction] = defaultdict(Fraction)
         for way in self.ways:
             law[way.answer] += way.probability
@@ -48,7 +48,7 @@ class Explored:
 
     @cached_property
     def proposals(self) -> dict[tuple[int, ...], list[tuple[Call, Call, Fraction]]]:
-        """By the output before it: each proposal, the verification that followed, the probability of both."""
+        """Return, per output so far, each proposal, its verification, and the probability of both."""
         found: defaultdict[tuple[int, ...], list[tuple[Call, Call, Fraction]]] = defaultdict(list)
         for way in self.ways:
             for call, following in zip(way.calls, way.calls[1:], strict=False):
@@ -57,7 +57,7 @@ class Explored:
         return dict(found)
 
     def next_law(self, role: str, known: tuple[int, ...]) -> list[Fraction]:
-        """Law of the token after an output, of draft or target, by the reference."""
+        """Return the reference's distribution of the next token of draft or target."""
         table = self.case.draft_table if role == "draft" else self.case.target_table
         prompt = self.request.input_ids.tolist()
         return next_token_law(table((*prompt, *known)), prompt, known, self.request, self.spelling)
@@ -66,12 +66,12 @@ class Explored:
 def explore(
     branching: Branching, case: Case, rule: str, *, shares_noise: bool = True, anew: bool = False
 ) -> Explored:
-    """Go every way.
+    """Enumerate every path of one case.
 
     Args:
-        branching: Installed.
-        shares_noise: As for ``Exploration``.
-        anew: Go every way from the beginning on executors of its own.
+        branching: The installed primitives.
+        shares_noise: See ``Exploration``.
+        anew: Whether every path starts from the beginning on executors of its own.
     """
     tables = case.draft_table, case.target_table, case.vocabulary
     exploration = Exploration(branching, *tables, shares_noise=shares_noise)
@@ -92,7 +92,7 @@ def _assert_equal(found: Mapping[Hashable, Fraction], wanted: Mapping[Hashable, 
 
 
 def law_is_that_of_the_target_alone(explored: Explored) -> None:
-    """Tokens and finish reason of the loop have the law of the target's when it is asked without a draft."""
+    """Check that tokens and finish reason are distributed as those of the target without a draft."""
     alone: defaultdict[Answer, Fraction] = defaultdict(Fraction)
     for outcome in explored.alone:
         alone[tuple(outcome.result.token_ids.tolist()), outcome.result.finish_reason] += outcome.probability
@@ -100,16 +100,16 @@ def law_is_that_of_the_target_alone(explored: Explored) -> None:
 
 
 def law_is_that_of_the_reference(explored: Explored) -> None:
-    """They have the law that the documented parameters define."""
+    """Check that they are distributed as the documented parameters define."""
     wanted = law_of_target_alone(explored.case.target_table, explored.request, explored.spelling)
     _assert_equal(explored.law, wanted, "law of the answers against the reference")
 
 
 def target_decides(explored: Explored) -> None:
-    """What the target draws is drawn as if it were alone, once per position, and is the answer.
+    """Check that the target draws each position once, as if it were alone, and that its draws are the answer.
 
-    So the answer is a function of the target's own choices, whatever the draft proposed and however its
-    choices hang together with the target's. Coupled rule only: the ratio rule gives another sample.
+    The answer is then a function of the target's choices, whatever the draft proposed and however its choices
+    depend on the target's. This holds for the coupled rule only: the ratio rule gives another sample.
     """
     assert not explored.uses_ratio
     wanted = {
@@ -124,7 +124,7 @@ def target_decides(explored: Explored) -> None:
 
 
 def proposals_follow_the_draft(explored: Explored) -> None:
-    """What is proposed after an output is the draft's own sample after exactly that output."""
+    """Check that each proposal is the draft's own sample after exactly the output that preceded it."""
     for known, proposals in explored.proposals.items():
         total = sum(probability for _, _, probability in proposals)
         law: defaultdict[tuple[int, ...], Fraction] = defaultdict(Fraction)
@@ -142,13 +142,13 @@ def proposals_follow_the_draft(explored: Explored) -> None:
 
 
 def acceptance_is_that_of_theory(explored: Explored) -> None:
-    """A proposal's first token is accepted with the probability that the rule has on paper.
+    """Check that a proposal's first token is accepted with the rule's theoretical probability.
 
-    Ratio rule: 1 - TV(p, q). Coupled rule: sum_i 1 / sum_k max(p_k / p_i, q_k / q_i), over the tokens that
-    are proposed: all but the end token.
+    Ratio rule: 1 - TV(p, q). Coupled rule: sum_i 1 / sum_k max(p_k / p_i, q_k / q_i), over all tokens but the
+    end token, which is never proposed.
     """
     if len(explored.request.end_ids) > 1:
-        return  # whether the one that was proposed ended the answer, or another, cannot be seen in it
+        return  # the answer does not show whether the proposed end token ended it or another one did
     for known, proposals in explored.proposals.items():
         total = sum(probability for _, _, probability in proposals)
         accepted = sum(
@@ -176,7 +176,7 @@ def _first_is_kept(explored: Explored, proposal: Call, verified: Call) -> bool:
 
 
 def rounds_count_what_happened(explored: Explored) -> None:
-    """Draft tokens, accepted tokens and finish reasons of the rounds are those of the calls."""
+    """Check that the rounds report the calls' draft tokens, accepted tokens and finish reasons."""
     for way in explored.ways:
         calls = iter(way.calls)
         num_emitted = 0
@@ -205,4 +205,4 @@ CHECKS: tuple[Callable[[Explored], None], ...] = (
     acceptance_is_that_of_theory,
     rounds_count_what_happened,
 )
-"""Those that hold under both rules."""
+"""The checks that hold under both rules."""

@@ -9,23 +9,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipelines.executor.executor import Executor, ExecutorLimits
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
 from pipelines.speculation.token_ids import Logits
 from pipelines.text.vocabulary import Vocabulary
-from tests.recording_engine import RecordingEngine
+from tests.support.recording_engine import RecordingEngine
 
 Result = TypeVar("Result")
 
 Table = Callable[[tuple[int, ...]], list[float]]
-"""Logits after a context, all tokens of it."""
+"""Maps a context, with all of its tokens, to logits."""
 
-STEP = 0.25  # logits are multiples of it, so that ties occur and float32 holds them
+STEP = 0.25  # logits are multiples of it, so that ties occur and float32 is exact
 
 _NUM_BLOCKS = 32
 
 
 def table(name: str, vocab_size: int, spread: float = 1.5) -> Table:
-    """Logits between -spread and spread that depend on every token of the context, in order."""
+    """Return logits between -spread and spread that depend on every token of the context, in order."""
 
     def logits(context: tuple[int, ...]) -> list[float]:
         digest = hashlib.sha256(f"{name}:{context}".encode()).digest()
@@ -36,7 +37,7 @@ def table(name: str, vocab_size: int, spread: float = 1.5) -> Table:
 
 
 def mixed(own: Table, other: Table, share: int) -> Table:
-    """``own`` after ``share`` of 4 contexts, else ``other``."""
+    """Return ``own`` after ``share`` of 4 contexts, otherwise ``other``."""
 
     def logits(context: tuple[int, ...]) -> list[float]:
         return (
@@ -47,12 +48,12 @@ def mixed(own: Table, other: Table, share: int) -> Table:
 
 
 def reversed_ranks(own: Table) -> Table:
-    """Likes best what ``own`` likes least."""
+    """Return the table with the ranking of ``own`` reversed."""
     return lambda context: [-2 * logit for logit in own(context)]
 
 
 class TableEngine(RecordingEngine):
-    """Keeps tokens where a network keeps keys and values, and looks the logits up after what it finds."""
+    """An engine that caches tokens instead of keys and values, and looks up its logits by them."""
 
     def __init__(self, logits: Table, vocab_size: int, role: str) -> None:
         super().__init__(_NUM_BLOCKS, role=role)
@@ -65,7 +66,7 @@ class TableEngine(RecordingEngine):
 
 
 def make_executor(logits: Table, vocabulary: Vocabulary, role: str) -> Executor:
-    """An executor that steps as soon as it is given a request, until it has answered."""
+    """Return an executor that steps as soon as it gets a request, until it has answered."""
     limits = ExecutorLimits(
         max_batch_size=2, max_num_tokens=16, max_seq_len=32, max_queue_size=2, num_kv_blocks=_NUM_BLOCKS
     )
@@ -80,7 +81,7 @@ def make_executor(logits: Table, vocabulary: Vocabulary, role: str) -> Executor:
 
 
 def run_at_once(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine that never has to wait, without an event loop."""
+    """Run a coroutine that never waits, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as stopped:

@@ -1,8 +1,8 @@
-"""Every way in which the real loop over real executors can answer a request, with its exact probability.
+"""Enumerates every answer of the real loop on real executors, with its exact probability.
 
 The loop is replayed from its beginning for every sequence of engine answers. An engine call itself is
-enumerated once: its outcomes depend on the request and on the noise that it touches, and the executor
-that answers it is never made anew, so later calls run on whatever its prefix cache holds by then.
+enumerated once, because its outcomes depend only on the request and on the noise that it touches. The
+executor that answers it is reused, so later calls run with whatever its prefix cache holds by then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.executor.executor import Executor
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.text.vocabulary import Vocabulary
@@ -29,11 +29,11 @@ from tests.exact.reference import Answer
 
 @dataclass(frozen=True)
 class Call:
-    """One engine call of a way through the loop.
+    """One engine call on a path through the loop.
 
     Attributes:
-        known: Output tokens before it.
-        draws: Tokens that were drawn to answer it.
+        known: The output tokens before it.
+        draws: The tokens that were drawn to answer it.
     """
 
     role: str
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Way:
-    """One way through the loop, to its end."""
+    """One path through the loop, to its end."""
 
     rounds: tuple[Round, ...]
     calls: tuple[Call, ...]
@@ -53,13 +53,13 @@ class Way:
 
     @property
     def answer(self) -> Answer:
-        """Output tokens and finish reason."""
+        """Return output tokens and finish reason."""
         token_ids = [token_id for part in self.rounds for token_id in part.token_ids.tolist()]
         return tuple(token_ids), self.rounds[-1].finish_reason
 
 
 class _Unanswered(Exception):
-    """The loop asks something to which no answer is written down yet."""
+    """Raised when the loop asks for an engine answer that is not recorded yet."""
 
     def __init__(self, role: str, request: GenerationRequest) -> None:
         self.role = role
@@ -68,21 +68,21 @@ class _Unanswered(Exception):
 
 @dataclass(frozen=True)
 class _Known:
-    """Outcomes of an engine call, and what was known before of the noise on which alone they depend."""
+    """The outcomes of an engine call, and the prior knowledge of the noise that they depend on."""
 
     touched: dict[Variable, Cell | Interval | None]
     outcomes: list[Outcome[Output]]
 
 
 class Exploration:
-    """A draft and a target with tiny vocabularies, and all that can happen between them.
+    """A draft and a target with tiny vocabularies, and everything that can happen between them.
 
     Args:
-        branching: Installed.
-        draft: Table of the draft.
-        target: Table of the target.
-        vocabulary: Of both.
-        shares_noise: Whether draft and target have the noise that they really have; otherwise theirs is
+        branching: The installed primitives.
+        draft: The draft's table.
+        target: The target's table.
+        vocabulary: The vocabulary of both.
+        shares_noise: Whether draft and target share noise as in the real code. Otherwise their noise is
             independent, so that every draft path meets every choice of the target.
     """
 
@@ -105,7 +105,7 @@ class Exploration:
     def ways(
         self, request: GenerationRequest, num_draft_tokens: int, *, use_draft_logits: bool
     ) -> Iterator[Way]:
-        """Every way in which ``speculate`` can answer; the probabilities sum to 1."""
+        """Return every path of ``speculate``; the probabilities sum to 1."""
         pending: list[tuple[Fraction, Noise, tuple[Output, ...], tuple[Call, ...]]] = [
             (Fraction(1), {}, (), ())
         ]
@@ -128,7 +128,7 @@ class Exploration:
     def ways_anew(
         self, request: GenerationRequest, num_draft_tokens: int, *, use_draft_logits: bool
     ) -> Iterator[Way]:
-        """As ``ways``, but every way is gone from the beginning on executors of its own; slow."""
+        """Return every path as ``ways`` does, but run each from the beginning on its own executors; slow."""
 
         def run() -> tuple[tuple[Round, ...], tuple[Call, ...]]:
             executors = self._make_executors()
@@ -152,7 +152,7 @@ class Exploration:
             yield Way(rounds, calls, outcome.probability)
 
     def alone(self, request: GenerationRequest) -> list[Outcome[Output]]:
-        """What the target can answer when it is asked without a loop and without a draft."""
+        """Return every answer of the target without a loop and without a draft."""
         return self._answers("target", request, {})
 
     def _answers(self, role: str, request: GenerationRequest, noise: Noise) -> list[Outcome[Output]]:
@@ -164,7 +164,7 @@ class Exploration:
         self.branching.owner = "" if self._shares_noise else role
         outcomes = self.branching.outcomes(noise, lambda: run_at_once(executor.complete(request)))
         touched = self.branching.touched
-        for outcome in outcomes:  # what was not touched may be different where these are used again
+        for outcome in outcomes:  # untouched variables may have another state when these outcomes are reused
             for variable in set(outcome.noise) - touched:
                 del outcome.noise[variable]
         known.append(_Known({variable: noise.get(variable) for variable in touched}, outcomes))
@@ -200,10 +200,10 @@ def _run(
 def _replay(
     request: GenerationRequest, answers: tuple[Output, ...], num_draft_tokens: int, use_draft_logits: bool
 ) -> tuple[Round, ...]:
-    """Run the loop on the answers that the engines gave.
+    """Run the loop on recorded engine answers.
 
     Raises:
-        _Unanswered: It asks for one more.
+        _Unanswered: The loop needs one more answer.
     """
     left = iter(answers)
 
@@ -219,7 +219,7 @@ def _replay(
 
 
 def _key(request: GenerationRequest) -> Hashable:
-    """Everything that is asked, hashable."""
+    """Return a hashable key of everything in a request."""
 
     def hashable(value: Any) -> Hashable:
         return (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value

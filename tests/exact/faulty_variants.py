@@ -1,15 +1,15 @@
-"""Faults that speculative decoders have had, each a small change of the real code.
+"""Faults known from speculative decoders, each as a small change of the real code.
 
-``VARIANTS[name](monkeypatch)`` puts the fault in until the monkeypatch is undone. A test suite that lets
-one of them pass is itself broken: ``test_faulty_variants`` says which check rejects which, and the
-statistical tests use them as their negative controls.
+``VARIANTS[name](monkeypatch)`` applies the fault until the monkeypatch is undone. A test suite that lets one
+of them pass is itself broken: ``test_faulty_variants`` records which check rejects which fault, and the
+statistical tests use them as negative controls.
 
-A variant replaces a piece of a function's source and gives the function the new code, so that every
-module that imported the function has the fault. The piece must stand there exactly once: when the code
-changes, the variant says so instead of testing nothing.
+A variant replaces a piece of a function's source and gives the function the new code, so every module that
+imported the function has the fault. The piece must occur exactly once: if the code changes, the variant fails
+instead of testing nothing.
 
-Source: defects of vLLM, vllm-ascend, OpenVINO GenAI and others of 2025 and 2026; the first eleven are
-those that the project promises to reject.
+Source: defects of vLLM, vllm-ascend, OpenVINO GenAI and others of 2025 and 2026. The project promises to
+reject the first eleven.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.executor.executor import Executor
+from pipelines.executor.lane import Lane
 from pipelines.executor.sequence import Sequence
-from pipelines.speculation import draws, logits_processing, loop, noise
-from pipelines.speculation.sampler import Sampler
+from pipelines.speculation import loop
+from pipelines.speculation.sampling import draws, logits_processing, noise
+from pipelines.speculation.sampling.sampler import Sampler
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 
@@ -34,7 +35,7 @@ _DRAW = "return draws.draw_token(scores, self._sampling.seed, self._stream, self
 
 
 def _changed(function: Any, piece: str, replacement: str) -> Variant:
-    """A variant in which a piece of a function reads otherwise."""
+    """Make a variant that replaces a piece of a function's source."""
     assert isinstance(function, FunctionType)
 
     def apply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "no residual": _changed(Sampler.verify, "np.maximum(p - q, 0)", "p"),
     "q from raw logits": _changed(
-        Sampler.verify, "self.law_scores(draft_logits)", "draft_logits.astype(np.float64)"
+        Sampler.verify, "self.distribution_scores(draft_logits)", "draft_logits.astype(np.float64)"
     ),
     "argmax that ignores temperature": _changed(Sampler.choose, _DRAW, "return int(np.argmax(scores))"),
     "off by one position": _changed(
@@ -70,7 +71,7 @@ VARIANTS: dict[str, Variant] = {
         "            known = np.concatenate((known, verified.token_ids))\n",
         "            if draft_ids.size and len(verified.token_ids) > len(draft_ids):\n"
         "                known = np.concatenate((known, draft_ids))\n"
-        "                bonus = await propose(1, None)\n"
+        "                bonus = await propose(NO_TOKENS, 1, None)\n"
         "                known = known[: len(known) - len(draft_ids)]\n"
         "                token_ids = np.concatenate((draft_ids, bonus.token_ids))\n"
         "                verified = replace(verified, token_ids=token_ids)\n"
@@ -80,10 +81,10 @@ VARIANTS: dict[str, Variant] = {
         Sampler.choose, _DRAW, "return draws.draw_token(scores, self._sampling.seed, self._stream, 0)"
     ),
     "a draft cache one token behind after full acceptance": _changed(
-        Executor._take,
+        Lane.take,
         "    if output is not None and output.is_final:\n",
-        "    if output is not None and output.finish_reason == 'length' and self.config.role == 'draft':\n"
-        "        sequence.num_computed += sequence.num_computed % self._cache.block_size > 0\n"
+        "    if output is not None and output.finish_reason == 'length' and not sequence.is_verification:\n"
+        "        sequence.num_computed += sequence.num_computed % self.cache.block_size > 0\n"
         "    if output is not None and output.is_final:\n",
     ),
     "penalties applied to one side only": _changed(
@@ -91,7 +92,7 @@ VARIANTS: dict[str, Variant] = {
         "if self._counts is not None:",
         "if self._counts is not None and self._stream is NoiseStream.SHARED:",
     ),
-    # More of the kind.
+    # More faults of the same kind.
     "a draft that takes the argmax whatever the temperature": _changed(
         Sampler.choose,
         _DRAW,

@@ -1,11 +1,11 @@
-"""Noise that several choices share, exactly.
+"""An exact model of noise that several choices share.
 
-The Gumbel-max choice argmax(log w_i + g_i) is the winner of a race of exponential clocks,
-argmin(E_i / w_i). Scaling all clocks changes no winner, and independent exponential variables divided
-by their sum are uniform on the simplex {E_i >= 0, sum E_i = 1}. So the noise of a position is one uniform
-point of that simplex, a choice cuts it into one convex part per token (E_i w_k <= E_k w_i for all k),
-and the joint law of any number of choices that share the noise is the volume of intersections. With
-rational weights all of these are rational.
+The Gumbel-max choice argmax(log w_i + g_i) is the winner of a race of exponential clocks, argmin(E_i / w_i).
+Scaling all clocks does not change the winner, and independent exponential variables divided by their sum are
+uniform on the simplex {E_i >= 0, sum E_i = 1}. The noise of a position is therefore one uniform point of that
+simplex. A choice cuts the simplex into one convex part per token (E_i w_k <= E_k w_i for all k). The joint
+distribution of several choices that share the noise is the volume of intersections of such parts, which is
+rational if the weights are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fractions import Fraction
 from functools import lru_cache
 
 Point = tuple[int, ...]
-"""A point of the simplex, times whatever makes its coordinates whole numbers."""
+"""A point of the simplex, scaled so that its coordinates are integers."""
 
 Weights = tuple[Fraction, ...]
 
 
 @dataclass(frozen=True)
 class Simplex:
-    """A part of the noise's simplex; ``volume`` is its share of the whole."""
+    """A part of the simplex; ``volume`` is its share of the whole."""
 
     corners: tuple[Point, ...]
     volume: Fraction
@@ -32,11 +32,11 @@ class Simplex:
 
 @dataclass(eq=False)
 class Cell:
-    """What is known of the noise of one position after the choices made with it.
+    """Knowledge about the noise of one position after the choices made with it.
 
     Attributes:
         pieces: Simplices that meet at most in their faces.
-        volume: Probability that the noise lies here.
+        volume: The probability that the noise lies here.
     """
 
     pieces: tuple[Simplex, ...]
@@ -46,7 +46,7 @@ class Cell:
         self.volume = sum((piece.volume for piece in self.pieces), Fraction(0))
 
     def split(self, weights: Weights) -> tuple[tuple[int, Cell], ...]:
-        """The possible winners and what each of them says about the noise; weights need not be normalised."""
+        """Return each possible winner with what it reveals about the noise; weights may be unnormalised."""
         found = self._parts.get(weights)
         if found is None:
             parts = ((token, self._where_wins(token, weights)) for token, w in enumerate(weights) if w > 0)
@@ -70,7 +70,7 @@ class Cell:
 
 @lru_cache
 def untouched(num_tokens: int) -> Cell:
-    """The noise of a position about which nothing is known."""
+    """Return the whole simplex: nothing is known about the noise."""
     corners = tuple(tuple(int(i == k) for k in range(num_tokens)) for i in range(num_tokens))
     return Cell((Simplex(corners, Fraction(1)),))
 
@@ -78,9 +78,9 @@ def untouched(num_tokens: int) -> Cell:
 def _where_not_behind(
     piece: Simplex, winner: int, winner_speed: int, other: int, other_speed: int
 ) -> list[Simplex]:
-    """The part of a simplex in which ``winner`` is not behind ``other``.
+    """Return the part of a simplex in which ``winner`` is not behind ``other``.
 
-    An edge that crosses the border is cut there, which makes two simplices of one, until none crosses.
+    Each edge that crosses the border is cut there, which splits the simplex in two, until none crosses.
     """
     leads = [corner[other] * winner_speed - corner[winner] * other_speed for corner in piece.corners]
     ahead = next((i for i, lead in enumerate(leads) if lead > 0), None)
@@ -93,7 +93,7 @@ def _where_not_behind(
     border = [leads[ahead] * b - leads[behind] * a for a, b in zip(begin, end, strict=True)]
     divisor = math.gcd(*border)
     corner = tuple(x // divisor for x in border)
-    # The border's distance from ``begin`` over the edge's length, coordinates scaled to sum to 1.
+    # The border's distance from ``begin`` divided by the edge's length, with coordinates scaled to sum to 1.
     to_border, behind_border = leads[ahead] * sum(end), -leads[behind] * sum(begin)
     share = Fraction(to_border, to_border + behind_border)
     parts = (
@@ -110,7 +110,7 @@ def _with(corners: tuple[Point, ...], index: int, corner: Point) -> tuple[Point,
 
 
 def agreement(p: Sequence[Fraction], q: Sequence[Fraction]) -> list[Fraction]:
-    """P(two choices that share the noise are both token i), for every i, in closed form.
+    """Return P(two choices that share the noise are both token i) for every i, in closed form.
 
     Token i wins both races if E_i max(p_k / p_i, q_k / q_i) <= E_k for all k, which has probability
     1 / sum_k max(p_k / p_i, q_k / q_i).
@@ -128,5 +128,5 @@ def agreement(p: Sequence[Fraction], q: Sequence[Fraction]) -> list[Fraction]:
 
 
 def total_variation(p: Sequence[Fraction], q: Sequence[Fraction]) -> Fraction:
-    """Half the sum of absolute differences."""
+    """Return half the sum of absolute differences."""
     return sum((abs(a - b) for a, b in zip(p, q, strict=True)), Fraction(0)) / 2

@@ -1,8 +1,8 @@
-"""Checks with the real noise, for faults that an enumeration of ideal noise cannot see by nature.
+"""Checks with the real noise, for faults that an enumeration of ideal noise cannot see.
 
-The enumeration knows each variable by its name (seed, stream, position) and takes different names for
-independent noise. Whether they are, is a matter of the bits; and a seed that is thrown away leaves every
-law as it is and breaks only the promise that an answer can be had again.
+The enumeration identifies each variable by seed, stream and position, and treats different ones as
+independent. Whether the real bits are independent must be measured. Ignoring a seed, too, changes no
+distribution; it only makes answers irreproducible.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.sampler import Sampler
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.speculation.sampling.sampler import Sampler
 from tests.exact.cases import CASES
 from tests.exact.engines import make_executor, run_at_once
 
@@ -25,9 +25,10 @@ NUM_DRAWS = 4000
 
 
 def coin_and_draws_are_independent() -> None:
-    """The ratio rule's first token follows the target's law, 4,000 positions of one seed.
+    """Check that the ratio rule's first token follows the target's distribution, over 4,000 positions.
 
-    Seven standard deviations; with one stream for coin and proposal it is off by more than thirty.
+    The limit is seven standard deviations; with one stream for coin and proposal the difference exceeds
+    thirty.
     """
     p, q = np.array([0.2, 0.3, 0.5]), np.array([0.5, 0.3, 0.2])
     logits, draft_logits = np.log(p).astype(np.float32), np.log(q).astype(np.float32)
@@ -44,7 +45,7 @@ def coin_and_draws_are_independent() -> None:
 
 
 def an_answer_can_be_had_again() -> None:
-    """The same request gives the same tokens, from the target alone and through the loop."""
+    """Check that the same request gives the same tokens again, from the target alone and through the loop."""
     case = replace(CASES["no end token"], max_tokens=24, num_draft_tokens=3)
     request = case.whole_request()
 

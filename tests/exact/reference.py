@@ -1,7 +1,7 @@
-"""The law of the target alone, written down a second time: plain loops over Python floats.
+"""A second implementation of the target's distribution: plain loops over Python floats.
 
-Made from the documentation of ``SamplingParams`` and ``GenerationRequest``, not from the code that
-applies them, and as slow and as literal as can be.
+It is written from the documentation of ``SamplingParams`` and ``GenerationRequest``, not from the code that
+applies them, and is as literal as possible.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling.params import SamplingParams
 from tests.exact.branching import exact_law
 from tests.exact.engines import Table
 
@@ -22,7 +22,7 @@ Law = dict[Answer, Fraction]
 
 
 def text_of(token_ids: Sequence[int], spelling: Sequence[bytes]) -> bytes:
-    """Bytes of tokens."""
+    """Return the bytes of tokens."""
     return b"".join(spelling[token_id] for token_id in token_ids)
 
 
@@ -33,7 +33,7 @@ def adjusted_logits(
     request: GenerationRequest,
     spelling: Sequence[bytes],
 ) -> list[float]:
-    """Logits after bans, bias and penalties, which act on greedy choices too."""
+    """Return the logits after bans, bias and penalties, which also affect greedy choices."""
     sampling = request.sampling
     adjusted = []
     for token_id, logit in enumerate(logits):
@@ -57,14 +57,14 @@ def adjusted_logits(
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """Probabilities."""
+    """Return probabilities."""
     best = max(scores)
     weights = [math.exp(score - best) for score in scores]
     return [weight / math.fsum(weights) for weight in weights]
 
 
 def sampled_scores(adjusted: Sequence[float], sampling: SamplingParams) -> list[float]:
-    """Logarithms of the law at a temperature above 0, up to a constant; -inf for what cannot be chosen."""
+    """Return log probabilities at a temperature above 0, up to a constant; -inf for excluded tokens."""
     scores = [score / sampling.temperature for score in adjusted]
 
     def rank(token_id: int) -> tuple[float, int]:
@@ -100,7 +100,7 @@ def next_token_law(
     request: GenerationRequest,
     spelling: Sequence[bytes],
 ) -> list[Fraction]:
-    """Probability of each token after ``prompt`` and ``output``."""
+    """Return the probability of each token after ``prompt`` and ``output``."""
     adjusted = adjusted_logits(logits, prompt, output, request, spelling)
     if request.sampling.temperature == 0:
         best = adjusted.index(max(adjusted))
@@ -111,7 +111,7 @@ def next_token_law(
 def finish_reason(
     output: Sequence[int], request: GenerationRequest, spelling: Sequence[bytes], max_tokens: int
 ) -> str:
-    """Why an output ends with its last token, which is no end token; "" if it does not end."""
+    """Return why an output ends with its last token, which is no end token; "" if it does not end."""
     watched = text_of(output[request.sampling.min_tokens :], spelling)
     if any(word in watched for word in request.stop_words):
         return "stop"
@@ -121,7 +121,7 @@ def finish_reason(
 def law_of_target_alone(
     table: Table, request: GenerationRequest, spelling: Sequence[bytes], begun: tuple[int, ...] = ()
 ) -> Law:
-    """Law of the whole answer, if it begins with ``begun``; all of ``input_ids`` is prompt."""
+    """Return the distribution of whole answers that begin with ``begun``; all ``input_ids`` are prompt."""
     prompt = request.input_ids.tolist()
     law: Law = {}
 
@@ -154,7 +154,7 @@ def law_of_proposals(
     *,
     proposes_end: bool,
 ) -> dict[tuple[int, ...], Fraction]:
-    """Law of what a draft proposes after ``output``: up to ``num_wanted`` tokens, fewer where they end."""
+    """Return the distribution of the draft's proposals of up to ``num_wanted`` tokens after ``output``."""
     prompt = request.input_ids.tolist()
     law: dict[tuple[int, ...], Fraction] = {}
 

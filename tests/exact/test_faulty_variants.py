@@ -1,4 +1,4 @@
-"""Every faulty variant is rejected, and by which check; run: pytest tests/exact."""
+"""Tests that every faulty variant is rejected, and by which check: pytest tests/exact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.exact.real_noise import an_answer_can_be_had_again, coin_and_draws_ar
 
 @dataclass(frozen=True)
 class Enumerated:
-    """A check of all ways of a case under a rule."""
+    """A check of every path of a case under a rule."""
 
     check: Callable[[Explored], None]
     rule: str
@@ -59,7 +59,7 @@ REJECTED_BY: dict[str, list[Enumerated | Callable[[], None]]] = {
         Enumerated(REFERENCE, "coupled", "temperature 1"),
         Enumerated(REFERENCE, "ratio", "temperature 1"),
     ],
-    # Under both rules the draft may propose what it likes: the answers are right, the proposals are not.
+    # Under both rules the draft may propose anything: the answers stay right, the proposals are wrong.
     "a draft cache one token behind after full acceptance": [
         Enumerated(PROPOSALS, "ratio", "K=1, twice", anew=True),
         Enumerated(PROPOSALS, "coupled", "K=1, twice", anew=True),
@@ -82,13 +82,13 @@ REJECTED_BY: dict[str, list[Enumerated | Callable[[], None]]] = {
     "min_tokens counted anew in every round": [
         Enumerated(ALONE, rule, "min_tokens, end token likely") for rule in RULES
     ],
-    # An output that ends with an accepted stop word has no token of the target's own.
+    # An output that ends with an accepted stop word has no token drawn by the target.
     "every token but the last counted as accepted": [
         Enumerated(rounds_count_what_happened, rule, "stop words") for rule in RULES
     ],
     "coin made of the draft's noise": [coin_and_draws_are_independent],
     "one stream for all noise": [coin_and_draws_are_independent],
-    # Every law stays as it is; that the noise is no longer shared shows in what is accepted.
+    # No distribution changes; only the acceptance shows that the noise is no longer shared.
     "a new seed for every token": [an_answer_can_be_had_again, Enumerated(ACCEPTANCE, "coupled", "K=1")],
 }
 

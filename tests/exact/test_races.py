@@ -1,4 +1,4 @@
-"""The exact model of shared noise, and how often two models agree under it; run: pytest tests/exact."""
+"""Tests of the exact model of shared noise, and of how often two models agree: pytest tests/exact."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.speculation.draws import draw_token
-from pipelines.speculation.noise import NoiseStream
+from pipelines.speculation.sampling.draws import draw_token
+from pipelines.speculation.sampling.noise import NoiseStream
 from tests.exact.races import agreement, total_variation, untouched
 
 
@@ -26,7 +26,7 @@ PAIRS = st.integers(2, 4).flatmap(lambda num_tokens: st.tuples(laws(num_tokens),
 def test_a_race_is_won_in_proportion_to_the_weights(
     pair: tuple[tuple[Fraction, ...], tuple[Fraction, ...]],
 ) -> None:
-    """And so is a second one with the same noise, whatever the first one's weights were."""
+    """A second race with the same noise is won in proportion to its own weights, too."""
     p, q = pair
     parts = untouched(len(p)).split(p)
     assert {token: cell.volume for token, cell in parts} == {i: x for i, x in enumerate(p) if x}
@@ -65,7 +65,7 @@ def test_two_models_agree_at_least_as_often_as_the_bound_says(
     ],
 )
 def test_the_real_noise_makes_two_models_agree_as_often(p: tuple[float, ...], q: tuple[float, ...]) -> None:
-    """4,000 positions of one seed, so always the same ones; six standard deviations."""
+    """The test uses the same 4,000 positions of one seed each time; its limit is six standard deviations."""
     num_positions = 4000
     with np.errstate(divide="ignore"):
         scores = [np.log(np.array(law)) for law in (p, q)]

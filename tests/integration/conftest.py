@@ -6,6 +6,7 @@ import dataclasses
 import json
 import queue
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +22,15 @@ from tritonclient.utils import np_to_triton_dtype
 
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
+from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
-from pipelines.client.refusals import refusal
-from pipelines.deploy import Ports, Server
-from tests.stand_in_server import INPUT_TYPES, NUMPY_TYPES
+from pipelines.client.transports.refusals import refusal
+from pipelines.deploy.server import Server
 from tests.stand_in_tensorrt_llm import repository as tensorrt_llm
 from tests.stand_in_tensorrt_llm.served import Served
-from tests.tiny_engines import build_tiny_pair
+from tests.support.ready_server import ready_server
+from tests.support.stand_in_server import INPUT_TYPES, NUMPY_TYPES
+from tests.support.tiny_engines import build_tiny_pair
 
 MAX_BATCH_SIZE = 4
 MAX_QUEUE_SIZE = 8
@@ -37,8 +40,8 @@ MAX_DRAFT_LEN = 8
 TIMEOUTS = Timeouts(connect_s=5, read_s=30, write_s=5, total_s=60)
 
 
-def tiny_recipe(name: str, engine_access: str) -> Recipe:
-    """Serving limits small enough to reach them in a test."""
+def tiny_recipe(name: str) -> Recipe:
+    """Return a recipe whose serving limits are small enough to reach in a test."""
     engine = {"checkpoint": "unused", "kv_cache": {"num_blocks": 128}}
     serving = {
         "max_batch_size": MAX_BATCH_SIZE,
@@ -47,7 +50,6 @@ def tiny_recipe(name: str, engine_access: str) -> Recipe:
         "max_queue_size": MAX_QUEUE_SIZE,
         "max_draft_len": MAX_DRAFT_LEN,
         "num_draft_tokens": 4,
-        "engine_access": engine_access,
     }
     document = {"name": name, "runtime": "embedded", "target": engine, "draft": engine, "serving": serving}
     return parse_recipe(document, Path("tiny.yaml"))
@@ -55,50 +57,52 @@ def tiny_recipe(name: str, engine_access: str) -> Recipe:
 
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Engine directories of draft and target."""
+    """Return the engine directories of draft and target."""
     return build_tiny_pair(tmp_path_factory.mktemp("engines"), draft="noisy")
 
 
 @pytest.fixture(scope="session")
-def render(
-    tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], Path]:
-    """Make a run directory with a rendered repository: (recipe name, engine access) -> directory."""
+def render(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a run directory with a rendered repository for a recipe of the given name.
 
-    def make(name: str, engine_access: str) -> Path:
+    With names of text models, it has only these beside the pair's own. Each model is a process, so a server
+    with fewer starts sooner.
+    """
+
+    def make(name: str, *text_models: str) -> Path:
         run = tmp_path_factory.mktemp("run")
-        return render_recipe(tiny_recipe(name, engine_access), *tiny_pair, run).parent
+        repository = render_recipe(tiny_recipe(name), *tiny_pair, run)
+        if text_models:
+            keep_models(repository, "speculative", "target", *text_models)
+        return repository.parent
 
     return make
 
 
+def keep_models(repository: Path, *models: str) -> None:
+    """Remove all other models from a repository."""
+    for folder in repository.iterdir():
+        if folder.name not in models:
+            shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
-def server(render: Callable[[str, str], Path]) -> Iterator[Server]:
-    """A ready server whose loop holds both engines."""
-    with Server.start(render("tiny", "in_process"), Ports.free()) as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def bls_server(render: Callable[[str, str], Path]) -> Iterator[Server]:
-    """A ready server whose loop calls the models draft and target."""
-    with Server.start(render("tiny-bls", "bls"), Ports.free()) as running:
-        running.wait_ready()
+def server(render: Callable[..., Path]) -> Iterator[Server]:
+    """Return a ready server whose loop holds both engines."""
+    with ready_server(render("tiny")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A ready server for TensorRT-LLM, with stand-ins of NVIDIA's two models."""
+    """Return a ready server for TensorRT-LLM, with stand-ins for NVIDIA's two models."""
     directory = tensorrt_llm.render(tmp_path_factory.mktemp("nvidia"), tensorrt_llm.recipe())
-    with Server.start(directory, Ports.free()) as running:
-        running.wait_ready()
+    with ready_server(directory) as running:
         yield Served(running, directory)
 
 
 def read_gauge(server: Server, name: str, **labels: str) -> float:
-    """One figure from the metrics port."""
+    """Return one value from the metrics port."""
     url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
     with urllib.request.urlopen(url, timeout=5) as response:
         text = response.read().decode()
@@ -109,8 +113,8 @@ def read_gauge(server: Server, name: str, **labels: str) -> float:
     raise LookupError(f"{name} {labels} is not on the metrics port")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    """Poll until a condition holds; False if it did not in time."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    """Poll until a condition holds; return False on timeout, which a busy machine must not reach."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -120,46 +124,64 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 
 
 def grpc_client(server: Server) -> Client:
-    return Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}", TIMEOUTS)
+    return Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}", TIMEOUTS, server.key)
 
 
 def http_client(server: Server) -> Client:
-    return Client.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS)
+    return Client.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS, server.key)
 
 
 def target_alone(client: Client, request: CompletionRequest) -> Generation:
-    """What the control answers to the same request, which for it has no draft length."""
+    """Return the control's answer to the same request, without the draft length."""
     return client.generate(dataclasses.replace(request, num_draft_tokens=None), "generate_target")
+
+
+def repository_api(server: Server) -> RepositoryApi:
+    return RepositoryApi(f"http://127.0.0.1:{server.ports.http}", server.key)
 
 
 def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/generate"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()  # NaN may be sent, too
-    return httpx.post(url, content=content, timeout=30, trust_env=False)
+    return httpx.post(
+        url, content=content, timeout=30, trust_env=False, headers={"draftproof-key": server.key}
+    )
 
 
 def stream_infer(
     server: Server, tensors: Mapping[str, npt.NDArray[Any]], model: str
 ) -> list[dict[str, npt.NDArray[Any]]]:
-    """Outputs of each response, with their shapes, to any tensors over gRPC ``ModelStreamInfer``.
+    """Stream over gRPC ``ModelStreamInfer`` and return each response's outputs, with their shapes.
 
     Raises:
-        DraftproofError: The error that the server answered.
+        DraftproofError: The server answered with an error.
+    """
+    return list(responses(server, tensors, model))
+
+
+def responses(
+    server: Server, tensors: Mapping[str, npt.NDArray[Any]], model: str
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Yield the outputs of each response of ``ModelStreamInfer`` when it arrives.
+
+    Raises:
+        DraftproofError: The server answered with an error.
     """
     answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    responses = []
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.start_stream(
+            lambda result, error: answers.put((result, error)), headers={"draftproof-key": server.key}
+        )
         client.async_stream_infer(model, infer_inputs(tensors), enable_empty_final_response=True)
         while True:
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=100)
             if error is not None:
                 raise refusal(error.message())
             reply = result.get_response()
             if reply.outputs:
-                responses.append({output.name: result.as_numpy(output.name) for output in reply.outputs})
+                yield {output.name: result.as_numpy(output.name) for output in reply.outputs}
             if reply.parameters["triton_final_response"].bool_param:
-                return responses
+                return
 
 
 def infer_inputs(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
@@ -172,7 +194,7 @@ def infer_inputs(tensors: Mapping[str, npt.NDArray[Any]]) -> list[Any]:
 
 
 def text_tensors(**values: Any) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of the text-level models; text as ``str`` or ``bytes``, rows as lists."""
+    """Return inputs of the text-level models; text as ``str`` or ``bytes``, rows as lists."""
     types = {**NUMPY_TYPES, "BYTES": np.object_}
     tensors = {}
     for name, value in values.items():

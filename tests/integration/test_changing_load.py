@@ -1,7 +1,7 @@
-"""One server whose draft length follows the moment, while load, texts, sampling and the setting change.
+"""Tests of an adaptive draft length while load, texts, sampling and the server's setting change.
 
-What is drafted then depends on this machine and this minute. What comes out is compared, all the time, with
-the target alone asked one request at a time.
+How much is drafted then depends on the machine and the moment. Every answer is compared with that of the
+target alone, asked one request at a time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import pytest
 from build.recipe import Growth
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.deploy import Ports, Server
+from pipelines.client.comparison import first_divergence
 from pipelines.deploy.draft_length import set_draft_length
-from pipelines.validation.comparison import first_divergence
+from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, http_client, read_gauge, tiny_recipe, wait_until
-from tests.tiny_engines import build_tiny_pair
+from tests.support.ready_server import ready_server
+from tests.support.tiny_engines import build_tiny_pair
 
 pytestmark = pytest.mark.triton
 
-# Large enough that drafting pays at one request at a time, and small enough that it hardly does at sixteen.
+# Large enough that drafting pays with one request, and small enough that it hardly does with sixteen.
 TARGET_SIZE = Growth(hidden_size=512, num_layers=8, intermediate_size=1536, num_heads=16, num_kv_heads=8)
 
-WAVES = (1, 3, 16, 8, 1, 16, 3, 8)  # requests at once
+WAVES = (1, 3, 16, 8, 1, 16, 3, 8)  # concurrent requests
 REQUESTS_PER_WAVE = 20
-# In force one after another, each for so many answers: most changes come in the midst of a wave.
+# Set one after another, each for a number of answers; most changes fall into the middle of a wave.
 SETTINGS = ("adaptive", "0", "adaptive", "4")
 ANSWERS_PER_SETTING = 9
 
@@ -41,9 +42,9 @@ TEXTS = (
     CompletionRequest("def main():\n"),
     CompletionRequest("naïve ☕ text, "),
     CompletionRequest("x = 1\n" * 12),
-    # The draft is seldom right about what may hardly be repeated.
+    # With a high repetition penalty the draft is seldom right.
     CompletionRequest("while True:\n", repetition_penalty=1.8, presence_penalty=2.0),
-    # A loop from the first token on, one that ends after some, and one that begins after some.
+    # A loop from the first token, one that ends after some tokens, and one that begins after some.
     CompletionRequest("import os\n", logit_bias=((300, 40.0),)),
     CompletionRequest("class Reader:\n", logit_bias=((301, 20.0),), frequency_penalty=1.0),
     CompletionRequest("for i in range(10):\n", frequency_penalty=-2.0),
@@ -60,9 +61,9 @@ class Asked:
     """One request of a wave.
 
     Attributes:
-        question: As the target alone is asked.
-        request: As ``generate`` is.
-        num_chunks: It is cut off after so many; None lets it end.
+        question: The request to the target alone.
+        request: The request to ``generate``.
+        num_chunks: The number of chunks after which the client leaves; None lets the answer end.
         is_streaming: Whether it is answered in chunks.
         connect: Makes its client.
     """
@@ -76,13 +77,12 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def adaptive_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose recipe leaves the draft length open, with room for the greatest wave."""
-    recipe = tiny_recipe("tiny-adaptive", "in_process")
+    """Return a server with an adaptive draft length and room for the largest wave."""
+    recipe = tiny_recipe("tiny-adaptive")
     serving = replace(recipe.serving, num_draft_tokens=None, max_batch_size=max(WAVES))
     pair = build_tiny_pair(tmp_path_factory.mktemp("engines"), noise=0.03, growth=TARGET_SIZE)
     run = render_recipe(replace(recipe, serving=serving), *pair, tmp_path_factory.mktemp("run")).parent
-    with Server.start(run, Ports.free()) as running:
-        running.wait_ready()
+    with ready_server(run) as running:
         yield running
 
 
@@ -110,7 +110,7 @@ def wave_of(questions: list[CompletionRequest], rng: random.Random) -> list[Aske
 
 
 def ask(server: Server, asked: Asked) -> Generation | None:
-    """The answer; None where it was cut off."""
+    """Return the answer; None if the client left."""
     with asked.connect(server) as client:
         if not asked.is_streaming:
             return client.generate(asked.request)
@@ -120,7 +120,7 @@ def ask(server: Server, asked: Asked) -> Generation | None:
 
 
 class ChangingSetting:
-    """Goes from one draft length of the server to the next while answers are counted."""
+    """Sets one draft length of the server after another while answers are counted."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -161,15 +161,16 @@ def test_answers_are_the_targets_own_while_everything_changes(adaptive_server: S
             divergence = first_divergence(alone[asked.question], given, asked.question)
             assert divergence is None, (num_at_once, asked.request, given.draft_length, divergence)
             used[asked.request.num_draft_tokens is None].add(given.draft_length)
-            if given.draft_length == "adaptive" and given.draft_lengths:
-                adaptive_rounds[asked.question].add(given.draft_lengths)
+            if given.draft_length == "adaptive" and given.drafted_per_round:
+                adaptive_rounds[asked.question].add(given.drafted_per_round)
 
-    # Otherwise nothing of the sort was put to the test. First and last rounds are short whatever is chosen.
+    # Make sure that the draft length did vary. First and last rounds are always short.
     assert used == {True: set(SETTINGS), False: {"0", "1", "3", "8"}}
     assert num_cut_off > 5
     every_round = [length for ways in adaptive_rounds.values() for way in ways for length in way[1:-1]]
     assert len(set(every_round)) >= 4, every_round
-    assert any(len(ways) > 1 for ways in adaptive_rounds.values())  # one answer, reached in several ways
+    # the same answer came from several draft lengths
+    assert any(len(ways) > 1 for ways in adaptive_rounds.values())
     for source in ("draft_model", "lookup", "target"):
         assert read_gauge(adaptive_server, "draftproof_output_tokens_total", source=source) > 0
     assert wait_until(lambda: read_gauge(adaptive_server, "draftproof_requests_running", engine="pair") == 0)

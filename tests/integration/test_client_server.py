@@ -1,8 +1,9 @@
-"""Client, proof, bench and demo against a real Triton server on tiny engines."""
+"""Tests of client, verify, bench and demo against a real Triton server on tiny engines."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,29 +13,30 @@ from typing import Any
 
 import pytest
 
-from pipelines import running_server
+from pipelines.bench import loads
 from pipelines.bench.__main__ import main as bench
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
 from pipelines.client.__main__ import main as ask
-from pipelines.client.at_once import Job, Workers
+from pipelines.client.comparison import first_divergence
+from pipelines.client.workers import Job, Workers
+from pipelines.command_line import running_server
+from pipelines.command_line.running_server import engine_directories
 from pipelines.demo.__main__ import Settings, converse
 from pipelines.demo.summary import figures_of, verdict_of
-from pipelines.deploy import Server
 from pipelines.deploy.draft_length import set_draft_length
+from pipelines.deploy.server import Server
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
-from pipelines.prompts import HELD_OUT, read_prompts
-from pipelines.running_server import engine_directories
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
-from pipelines.validation.comparison import first_divergence
-from pipelines.validation.margin import explain
-from pipelines.validation.plan import LOADS, DraftLength, Pass
-from pipelines.validation.proof import Finding
+from pipelines.validation.audit.margin import explain
+from pipelines.validation.exact.plan import LOADS, DraftLength, Pass
+from pipelines.validation.exact.proof import Finding
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
+from tests.support.demo_prompts import HELD_OUT, held_out_prompts
 
 pytestmark = pytest.mark.triton
 
-PROMPTS = read_prompts(HELD_OUT, 16)
+PROMPTS = held_out_prompts(16)
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -95,7 +97,7 @@ def test_a_deadline_ends_the_request_at_the_server_too(url: str, server: Server,
 
 @pytest.fixture
 def adaptive(server: Server) -> Iterator[None]:
-    """The server chooses the draft length, other than its recipe says."""
+    """Make the server choose the draft length, whatever its recipe says."""
     setting = set_draft_length(server.directory, "adaptive")
     yield
     setting.unlink()
@@ -106,14 +108,15 @@ def test_the_proof_passes_and_counts(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "verify.html"
-    files = ["--prompt-file", str(HELD_OUT), "--html", str(page)]
+    files = ["--prompts", str(HELD_OUT), "--html", str(page)]
     assert verify(["--url", grpc_url(server), "--quick", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
     equality, alone, covered, passes, acceptance = document["sections"]
     assert [group["prompts"] for group in equality["figures"]["groups"]] == [24, 24]
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
-    assert alone["figures"]["tokens_compared"] > 900  # 1024 less what stop words cut off
+    assert all(group["prompt_tokens_with_log_probs"] for group in equality["figures"]["groups"])
+    assert alone["figures"]["tokens_compared"] > 900  # 1024 minus what stop words cut off
     assert covered["figures"]["requests_cut_off"] > 20
     asked = passes["figures"]["passes"]
     most = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
@@ -125,6 +128,22 @@ def test_the_proof_passes_and_counts(
     assert set(rules) == {"coupled", "uncoupled"}
     assert 0 < rules["coupled"] < 1
     assert "PASS" in page.read_text(encoding="utf-8")
+
+
+def test_the_prompt_s_log_probabilities_are_equal_with_every_draft_and_one_other_bit_is_found(
+    server: Server,
+) -> None:
+    asked = CompletionRequest(PROMPTS[0].text, max_tokens=12, num_log_probs=2, return_prompt_log_probs=True)
+    with Client.connect(grpc_url(server)) as client:
+        expected = client.generate(asked, "generate_target")
+        for length in (*range(MAX_DRAFT_LEN + 1), None):
+            given = client.generate(replace(asked, num_draft_tokens=length), "generate")
+            assert len(given.prompt_log_probs) > 1 and (length == 0 or given.total_draft_tokens)
+            assert first_divergence(expected, given, asked) is None
+            *others, last = given.prompt_log_probs
+            changed = replace(given, prompt_log_probs=(*others, math.nextafter(last, -math.inf)))
+            found = first_divergence(expected, changed, asked)
+            assert found is not None and found.place == f"prompt position {len(given.prompt_log_probs)}"
 
 
 def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: Server) -> None:
@@ -145,9 +164,12 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
             assert explanation.logit_margin == highest - lower > 0, explanation.why_no_margin
 
 
+@pytest.mark.long  # tests/unit/bench runs the program with a stand-in of the server
 def test_the_bench_compares_arms_and_prints_step_and_floor(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However long the machine halts the server, it has a place for each arrival.
+    monkeypatch.setattr(loads, "NUM_ARRIVALS", MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
     sets = ["--sets", "code,adversarial", "--draft-lengths", "3", "--max-tokens", "8"]
     load = ["--concurrency", "1,2", "--rates", "0.3", "--results", str(tmp_path)]
     assert bench(["--url", grpc_url(server), *sets, *load]) == 0
@@ -166,10 +188,17 @@ def test_the_bench_compares_arms_and_prints_step_and_floor(
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".json"]
 
 
+@pytest.fixture(autouse=True)
+def key_of_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the variable that names the key file for programs that are given an address."""
+    monkeypatch.setenv("DRAFTPROOF_KEY_FILE", str(server.directory / "key"))
+
+
 def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     http_url = f"http://127.0.0.1:{server.ports.http}"
     with Client.connect(grpc_url(server)) as over_grpc, Client.connect(http_url) as over_http:
-        vocabulary = Vocabulary.from_file(engine_directories(over_grpc)["target"] / "tokenizer.json")
+        engine = engine_directories(over_grpc)["target"]
+        vocabulary = Vocabulary.from_file(engine / "tokenizer.json")
         pairs = converse(Settings(PROMPTS, 2, 12), over_grpc, over_http, vocabulary)
     shown = capsys.readouterr().out
     assert "«" in shown
@@ -183,14 +212,14 @@ def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.Ca
 
 
 def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
-    render: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    render: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = render("own", "in_process")
+    directory = render("own", "generate")
     monkeypatch.setattr(running_server, "run_directory", lambda recipe: directory)
     with running_server.running_server("", "own") as address:
         own = Server.running(directory)
         assert own is not None
-        with running_server.running_server("", "own") as again:  # one that runs is used, and left running
+        with running_server.running_server("", "own") as again:  # a running server is used, and left running
             assert again == address
         with Client.connect(address) as client:
             assert client.is_ready()

@@ -1,4 +1,4 @@
-"""Requests that combine features, drawn at random: generate must answer as the target alone does."""
+"""Tests of random combinations of request features: generate must answer as the target alone does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.deploy import Server
+from pipelines.deploy.server import Server
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, http_client
 
 PROMPTS = (
@@ -22,7 +22,7 @@ PROMPTS = (
     "naïve ☕ text, ",
     "for i in range(10):\n    ",
 )
-# Random weights spell anything: short words of few letters are met often.
+# Random weights generate any letters, so short words of few letters occur often.
 WORDS = st.lists(
     st.sampled_from(["e", "a", "in", "re", "st", "self", " ", "☕", "_t"]), max_size=3, unique=True
 )
@@ -30,7 +30,7 @@ WORDS = st.lists(
 
 @st.composite
 def requests(draw: st.DrawFn) -> CompletionRequest:
-    """Any request that ``generate`` takes; every parameter is left at its default half of the time."""
+    """Draw any request that ``generate`` takes; each parameter keeps its default half of the time."""
     max_tokens = draw(st.integers(1, 40))
 
     def some(values: st.SearchStrategy[Any], default: Any) -> Any:
@@ -72,7 +72,7 @@ def ask(client: Client, request: CompletionRequest, model: str, *, streaming: bo
 
 
 def essence(generation: Generation) -> tuple[Any, ...]:
-    """All that must be equal; floats came through the wire as float32 and compare as they are."""
+    """Return everything that must be equal; floats were sent as float32 and compare exactly."""
     return (
         generation.output_ids,
         generation.text,
@@ -83,7 +83,7 @@ def essence(generation: Generation) -> tuple[Any, ...]:
     )
 
 
-# The fixtures live as long as the module, and an example costs a round trip, not a server.
+# The fixtures live as long as the module, so an example costs a round trip, not a server.
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_combination_is_answered_as_by_the_target_alone(
@@ -95,14 +95,15 @@ def test_any_combination_is_answered_as_by_the_target_alone(
     streaming = data.draw(st.booleans(), label="streaming")
     mate = data.draw(st.one_of(st.none(), requests()), label="batch mate")
     mates = []
-    if mate is not None:  # on its way while the request is answered
+    if mate is not None:  # in flight while the request is answered
         mates.append(threading.Thread(target=clients["grpc"].generate, args=(mate, "generate")))
         mates[0].start()
     drafted = replace(request, num_draft_tokens=length)
     answer = ask(clients[transport], drafted, "generate", streaming=streaming)
     for thread in mates:
         thread.join()
-    # Without a seed the server drew one and told it: the target alone replays the answer.
+    # Without a seed the server drew one and reported it; with that seed the target alone gives the same
+    # answer.
     alone = ask(
         clients["grpc"], replace(request, seed=answer.seed), "generate_target", streaming=not streaming
     )

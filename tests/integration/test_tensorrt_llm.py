@@ -1,4 +1,4 @@
-"""The loop on NVIDIA's models, behind a real Triton; run: pytest tests/integration/test_tensorrt_llm.py."""
+"""Tests of the loop on NVIDIA's models, behind a real Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import tritonclient.grpc
 
 from pipelines.client import Client, CompletionRequest, Timeouts
-from pipelines.conditions import engine_conditions
+from pipelines.command_line.prompts import Prompt
+from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -21,13 +22,12 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.prompts import Prompt
-from pipelines.running_server import engine_directories
-from pipelines.validation.acceptance import TITLE
-from pipelines.validation.exact import run_exact
-from pipelines.validation.exact_sections import COVERED, EQUALITY
-from pipelines.validation.plan import LOADS, Goal
-from pipelines.validation.sizes import Size, read_limits
+from pipelines.reporting.conditions import engine_conditions
+from pipelines.validation.distribution.acceptance import TITLE
+from pipelines.validation.exact.plan import LOADS, Goal
+from pipelines.validation.exact.run import run_exact
+from pipelines.validation.exact.sections import COVERED, EQUALITY
+from pipelines.validation.exact.sizes import Size, read_limits
 from tests.integration.conftest import (
     grpc_client,
     http_client,
@@ -39,7 +39,7 @@ from tests.integration.conftest import (
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 from tests.stand_in_tensorrt_llm.served import Served
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia")]
 
 MODELS = ("generate", "generate_target")
 PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve café ☕ ")
@@ -66,12 +66,12 @@ def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: in
         drafted += answer.total_draft_tokens
         accepted += answer.total_accepted_draft_tokens
         reasons.add(answer.finish_reason)
-    if num_draft_tokens is not None:  # else it is the server's to decide
+    if num_draft_tokens is not None:  # otherwise the server decides it
         assert (0 < accepted <= drafted) == (num_draft_tokens != 0)
     assert reasons == {"stop", "length"}, "the prompts must end both ways, or this shows less than it says"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, "ensemble"))
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_streamed_chunks_join_to_the_whole(client: Client, model: str, temperature: float) -> None:
     for seed, prompt in enumerate(PROMPTS):
@@ -82,6 +82,23 @@ def test_streamed_chunks_join_to_the_whole(client: Client, model: str, temperatu
         assert len(chunks) > 1
         assert "".join(chunk.text for chunk in chunks) == whole.text
         assert tuple(token for chunk in chunks for token in chunk.output_ids) == whole.output_ids
+
+
+def test_the_ensemble_answers_as_generate_does(client: Client) -> None:
+    plain = CompletionRequest(PROMPTS[0], max_tokens=60, num_draft_tokens=4)
+    stopped = replace(plain, stop_words=(client.generate(plain).text[8:10],))
+    seeded = replace(plain, temperature=0.9, top_k=40, seed=5, use_draft_logits=True)
+    for request in (plain, stopped, seeded, replace(plain, prompt=PROMPTS[3])):
+        expected = client.generate(request)
+        for answer in (client.generate(request, "ensemble"), client.stream(request, "ensemble").result()):
+            assert (answer.text, answer.output_ids) == (expected.text, expected.output_ids)
+            assert (answer.finish_reason, answer.draft_length) == (
+                expected.finish_reason,
+                expected.draft_length,
+            )
+            assert answer.accepted_mask == expected.accepted_mask
+    with pytest.raises(InvalidRequestError):
+        client.generate(replace(plain, temperature=-1.0), "ensemble")
 
 
 def test_sampling_with_draft_logits_is_replayed_by_its_seed(client: Client) -> None:
@@ -101,7 +118,6 @@ ALONE = {
     "penalties": {"repetition_penalty": 1.3},
     "min_tokens": {"min_tokens": 20, "end_id": 0},
     "bad_words": {"bad_words": ("qqqq",)},
-    "log probabilities": {"num_log_probs": 0},
 }
 
 
@@ -118,14 +134,6 @@ def test_what_rounds_would_forget_is_answered_by_the_target_alone_and_said(
         assert [one["request_output_len"] for one in asked if "id" in one] == [[30]], "one request, undivided"
         expected = client.generate(request, "generate_target")
         assert answer.output_ids == expected.output_ids
-        assert answer.log_probs == expected.log_probs
-
-
-def test_log_probabilities_are_those_of_the_whole_vocabulary(nvidia: Served) -> None:
-    with grpc_client(nvidia.server) as client:
-        answer = client.generate(CompletionRequest(PROMPTS[0], max_tokens=20, num_log_probs=0))
-    assert len(answer.log_probs) == len(answer.output_ids)
-    assert max(answer.log_probs) < 0, "0 everywhere: normalised over what top_k=1 leaves"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -134,11 +142,11 @@ def test_log_probabilities_are_those_of_the_whole_vocabulary(nvidia: Served) -> 
     [
         ({"min_p": 0.1}, "no such input"),
         ({"temperature": 1.0, "top_k": 1025}, "clips"),
-        ({"num_log_probs": 2}, "of the output tokens alone"),
-        ({"num_log_probs": 0, "temperature": 0.7}, "after those have acted"),
+        ({"num_log_probs": 0}, "draft_tokens_external computes none"),
+        ({"num_log_probs": 2}, "draft_tokens_external computes none"),
         ({"max_tokens": MAX_SEQ_LEN}, "max_seq_len"),
-        ({"max_tokens": 0}, "no output"),
-        ({"min_tokens": 3}, "where 2 tokens end a text"),
+        ({"max_tokens": 0}, "max_tokens is too small"),
+        ({"min_tokens": 3}, "with 2 end tokens"),
     ],
 )
 def test_what_the_target_cannot_do_is_refused(
@@ -165,7 +173,7 @@ def test_a_client_that_leaves_ends_the_work_at_nvidias_models(
         stream = client.stream(request, model)
         next(stream)
         stream.close()
-        assert wait_until(lambda: running() == 0, timeout_s=3)
+        assert wait_until(lambda: running() == 0)
         assert wait_until(lambda: "cancelled_after" in nvidia.requests("target")[-1])
     assert asked[-1]["cancelled_after"] < 300
 
@@ -219,13 +227,11 @@ def test_an_error_of_the_engine_is_ours_without_a_trace(nvidia: Served, model: s
         pytest.raises(EngineFailedError) as failed,
     ):
         client.generate(CompletionRequest("x", max_tokens=4), model)
-    assert "model 'target' refused or failed the request; Executor failed process requestId" in str(
-        failed.value
-    )
+    assert "model 'target' failed; Executor failed process requestId" in str(failed.value)
     assert ".cpp" not in str(failed.value) and "0x7f" not in str(failed.value)
 
 
-def test_many_requests_at_once_get_what_they_get_alone(nvidia: Served) -> None:
+def test_concurrent_requests_get_what_they_get_alone(nvidia: Served) -> None:
     requests = [
         CompletionRequest(f"{prompt}{number}", max_tokens=24, num_draft_tokens=(None, 2, 5)[number % 3])
         for number in range(32)
@@ -273,7 +279,9 @@ def test_errors_have_four_parts(nvidia: Served) -> None:
 
 def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
-    size = Size(4, 8, num_cold=1, num_alone=1, num_for_acceptance=2, num_for_law=0, goal=Goal(0.9, 0))
+    size = Size(
+        4, 8, num_cold=1, num_alone=1, num_for_acceptance=2, num_for_distribution=0, goal=Goal(0.9, 0)
+    )
     with ExitStack() as stack:
         clients = [stack.enter_context(grpc_client(nvidia.server)) for _ in range(max(LOADS) + 1)]
         limits = read_limits(clients[0].model_parameters("speculative"), "adaptive")
@@ -282,7 +290,7 @@ def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     sections = {section.title: section for section in report.sections}
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0
-    assert "this server drafts for none of these" in sections[COVERED].summary
+    assert "this server does not draft for these" in sections[COVERED].summary
     coupled, uncoupled = sections[TITLE].document["arms"][-2:]
     assert (coupled["total_draft_tokens"], uncoupled["total_draft_tokens"] > 0) == (0, True)
 

@@ -1,7 +1,8 @@
-"""The defects of NVIDIA's own loop, each by its letter: none of them is in ours.
+"""Tests that our loop has none of the defects of NVIDIA's own loop, each by its letter.
 
-Letters are those of the reading of ``tensorrt_llm_bls/1/lib/decode.py`` in
-docs/decisions/0019-nvidias-models-behind-the-loop.md.
+docs/decisions/0019-nvidias-models-behind-the-loop.md lists the defects, found by reading
+``tensorrt_llm_bls/1/lib/decode.py``.
+
 Run: pytest tests/integration/test_tensorrt_llm_defects.py.
 """
 
@@ -19,7 +20,7 @@ from tests.integration.conftest import grpc_client, post, target_alone
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE
 from tests.stand_in_tensorrt_llm.served import Served
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia")]
 
 PROMPT = "import os\n"
 
@@ -50,7 +51,7 @@ def test_c_blocks_are_reused_and_a_round_has_ended_before_the_next(nvidia: Serve
         assert parameters["enable_chunked_context"] == "false"
     with nvidia.asked("target") as asked, grpc_client(nvidia.server) as client:
         client.generate(CompletionRequest(PROMPT, max_tokens=40, num_draft_tokens=4))
-    # A request that is cancelled is no request whose blocks the next one finds.
+    # A cancelled request leaves no blocks for the next one.
     assert not [entry for entry in asked if "cancelled_after" in entry]
     lengths = [entry["input_lengths"][0] for entry in asked]
     assert lengths == sorted(lengths) and len(set(lengths)) == len(lengths)
@@ -162,7 +163,7 @@ def test_j_counts_are_those_of_the_whole_answer(nvidia: Served) -> None:
 
 
 def test_k_requests_do_not_wait_for_an_instance(nvidia: Served) -> None:
-    """One instance of ``speculative``, and the rounds of all requests take turns."""
+    """There is one instance of ``speculative``, and the rounds of all requests take turns."""
     text = (nvidia.directory / "model_repository" / "speculative" / "config.pbtxt").read_text()
     assert "count: 1" in text
 
@@ -181,7 +182,7 @@ def test_k_requests_do_not_wait_for_an_instance(nvidia: Served) -> None:
 
 
 def test_an_empty_proposal_is_no_tensor_and_the_end_may_be_proposed(nvidia: Served) -> None:
-    """TensorRT-LLM issue 2684: a draft that ends at once. Ours proposes the end as a token."""
+    """In TensorRT-LLM issue 2684 a draft that ends immediately proposes nothing. Ours proposes the end."""
     with (
         nvidia.asked("draft") as drafted,
         nvidia.asked("target") as asked,

@@ -1,4 +1,4 @@
-"""``tensorrt_llm_bls``: NVIDIA's loop of draft and target, with its documented limits; a fault on request."""
+"""``tensorrt_llm_bls``: NVIDIA's loop of draft and target, with its limits and an optional fault."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Call = Callable[[str, Tensors, list[str]], Tensors]
 
 
 def answer(inputs: Tensors, call: Call, fault: str) -> Tensors:
-    """One request, in one response.
+    """Answer one request in one response.
 
     Args:
         inputs: As the client sent them.
-        call: Asks another model.
+        call: Calls another model.
         fault: "" for none; "keeps_last_draft" keeps a last draft token that the target rejected.
     """
 
@@ -64,7 +64,7 @@ def answer(inputs: Tensors, call: Call, fault: str) -> Tensors:
 def _speculate(
     prompt: list[int], max_tokens: int, num_draft_tokens: int, call: Call, fault: str
 ) -> tuple[list[int], int]:
-    """Prompt and answer, and the number of draft tokens of the last round (NVIDIA's counts, too)."""
+    """Return prompt and answer, and the last round's draft tokens, which is what NVIDIA reports."""
     current, num_drafted = prompt, 0
     while True:
         count = min(num_draft_tokens, len(prompt) + max_tokens - len(current) - 1)

@@ -1,4 +1,4 @@
-"""``tensorrt_llm`` and ``tensorrt_llm_draft``: token ids to token ids, draft tokens verified if sent."""
+"""``tensorrt_llm`` and ``tensorrt_llm_draft``: token ids in and out; draft tokens are verified."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class Refused(Exception):
-    """Its text is the error response."""
+    """Raised with the text of the error response."""
 
 
-def answer(inputs: Tensors, batch_size: int, *, is_draft: bool, is_decoupled: bool) -> Tensors:
-    """One request of a batch of ``batch_size``."""
+def answer(inputs: Tensors, kernel: int, *, is_draft: bool, is_decoupled: bool) -> Tensors:
+    """Answer one request with the logits of ``kernel``, the number of one of the engine's kernels."""
 
     def scalar(name: str, default: Any) -> Any:
         return inputs[name].ravel()[0] if name in inputs else default
@@ -37,7 +37,7 @@ def answer(inputs: Tensors, batch_size: int, *, is_draft: bool, is_decoupled: bo
     max_tokens = int(scalar("request_output_len", 0))
     if max_tokens < 1:
         raise Refused("request_output_len must be at least 1")
-    chosen, rows = _generate(prompt, drafts, max_tokens, int(scalar("min_tokens", 0)), batch_size, is_draft)
+    chosen, rows = _generate(prompt, drafts, max_tokens, int(scalar("min_tokens", 0)), kernel, is_draft)
     ids = chosen if scalar("exclude_input_in_output", False) else prompt + chosen
     outputs: Tensors = {
         "output_ids": np.array([[ids]], np.int32),
@@ -51,18 +51,18 @@ def answer(inputs: Tensors, batch_size: int, *, is_draft: bool, is_decoupled: bo
 
 
 def _generate(
-    prompt: list[int], drafts: list[int], max_tokens: int, min_tokens: int, batch_size: int, is_draft: bool
+    prompt: list[int], drafts: list[int], max_tokens: int, min_tokens: int, kernel: int, is_draft: bool
 ) -> tuple[list[int], list[npt.NDArray[np.float32]]]:
-    """New tokens and the logits of each; with drafts the accepted ones and one more."""
+    """Return new tokens with their logits; with draft tokens, the accepted ones and one more."""
     chosen: list[int] = []
     rows = []
     while len(chosen) < max_tokens:
-        row = logits_after(prompt + chosen, batch_size, is_draft=is_draft, is_verification=bool(drafts))
+        row = logits_after(prompt + chosen, kernel, is_draft=is_draft, is_verification=bool(drafts))
         if len(chosen) < min_tokens:
             row[END_ID] = -np.inf
         token = int(np.argmax(row))
         if token == END_ID:
-            # Logits of the end are returned where it is the first token: a replay asks for them.
+            # If the first token is the end token, its logits are returned, because a replay asks for them.
             rows = rows or [row]
             break
         rows.append(row)

@@ -1,4 +1,4 @@
-"""Letters as tokens, and next-letter logits that depend, in their last digits, on the batch."""
+"""A language model over letters, whose logits depend in their last digits on the kernel that is used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ END_ID = 0
 BEGIN_ID = 1
 _LETTERS = "abcdefghijklmnopqrstuvwxyz .,:;\n"
 VOCAB_SIZE = 2 + len(_LETTERS)
-_NOISE = 0.003  # of the logits, as between kernels for batches of different size
+_NOISE = 0.003  # of the logits, as between two kernels
 _NOISE_OF_THE_DRAFT = 0.7
 
 
 def encode(text: str) -> list[int]:
-    """Token ids, with the one that begins every text."""
+    """Return token ids, with the token that begins every text."""
     return [BEGIN_ID, *(2 + _LETTERS.index(letter) for letter in text)]
 
 
@@ -30,14 +30,14 @@ def _drawn(key: tuple[int, ...]) -> npt.NDArray[np.float64]:
 
 
 def logits_after(
-    token_ids: list[int], batch_size: int, *, is_draft: bool, is_verification: bool
+    token_ids: list[int], kernel: int, *, is_draft: bool, is_verification: bool
 ) -> npt.NDArray[np.float32]:
-    """float32 [VOCAB_SIZE]: the law of the last three tokens, and the rounding of one kernel."""
+    """Return float32 [VOCAB_SIZE]: logits by the last three tokens, rounded as one kernel would."""
     context = tuple(token_ids[-3:])
     logits = 2 * _drawn((7, *context))
     logits[BEGIN_ID] = logits[END_ID] = -20.0 if len(token_ids) < 30 else -2.0
     if is_draft:
         logits = logits + _NOISE_OF_THE_DRAFT * _drawn((8, *context))
-    kernel = 1000 + batch_size if is_verification else batch_size
-    logits = logits + _NOISE * _drawn((9, kernel, *token_ids[-8:]))
+    noise = _drawn((9, 1000 + kernel if is_verification else kernel, *token_ids[-8:]))
+    logits = logits + _NOISE * noise
     return logits.astype(np.float32)

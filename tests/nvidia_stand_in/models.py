@@ -1,10 +1,11 @@
-"""What Triton loads: a shell around each model of the stand-in.
+"""The Triton models of the stand-in: a shell around each of its functions.
 
-``pb_utils`` comes as an argument, so that only a running server needs it.
+``pb_utils`` is passed as an argument, so only a running server needs it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ from tests.nvidia_stand_in.engine import Refused, Tensors
 from tests.nvidia_stand_in.language import END_ID, decode, encode
 
 Answer = Callable[[Tensors, int], Tensors]
-"""(inputs, requests in the batch) -> outputs."""
+"""(inputs, number of the kernel) -> outputs."""
+
+_NUM_KERNELS = 8
 
 
 class Model:
@@ -29,16 +32,19 @@ class Model:
         fault = config.get("parameters", {}).get("fault", {}).get("string_value", "")
         name = config["name"]
         answers: dict[str, Answer] = {
-            "preprocessing": lambda inputs, size: _preprocess(inputs),
-            "postprocessing": lambda inputs, size: _postprocess(inputs),
-            "tensorrt_llm": lambda inputs, size: self._engine(inputs, size, is_draft=False),
-            "tensorrt_llm_draft": lambda inputs, size: self._engine(inputs, size, is_draft=True),
-            "tensorrt_llm_bls": lambda inputs, size: bls.answer(inputs, self._call, fault),
+            "preprocessing": lambda inputs, kernel: _preprocess(inputs),
+            "postprocessing": lambda inputs, kernel: _postprocess(inputs),
+            "tensorrt_llm": lambda inputs, kernel: self._engine(inputs, kernel, is_draft=False),
+            "tensorrt_llm_draft": lambda inputs, kernel: self._engine(inputs, kernel, is_draft=True),
+            "tensorrt_llm_bls": lambda inputs, kernel: bls.answer(inputs, self._call, fault),
         }
         self._answer = answers[name]
+        self._kernels = itertools.cycle(range(_NUM_KERNELS))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        responses = [self._response(request, len(requests)) for request in requests]
+        # Another kernel for every batch, so that the noise does not depend on how busy the machine is.
+        kernel = next(self._kernels)
+        responses = [self._response(request, kernel) for request in requests]
         if not self._is_decoupled:
             return responses
         for request, response in zip(requests, responses, strict=True):
@@ -47,18 +53,18 @@ class Model:
             sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return None
 
-    def _response(self, request: Any, batch_size: int) -> Any:
+    def _response(self, request: Any, kernel: int) -> Any:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         try:
-            outputs = self._answer(inputs, batch_size)
+            outputs = self._answer(inputs, kernel)
         except Refused as refused:
             return self._pb.InferenceResponse(error=self._pb.TritonError(str(refused)))
         wanted = request.requested_output_names()
         tensors = [self._pb.Tensor(name, array) for name, array in outputs.items() if name in wanted]
         return self._pb.InferenceResponse(output_tensors=tensors)
 
-    def _engine(self, inputs: Tensors, batch_size: int, *, is_draft: bool) -> Tensors:
-        return engine.answer(inputs, batch_size, is_draft=is_draft, is_decoupled=self._is_decoupled)
+    def _engine(self, inputs: Tensors, kernel: int, *, is_draft: bool) -> Tensors:
+        return engine.answer(inputs, kernel, is_draft=is_draft, is_decoupled=self._is_decoupled)
 
     def _call(self, model: str, inputs: Tensors, wanted: list[str]) -> Tensors:
         request = self._pb.InferenceRequest(

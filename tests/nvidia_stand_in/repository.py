@@ -1,4 +1,4 @@
-"""Writes the repository: NVIDIA's model names, tensor names, types and shapes."""
+"""Writes the stand-in's repository: NVIDIA's model names, tensor names, types and shapes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _INSTANCES = {"tensorrt_llm_bls": 3}
 
 
 def write_repository(directory: Path, *, fault: str = "", bls_is_decoupled: bool = False) -> None:
-    """Write ``directory/model_repository``, as ``Server.start`` wants it."""
+    """Write ``directory/model_repository``, as ``Server.start`` expects it."""
     for name, (inputs, outputs) in _MODELS.items():
         config = [
             f'name: "{name}"\nbackend: "python"\nmax_batch_size: 8',

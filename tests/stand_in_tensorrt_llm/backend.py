@@ -1,4 +1,4 @@
-"""The C++ backend in Triton: loading, queue, requests in flight, cancellation."""
+"""Stands in for the C++ backend in Triton: loading, queue, in-flight requests, cancellation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from typing import Any
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse
 
-STEP_S = 0.002  # of each step of each request, where the engine directory has no file ``step_s``
+STEP_S = 0.002  # per step and request, unless the engine directory has a file ``step_s``
 _SPEC_MODE_EXTERNAL = 2  # draft_tokens_external in build_config
 _REQUIRED = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
+
+
+class Failed(Exception):
+    """A step of the engine failed."""
 
 
 class Backend:
     """One model, ``draft`` or ``target``.
 
-    ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input"; ``step_s`` seconds.
-    ``requests.jsonl`` there gets a line per request: what tests look at.
+    The file ``fault`` in the engine directory holds a word: "fails", "hangs", "loses the input". The file
+    ``step_s`` holds seconds. ``requests.jsonl`` gets a line per request, for tests to read.
     """
 
     def __init__(self, args: dict[str, str], pb_utils: Any) -> None:
@@ -78,10 +82,12 @@ class Backend:
             max_beam_width=int(parameters["max_beam_width"]),
             excludes_input=parameters["exclude_input_in_output"] == "true",
             normalizes_log_probs=parameters.get("normalize_log_probs", "true") == "true",
+            gathers_generation_logits=build["gather_generation_logits"],
+            takes_draft_tokens=is_target,
         )
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests; answers follow from threads."""
+        """Accept requests; threads answer them later."""
         for request in requests:
             sender = request.get_response_sender()
             tensors = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
@@ -124,9 +130,11 @@ class Backend:
         try:
             with self._running:
                 self._generate(sender, request, wanted, cancelled)
-        except Refused as refused:
+        except Failed as failed:  # terminateActiveRequests in executorImpl.cpp: every request in flight
             self._send_error(
-                sender, f"Executor failed process requestId 7 due to the following error: {refused}"
+                sender,
+                "Executor failed process requestId 7 due to the following error: "
+                f"Encountered an error in forwardAsync function: {failed}",
             )
         finally:
             with self._lock:
@@ -135,9 +143,7 @@ class Backend:
     def _generate(self, sender: Any, request: Any, wanted: list[str], cancelled: Any) -> None:
         fault = self._word("fault")
         if fault == "fails":
-            raise Refused(
-                "Encountered an error in forwardAsync function: CUDA error (/src/cpp/x.cpp:12)\n1 0x7f"
-            )
+            raise Failed("CUDA error (/src/cpp/x.cpp:12)\n1 0x7f")
         while fault == "hangs" and not (cancelled.is_set() or sender.is_cancelled()):
             time.sleep(0.02)
         if fault == "loses the input":

@@ -1,4 +1,4 @@
-"""One request's life in the executor: tokens, and what it answers."""
+"""Generates the tokens of one request in the executor, and its responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stand_in_tensorrt_llm.sampling import Floats, draw, softmax
 
 @dataclass
 class Life:
-    """What a request has made so far."""
+    """The state of a request."""
 
     new_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -23,11 +23,11 @@ class Life:
 
 
 def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: bool) -> Iterator[None]:
-    """Run it; yields after each step of the engine. A request with draft tokens has one step.
+    """Generate; yield after each step of the engine. A request with draft tokens has one step.
 
-    It ends there, however many of ``request_output_len`` are left (updateRequests in
-    trtGptModelInflightBatching.cpp: "speculative decoding target model"). The end token ends any request
-    and is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
+    It ends after that step, even if ``request_output_len`` is not reached (updateRequests in
+    trtGptModelInflightBatching.cpp: "speculative decoding target model"). The end token ends any request and
+    is not counted (forwardAcceptedTokensKernel, samplingTopKKernels.cu).
     """
     drafts = list(request.draft_ids)
     if drafts:
@@ -53,23 +53,26 @@ def steps(request: ExecutorRequest, limits: Limits, life: Life, *, is_draft: boo
 
 
 def _token(request: ExecutorRequest, law: Floats, draft_id: int | None, place: int) -> int:
-    """externalDraftTokensKernels.cu: equality without draft logits, the ratio rule with them."""
+    """Return the verified token: by the ratio rule with draft logits, by equality without them.
+
+    Source: externalDraftTokensKernels.cu.
+    """
     if draft_id is None or request.draft_logits is None:
         return draw(law, request.rng)
-    q = softmax(request.draft_logits[place].astype(np.float64))  # as they come: no temperature
+    q = softmax(request.draft_logits[place].astype(np.float64))  # raw: no temperature
     if law[draft_id] / max(q[draft_id], 1e-300) >= request.rng.random():
         return draft_id
     return draw(np.maximum(law - q, 0.0), request.rng)
 
 
 def _log_prob(scores: Floats, law: Floats, token_id: int, *, normalizes: bool) -> float:
-    """Of the whole vocabulary, or of what top_k left of it."""
+    """Return a log probability over the whole vocabulary, or over what top_k left of it."""
     probability = law[token_id] if normalizes else softmax(scores)[token_id]
     return float(np.log(max(probability, 1e-300)))
 
 
 def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int) -> Tensors:
-    """One response: all tokens, or in a stream those since the last, which never hold the input."""
+    """Return one response: all tokens, or in a stream those since the last one, without the input."""
     if request.streaming:
         token_ids = life.new_ids[num_sent:]
     else:
@@ -79,12 +82,21 @@ def outputs(request: ExecutorRequest, limits: Limits, life: Life, num_sent: int)
         "sequence_length": np.array([[len(token_ids)]], np.int32),
     }
     if request.return_log_probs:
-        tensors["output_log_probs"] = np.array(life.log_probs, np.float32).reshape(1, 1, -1)
-        tensors["cum_log_probs"] = np.array([[sum(life.log_probs)]], np.float32)
+        values = np.array(life.log_probs, np.float32)
+        if limits.takes_draft_tokens:
+            # externalDraftTokensLayer.cpp @1d263f15 writes none, with draft tokens or without: what is
+            # copied out is the zero-filled buffer of reshapeBuffers (runtime/decoderState.cpp @7ed07f06).
+            values[:] = 0
+        tensors["output_log_probs"] = values.reshape(1, 1, -1)
+        tensors["cum_log_probs"] = values.sum().reshape(1, 1)
     if request.return_generation_logits:
-        padded = np.zeros((len(life.raw_logits), limits.padded_vocab_size), np.float32)
-        padded[:, : limits.vocab_size] = life.raw_logits
-        tensors["generation_logits"] = padded[np.newaxis, np.newaxis]
+        # As many rows as were asked for, however early the text ended (llmRequest.h,
+        # allocGenerationLogitsHost and allocTargetModelAcceptedTokenLogitsHost).
+        num_rows = len(request.draft_ids) + 1 if request.draft_ids else request.max_new_tokens
+        rows = np.full((num_rows, limits.padded_vocab_size), np.nan, np.float32)
+        rows[: len(life.raw_logits), : limits.vocab_size] = life.raw_logits
+        rows[: len(life.raw_logits), limits.vocab_size :] = 0
+        tensors["generation_logits"] = rows[np.newaxis, np.newaxis]
     if request.return_perf_metrics:
         tensors["total_draft_tokens"] = np.array([[len(request.draft_ids)]], np.int32)
     return tensors

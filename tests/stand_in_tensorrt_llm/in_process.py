@@ -1,4 +1,4 @@
-"""The stand-in without a server: what the adapters call, answered at once in their own process."""
+"""Replaces ``ServerCalls`` in tests of the adapters: the stand-in answers in their own process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.server_calls import model_error
+from build.files.manifest import write_manifest
+from build.tensorrt_llm.command import GATHERS_LOGITS
+from pipelines.manifest import MANIFEST_NAME, EngineFiles, engine_digest
+from pipelines.serving.tensorrt_llm.server_calls import model_error
+from pipelines.serving.triton.parameters import ModelParameters
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
 from tests.stand_in_tensorrt_llm.network import END_IDS, VOCAB_SIZE
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse
-from tests.tiny_engines import write_tokenizer
+from tests.support.tiny_engines import write_tokenizer
 
 
 @dataclass
 class InProcessCalls:
-    """Stands for ``ServerCalls``; keeps what was asked."""
+    """A replacement for ``ServerCalls`` that records the requests."""
 
     draft_columns: int = VOCAB_SIZE
     target_columns: int = VOCAB_SIZE
+    draft_gathers_logits: bool = GATHERS_LOGITS["draft"]
     asked: list[tuple[str, Tensors]] = field(default_factory=list)
 
     async def whole(self, model_name: str, tensors: Tensors, names: Iterable[str], **others: Any) -> Tensors:
@@ -43,6 +47,8 @@ class InProcessCalls:
             max_beam_width=1,
             excludes_input=False,
             normalizes_log_probs=False,
+            gathers_generation_logits=is_draft and self.draft_gathers_logits,
+            takes_draft_tokens=not is_draft,
         )
         try:
             request = parse({name: np.array(array) for name, array in tensors.items()}, limits)
@@ -62,9 +68,15 @@ def _only(tensors: Tensors, names: Iterable[str]) -> Tensors:
 
 
 def parameters(directory: Path, **changes: str) -> ModelParameters:
-    """Settings of ``speculative``; writes the tokenizer that they name."""
+    """Return settings of ``speculative``; the engine directory that they name gets only a tokenizer."""
     write_tokenizer(directory / "tokenizer.json", VOCAB_SIZE)
+    if not (directory / MANIFEST_NAME).exists():
+        write_manifest(directory, {})
+    digest = engine_digest(EngineFiles(directory).manifest)
     values = {
+        "draft_engine_dir": str(directory),
+        "draft_engine_digest": digest,
+        "target_engine_digest": digest,
         "draft_model": "draft",
         "target_model": "target",
         "target_engine_dir": str(directory),

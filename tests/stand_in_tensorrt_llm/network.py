@@ -1,4 +1,4 @@
-"""A target and a draft that is nearly as it: logits that depend on the last three tokens alone."""
+"""The networks of target and draft: logits depend on the last three tokens only, and the two nearly agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _drawn(key: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def logits_after(token_ids: list[int], *, is_draft: bool) -> npt.NDArray[np.float32]:
-    """float32 [VOCAB_SIZE], raw."""
+    """Return raw logits, float32 [VOCAB_SIZE]."""
     context = tuple(token_ids[-3:])
     logits = _drawn((7, *context)).copy()
     logits[list(END_IDS)] = -20.0

@@ -1,4 +1,4 @@
-"""Engine directories as ``trtllm-build`` leaves them, and the rendered repository on the stand-in backend."""
+"""Writes engine directories as ``trtllm-build`` does, and renders a repository for the stand-in backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from build.manifest import write_manifest
-from build.memory_plan import EngineMemory, MemoryPlan
+from build.files.manifest import write_manifest
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
+from build.tensorrt_llm.command import GATHERS_LOGITS
+from build.tensorrt_llm.memory_plan import EngineMemory, MemoryPlan
 from tests.stand_in_tensorrt_llm.network import END_IDS, VOCAB_SIZE
-from tests.tiny_engines import write_tokenizer
+from tests.support.tiny_engines import write_tokenizer
 
 SHELL = """import triton_python_backend_utils as pb_utils
 from tests.stand_in_tensorrt_llm.backend import Backend
@@ -42,7 +43,7 @@ MEMORY = MemoryPlan(
 
 
 def recipe(name: str = "stand-in", serving: dict[str, Any] | None = None, **sections: Any) -> Recipe:
-    """A recipe for the stand-in; ``sections``: ``tensorrt_llm``, ``draft``, ``target``."""
+    """Return a recipe for the stand-in; ``sections``: ``tensorrt_llm``, ``draft``, ``target``."""
     engine = {"checkpoint": "unused", "quantization": "fp8"}
     document = {
         "name": name,
@@ -63,7 +64,7 @@ def recipe(name: str = "stand-in", serving: dict[str, Any] | None = None, **sect
 
 
 def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) -> Path:
-    """An engine directory: NVIDIA's ``config.json``, one rank, the tokenizer, our manifest."""
+    """Write an engine directory: NVIDIA's ``config.json``, one rank, the tokenizer, our manifest."""
     directory.mkdir(parents=True)
     engine = made_by.target if role == "target" else made_by.draft
     serving, is_target = made_by.serving, role == "target"
@@ -80,6 +81,7 @@ def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) ->
         "max_seq_len": serving.max_seq_len + serving.max_draft_len * is_target,
         "max_draft_len": serving.max_draft_len * is_target,
         "speculative_decoding_mode": 2 if is_target else 1,
+        "gather_generation_logits": GATHERS_LOGITS[role],
         **changes.get("build_config", {}),
     }
     document = {"version": "1.2.1", "pretrained_config": network, "build_config": build}
@@ -91,9 +93,9 @@ def write_engine(directory: Path, role: str, made_by: Recipe, **changes: Any) ->
 
 
 def render(run: Path, made_by: Recipe) -> Path:
-    """Render the recipe's repository and put the stand-in in NVIDIA's place; returns the run directory.
+    """Render the recipe's repository, replace NVIDIA's backend by the stand-in, and return the run directory.
 
-    Without the file that says how to start it, it is served by the embedded runtime's Triton.
+    The file that describes how to start the server is left out, so the embedded runtime's Triton serves it.
     """
     engines = [write_engine(run / "engines" / role, role, made_by) for role in ("draft", "target")]
     repository = render_recipe(made_by, *engines, run, MEMORY)

@@ -1,4 +1,4 @@
-"""From tensors to a request of the executor, with the refusals of utils.cc and executor::Request."""
+"""Parses tensors into a request of the executor, with the refusals of utils.cc and executor::Request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class Refused(Exception):
-    """Its text is the error response, as TLLM_THROW and TLLM_CHECK write it."""
+    """Raised with the text of the error response, as TLLM_THROW and TLLM_CHECK write it."""
+
+
+def refused_by_executor(what: str) -> Refused:
+    """The error of a request that the executor takes from its queue and cannot run.
+
+    ``fetchNewRequests`` of cpp/tensorrt_llm/executor/executorImpl.cpp @b35ac1b6, then ``fillTritonResponse``
+    of triton_backend/inflight_batcher_llm/src/model_instance_state.cc @0c8de69a.
+    """
+    return Refused(
+        "Executor failed process requestId 7 due to the following error: "
+        f"Encountered an error when fetching new request: {what}"
+    )
 
 
 def assertion(condition: str, source: str) -> Refused:
-    """What TLLM_CHECK throws: the condition, the place, a stack trace."""
+    """Return the text that TLLM_CHECK throws: the condition, the place, a stack trace."""
     return Refused(
         f"[TensorRT-LLM][ERROR] Assertion failed: {condition} (/src/tensorrt_llm/cpp/tensorrt_llm/{source})\n"
         "1       0x7f0000000000 tensorrt_llm::common::throwRuntimeError(char const*, int, char const*) + 95"
@@ -27,7 +39,7 @@ def assertion(condition: str, source: str) -> Refused:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the engine, from its config.json, and of the model's parameters."""
+    """The limits of the engine, from its config.json, and of the model's parameters."""
 
     vocab_size: int
     padded_vocab_size: int
@@ -37,6 +49,8 @@ class Limits:
     max_beam_width: int
     excludes_input: bool
     normalizes_log_probs: bool
+    gathers_generation_logits: bool
+    takes_draft_tokens: bool
 
 
 @dataclass
@@ -56,7 +70,7 @@ class ExecutorRequest:
 
 
 def parse(tensors: Tensors, limits: Limits) -> ExecutorRequest:
-    """Build the request that the tensors describe."""
+    """Parse the tensors of one request."""
 
     def scalar(name: str, default: Any) -> Any:
         return tensors[name].ravel()[0] if name in tensors else default
@@ -130,7 +144,7 @@ def _draft_logits(tensors: Tensors, num_draft: int, limits: Limits) -> npt.NDArr
 
 
 def _words(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
-    """``convertWordList``: ids, then the offsets at which words end, padded with -1."""
+    """Parse ``convertWordList``'s format: ids, then the offsets at which words end, padded with -1."""
     if name not in tensors:
         return ()
     ids, offsets = tensors[name][0].tolist()
@@ -148,17 +162,28 @@ def _words(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _validate(request: ExecutorRequest, limits: Limits) -> None:
-    """``GenericLlmRequest::validate``: what is too long is refused, or cut with a warning in the log."""
+    """Apply ``GenericLlmRequest::validate``: refuse what is too long, or cut it with a warning in the log."""
     num_input, num_draft = len(request.input_ids), len(request.draft_ids)
     if num_input > limits.max_input_len:
-        raise Refused(
+        raise refused_by_executor(
             f"Prompt length ({num_input}) exceeds maximum input length ({limits.max_input_len}). "
             "Set log level to info and check TRTGptModel logs for how maximum input length is set"
         )
     if num_draft > limits.max_draft_len:
-        raise Refused(
+        raise refused_by_executor(
             f"Draft tokens length ({num_draft}) exceeds maximum draft tokens length ({limits.max_draft_len})."
         )
+    # executorImpl.cpp @b35ac1b6. getGatherGenerationLogits (trtGptModelInflightBatching.h) is true by the
+    # engine's own config.json or by ExecutorConfig, and Triton's backend (model_instance_state.cc @0c8de69a)
+    # has no parameter for the latter.
+    if request.return_generation_logits and not limits.gathers_generation_logits:
+        raise refused_by_executor(
+            "[TensorRT-LLM][ERROR] Assertion failed: To return generation logits, "
+            "gather_generation_logits must be enabled in ExecutorConfig "
+            "(/src/tensorrt_llm/cpp/tensorrt_llm/executor/executorImpl.cpp:1482)"
+        )
+    if request.return_generation_logits and request.streaming:
+        raise Refused("streamed logits")  # stricter: the original sends one row with each token
     del request.draft_ids[max(0, limits.max_input_len - num_input) :]
     room = limits.max_seq_len - num_input - len(request.draft_ids)
     request.max_new_tokens = min(request.max_new_tokens, room)

@@ -1,4 +1,4 @@
-"""How the C++ sampling layers turn logits into a token, with the traps of doing it request by request."""
+"""Samples as the C++ layers do, one request at a time, with their traps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 MASKED = -1e30
-TOP_K_MAX = 1024  # samplingTopKKernels.h; clipped, with a warning in the log
+TOP_K_MAX = 1024  # samplingTopKKernels.h; larger values are clipped, with a warning in the log
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Of one request; the defaults are those of ``DefaultDecodingParams``."""
+    """The sampling parameters of a request; the defaults are those of ``DefaultDecodingParams``."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -30,9 +30,10 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
     def scores(self, logits: npt.NDArray[np.float32], input_ids: Sequence[int], new: Sequence[int]) -> Floats:
-        """After bias, temperature, penalties, minimum length and bans (penaltyKernels.cu, banWordsLayer.cpp).
+        """Apply bias, temperature, penalties, minimum length and bans (penaltyKernels.cu, banWordsLayer.cpp).
 
-        Occurrences count the whole input of the request; the minimum counts what this request made.
+        Occurrences in the whole input of the request count; the minimum length counts only what this request
+        generated.
         """
         scores = logits.astype(np.float64)
         if self.bias is not None:
@@ -46,15 +47,16 @@ class Sampling:
         scores -= self.frequency_penalty * occurrences
         if len(new) < self.min_tokens and self.end_id >= 0:
             scores[self.end_id] = MASKED
-        for *before, last in self.bad_words:  # matched against what this request made (reading)
+        # matched against what this request generated (from reading the source)
+        for *before, last in self.bad_words:
             if list(new[len(new) - len(before) :]) == before:
                 scores[last] = MASKED
         return scores
 
     def law(self, scores: Floats) -> Floats:
-        """Probabilities of the next token after top_k and top_p; one of them 1 for a greedy choice."""
+        """Return the next token's probabilities after top_k and top_p; greedy, one of them is 1."""
         top_k, top_p = min(self.top_k, TOP_K_MAX), self.top_p
-        if top_k == 0 and top_p == 0.0:  # regularizeTopKTopP: nothing said is greedy
+        if top_k == 0 and top_p == 0.0:  # regularizeTopKTopP: without either, the choice is greedy
             top_k = 1
         order = np.argsort(-scores, kind="stable")
         if top_k:
@@ -74,5 +76,5 @@ def softmax(scores: Floats) -> Floats:
 
 
 def draw(law: Floats, rng: np.random.Generator) -> int:
-    """One token. A state of curand begins with the request's seed and goes on with each draw of it."""
+    """Draw one token. curand's state starts from the request's seed and advances with each of its draws."""
     return int(min(np.searchsorted(np.cumsum(law), rng.random() * law.sum(), side="right"), len(law) - 1))

@@ -1,4 +1,4 @@
-"""A running server on the stand-in, and what it was asked."""
+"""A running server on the stand-in, and the requests that its models recorded."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.deploy import Server
+from pipelines.deploy.server import Server
 
 
 @dataclass(frozen=True)
 class Served:
-    """Attributes: server: it runs. directory: its run directory, with ``engines/``."""
+    """A running server.
+
+    Attributes:
+        server: The server.
+        directory: Its run directory, with ``engines/``.
+    """
 
     server: Server
     directory: Path
 
     def requests(self, role: str) -> list[dict[str, Any]]:
-        """What a model was asked so far, and what was cancelled."""
+        """Return the requests a model has received so far, and those cancelled."""
         path = self.directory.parent / "engines" / role / "requests.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     @contextmanager
     def asked(self, role: str) -> Iterator[list[dict[str, Any]]]:
-        """Gathers what a model is asked inside the block, filled at its end."""
+        """Collect the requests a model receives within the block; filled at its end."""
         before = len(self.requests(role))
         found: list[dict[str, Any]] = []
         yield found
@@ -34,13 +39,13 @@ class Served:
 
     @contextmanager
     def fault(self, role: str, word: str) -> Iterator[None]:
-        """Let an engine fail inside the block."""
+        """Make an engine fail within the block."""
         with self._said(role, "fault", word):
             yield
 
     @contextmanager
     def step_s(self, role: str, seconds: float) -> Iterator[None]:
-        """Let an engine's steps take so long inside the block."""
+        """Make an engine's steps take so many seconds within the block."""
         with self._said(role, "step_s", str(seconds)):
             yield
 

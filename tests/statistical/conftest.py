@@ -1,4 +1,4 @@
-"""Prints what was tested and what the tests can see, and counts the family."""
+"""Reports what the statistical tests tested and can detect, and counts the family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTROLS: list[str] = []
 
 @pytest.fixture
 def accept() -> Callable[[Judgement], None]:
-    """Reports a judgement and asserts that it does not reject."""
+    """Report a judgement and assert that it does not reject."""
 
     def check(judgement: Judgement) -> None:
         _JUDGEMENTS.append(judgement)
@@ -26,7 +26,7 @@ def accept() -> Callable[[Judgement], None]:
 
 @pytest.fixture
 def reject() -> Callable[[str, list[Judgement]], None]:
-    """Reports a faulty variant and asserts that one of its judgements rejects."""
+    """Report a faulty variant and assert that one of its judgements rejects."""
 
     def check(variant: str, judgements: list[Judgement]) -> None:
         seen = max(judgements, key=lambda judgement: judgement.power_seen)
@@ -42,7 +42,7 @@ def reject() -> Callable[[str, list[Judgement]], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The power of every test is part of its result."""
+    """Print the power of every test, which is part of its result."""
     if _JUDGEMENTS:
         terminalreporter.section("statistical tests")
         terminalreporter.line(

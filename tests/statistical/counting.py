@@ -1,4 +1,4 @@
-"""Counts many seeds on all cores; the counts are the same on however many."""
+"""Counts answers over many seeds on all cores; the counts do not depend on the number of cores."""
 
 from __future__ import annotations
 

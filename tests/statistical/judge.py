@@ -1,4 +1,4 @@
-"""One family of tests at one alpha: when a test rejects, and what it can see."""
+"""Defines one family of tests at one alpha: when a test rejects, and what it can detect."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.validation.cell_test import CellTest, cells_for, fit_to_law
-from pipelines.validation.families import alpha_of_each
-from pipelines.validation.power import detectable_total_variation, power, samples_needed
+from pipelines.validation.distribution.cell_test import CellTest
+from pipelines.validation.distribution.families import alpha_of_each
+from pipelines.validation.distribution.power import detectable_total_variation, power
+from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
 
 FAMILY_ALPHA = 1e-9
 NUM_TESTS = 40
-"""At least the tests of one run in this folder, also those that only assert a p-value; ``conftest`` counts
-the others."""
+"""At least the number of tests of one run in this folder.
+
+It includes those that only assert a p-value; ``conftest`` counts the others.
+"""
 
 ALPHA = alpha_of_each(FAMILY_ALPHA, NUM_TESTS)
 POWER = 0.99
 TOTAL_VARIATION = 0.01
-"""What the full size detects with ``POWER``."""
+"""The deviation that a full-size test detects with ``POWER``."""
 
-MIN_EXPECTED = 25.0  # see pipelines.validation.cell_test.MIN_EXPECTED
+MIN_EXPECTED = 25.0  # see pipelines.validation.distribution.cell_test.MIN_EXPECTED
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,26 @@ class Judgement:
 
     @property
     def is_rejected(self) -> bool:
-        """Whether the samples refute what was tested."""
+        """Whether the samples refute the hypothesis."""
         return self.outcome.p_value <= ALPHA
 
     @property
     def detectable(self) -> float:
-        """Total variation that is detected with ``POWER``, wherever it lies, also within pooled cells."""
+        """The total variation that is detected with ``POWER``, wherever it lies, also within pooled cells."""
         between = detectable_total_variation(self.outcome.num_samples, self.outcome.dof, ALPHA, POWER)
         return between + self.outcome.pooled_probability
 
     def power_at(self, total_variation: float) -> float:
-        """Probability that this test detects a deviation, wherever it lies."""
+        """Return the probability that this test detects a deviation, wherever it lies."""
         between = max(0.0, total_variation - self.outcome.pooled_probability)
         return power(self.outcome.num_samples, between, self.outcome.dof, ALPHA)
 
     @property
     def power_seen(self) -> float:
-        """Probability of rejecting with other seeds what these samples look like.
+        """Return the probability that other seeds would reject, if the truth is what these samples show.
 
-        The noncentrality is estimated by the statistic less its degrees of freedom, its expected value
-        under the law.
+        The noncentrality is estimated by the statistic minus its degrees of freedom, its expected value under
+        the hypothesis.
         """
         noncentrality = max(0.0, self.outcome.statistic - self.outcome.dof)
         if np.isinf(noncentrality):
@@ -68,12 +71,12 @@ class Judgement:
 
 
 def judge_law(name: str, counts: np.ndarray, law: np.ndarray) -> Judgement:
-    """Counts against the law they must follow."""
-    return Judgement(name, fit_to_law(counts, law, MIN_EXPECTED))
+    """Test counts against the distribution that they must follow."""
+    return Judgement(name, fit(counts, law, MIN_EXPECTED))
 
 
 def size_for(law: np.ndarray) -> int:
-    """Samples with which ``TOTAL_VARIATION`` is detected with ``POWER``, fixed before any is drawn."""
+    """Return the number of samples, fixed in advance, that detects ``TOTAL_VARIATION`` with ``POWER``."""
     num_samples = 100_000
     while True:
         dof, pooled = cells_for(law, num_samples, MIN_EXPECTED)

@@ -1,4 +1,4 @@
-"""Cells of the tests: which tokens followed the certain first one, and how often drafts were accepted."""
+"""Cells of the tests: the tokens that followed the certain first one, and the number of accepted drafts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from scipy.special import chdtrc
 
 from pipelines.speculation.loop import Round
-from pipelines.validation.cell_test import CellTest
+from pipelines.validation.distribution.cell_test import CellTest
 from tests.statistical.reference import acceptance_by_ratio, acceptance_when_coupled, processed_law
 from tests.statistical.tables import Pair
 
 
 def joint_law(pair: Pair) -> np.ndarray:
-    """Probability of each sequence of K + 1 tokens after the certain ones, [(vocab_size + 1) ** (K + 1)].
+    """Return the probabilities of the K + 1 tokens after the certain ones, [(vocab_size + 1) ** (K + 1)].
 
-    The digit vocab_size stands for "ended". All in float64, from the target's table alone.
+    The digit vocab_size stands for "ended". Everything is float64 and computed from the target's table alone.
     """
     _, target = pair.tables()
     law = np.zeros((pair.vocab_size + 1) ** pair.num_counted)
@@ -34,7 +34,7 @@ def joint_law(pair: Pair) -> np.ndarray:
 
 
 def cell_of(pair: Pair, output: tuple[int, ...]) -> int:
-    """Index of an output in ``joint_law``; an end token may stand at its end or not."""
+    """Return the index of an output in ``joint_law``, with or without an end token at its end."""
     counted = output[len(pair.certain) :][: pair.num_counted]
     digits = [token_id for token_id in counted if token_id not in pair.request.end_ids]
     cell = 0
@@ -43,38 +43,38 @@ def cell_of(pair: Pair, output: tuple[int, ...]) -> int:
     return cell
 
 
-MIN_VARIANCE = 100.0  # below, a sum of coins is not normal as far out as the tests look
+MIN_VARIANCE = 100.0  # with fewer, a sum of coins is not normal as far out as the tests look
 
 
 @dataclass
 class Acceptance:
-    """Drafts seen and accepted, against what the two laws of each context predict.
+    """Counts drafted and accepted tokens and compares them with what the two distributions predict.
 
-    One stratum for each place in a round, apart for rounds after a full acceptance: the place where a
-    draft model's cache may have fallen behind. Not for requests with an end token: whether one was drafted
-    cannot be seen in the answer.
+    There is one stratum per position in a round. Rounds after a full acceptance have strata of their own,
+    because there a draft model's cache may be one token behind. Requests with an end token are excluded: the
+    answer does not show whether one was drafted.
 
     Attributes:
-        strata: For each (index in the round, whether after a full acceptance): drafts seen, accepted, their
-            expected number and its variance.
+        strata: For each (index in the round, whether after a full acceptance): drafted tokens, accepted ones,
+            their expected number and its variance.
     """
 
     strata: dict[tuple[int, bool], np.ndarray] = field(default_factory=dict)
 
     def add(self, stratum: tuple[int, bool], totals: np.ndarray) -> None:
-        """Count drafts of one stratum."""
+        """Count the drafts of one stratum."""
         self.strata[stratum] = self.strata.get(stratum, np.zeros(4)) + totals
 
     @property
     def rejection_rate(self) -> float:
-        """Of all drafts seen."""
+        """The share of all drafted tokens that was rejected."""
         num_seen, num_accepted, *_ = sum(self.strata.values())
         return 1 - num_accepted / num_seen
 
     def outcome(self) -> CellTest:
-        """Whether accepted drafts are as many as predicted in every stratum.
+        """Test whether every stratum accepted as many drafts as predicted.
 
-        Each stratum adds the square of a normal deviate, of noncentrality at least n (2 d)^2 if the
+        Each stratum adds the square of a normal deviate, with a noncentrality of at least n (2 d)^2 if the
         acceptance of its n drafts is off by d on average. ``num_samples`` is the smallest n.
         """
         tested = [totals for totals in self.strata.values() if totals[3] > MIN_VARIANCE]
@@ -85,7 +85,7 @@ class Acceptance:
 
 @dataclass
 class Counts:
-    """What a number of seeds gave."""
+    """The counts of a number of seeds."""
 
     cells: np.ndarray
     acceptance: Acceptance

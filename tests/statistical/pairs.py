@@ -1,11 +1,11 @@
-"""What is tested: requests with every kind of parameter, and drafts that are mostly wrong."""
+"""Requests with every kind of parameter, and pairs whose drafts are mostly wrong."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pipelines.speculation.request import GenerationRequest
-from pipelines.speculation.sampling_params import SamplingParams
+from pipelines.speculation.sampling.params import SamplingParams
 from tests.statistical.tables import PROMPT, Pair, Ranks, agree, reverse, rotate
 
 
@@ -74,4 +74,4 @@ LONG = Pair(
     ranks=agree,
     first_is_certain=False,
 )
-"""Nothing is certain, and many rounds follow a full acceptance."""
+"""No token is certain, and many rounds follow a full acceptance."""

@@ -1,6 +1,6 @@
-"""The law that sampled tokens must follow, written a second time: plain loops, no code of the sampler.
+"""A second implementation of the distribution of sampled tokens: plain loops, no code of the sampler.
 
-Order of the processors: vLLM's (bans and bias, repetition, frequency and presence penalty, temperature,
+The processors are in vLLM's order (bans and bias, repetition, frequency and presence penalty, temperature,
 min_p, top_k, top_p). Token i spells the i-th letter.
 """
 
@@ -17,7 +17,7 @@ Law = list[float]
 
 
 def processed_law(logits: np.ndarray, request: GenerationRequest, output: Sequence[int]) -> Law:
-    """Probabilities of the token after ``output``."""
+    """Return the probabilities of the token after ``output``."""
     sampling = request.sampling
     scores = [float(logit) for logit in logits]
     for token_id, bias in sampling.logit_bias:
@@ -49,12 +49,12 @@ def processed_law(logits: np.ndarray, request: GenerationRequest, output: Sequen
 
 
 def acceptance_by_ratio(p: Law, q: Law) -> float:
-    """Probability that the ratio rule keeps a draft token: the sum of min(p, q)."""
+    """Return the probability that the ratio rule keeps a draft token: the sum of min(p, q)."""
     return sum(map(min, p, q))
 
 
 def acceptance_when_coupled(p: Law, q: Law) -> float:
-    """Probability that argmax(log p + g) = argmax(log q + g) for one Gumbel noise g.
+    """Return the probability that argmax(log p + g) = argmax(log q + g) for one Gumbel noise g.
 
     Token i wins both with probability 1 / sum_j max(p_j / p_i, q_j / q_i): the exponentials -log(u_j) are
     beaten in both races if they exceed the larger of the two ratios. Source: arXiv:2408.07978.

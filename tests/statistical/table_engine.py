@@ -1,4 +1,4 @@
-"""A table in the place of a network, behind the real executor: it sees only what its cache holds."""
+"""A table in place of a network, behind the real executor: it sees only what its cache holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.executor.executor import Executor, ExecutorLimits
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
-from tests.recording_engine import BLOCK_SIZE, recording_config
 from tests.statistical.outcomes import Counter, Counts
 from tests.statistical.tables import PROMPT, Pair, Table
+from tests.support.recording_engine import BLOCK_SIZE, recording_config
 
 _NUM_BLOCKS = 128
 _LIMITS = ExecutorLimits(
@@ -25,7 +26,7 @@ _AT_ONCE = 16
 
 
 class TableEngine:
-    """Keeps the token of each position where a network keeps keys and values."""
+    """An engine that caches tokens where a network caches keys and values."""
 
     def __init__(self, table: Table, role: str) -> None:
         self.config = replace(recording_config(role), vocab_size=table.vocab_size)
@@ -54,7 +55,7 @@ class TableEngine:
 
 
 def count_served(pair: Pair, use_draft_logits: bool, seeds: range) -> Counts:
-    """As ``counting.count``, through two executors that batch and cache, many requests at once."""
+    """Count as ``counting.count`` does, with concurrent requests to executors that batch and cache."""
     draft, target = (
         Executor(TableEngine(table, role), table.vocabulary, _LIMITS)
         for table, role in zip(pair.tables(), ("draft", "target"), strict=True)

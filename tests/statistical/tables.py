@@ -1,4 +1,4 @@
-"""Two models that are tables: logits for every output so far, so that all laws are known exactly."""
+"""Two models that are tables: logits for every output so far, so that all distributions are known exactly."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines.executor.sequence import Sequence as RequestState
-from pipelines.speculation.draft_plan import FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import EngineCall, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.sampler import Sampler
+from pipelines.speculation.sampling.sampler import Sampler
 from pipelines.text.bad_words import BadWords, Completions
 from pipelines.text.vocabulary import Vocabulary
 
@@ -23,34 +23,34 @@ _CERTAIN = 60.0
 
 
 def reverse(best_first: np.ndarray) -> np.ndarray:
-    """The draft likes best what the target likes least: most drafts are rejected."""
+    """Reverse the target's ranking: most drafts are rejected."""
     return best_first[::-1]
 
 
 def rotate(best_first: np.ndarray) -> np.ndarray:
-    """The draft likes best what the target likes least, and agrees with it on the order of the rest.
+    """Move the target's least likely letter to the front; the order of the rest stays.
 
-    What is recovered then are letters that the draft might well have drawn, in other proportions: noise
-    that draft and target should not share shows. With ``reverse`` it hardly does.
+    The recovered tokens are then letters that the draft might have drawn, too, in other proportions. This
+    exposes noise that draft and target wrongly share; with ``reverse`` it hardly shows.
     """
     return np.roll(best_first, 1)
 
 
 def agree(best_first: np.ndarray) -> np.ndarray:
-    """The draft likes best what the target likes best, and reverses the rest: most drafts are accepted."""
+    """Keep the target's favourite and reverse the rest: most drafts are accepted."""
     return np.concatenate((best_first[:1], best_first[:0:-1]))
 
 
 class Table:
-    """Logits of one model for a vocabulary of a few letters.
+    """The logits of one model for a vocabulary of a few letters.
 
     Args:
-        vocab_size: Letters.
-        spread: Distance between the best and the worst logit.
-        ranks: Of the letters, best first, those of the target: letter ``ranks[i]`` of that list has this
+        vocab_size: The number of letters.
+        spread: The difference between the largest and the smallest logit.
+        ranks: A permutation of the target's ranking, best first: letter ``ranks[i]`` of that ranking has this
             model's i-th largest logit. None for the target itself.
-        first_is_certain: The first output token is letter 0. It is chosen before anything is drafted; the
-            cells of a test are then left to the tokens of the rounds.
+        first_is_certain: The first output token is letter 0. It is chosen before anything is drafted, so that
+            the cells of a test cover only the tokens of the rounds.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Table:
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
 
     def row(self, output: Sequence[int]) -> np.ndarray:
-        """Logits float32 [vocab_size] after the prompt and ``output``."""
+        """Return the logits, float32 [vocab_size], after the prompt and ``output``."""
         key = tuple(output)
         if key not in self._rows:
             self._rows[key] = self._make(key)
@@ -82,7 +82,7 @@ class Table:
         return logits.astype(np.float32)
 
     def engine(self) -> EngineCall:
-        """The table behind the executor's own decisions, without scheduler, cache and event loop."""
+        """Return the table behind the executor's own decisions, without scheduler, cache and event loop."""
 
         async def call(request: GenerationRequest) -> Output:
             state = RequestState.begin(request, self.vocabulary, self._sampler(request))
@@ -103,7 +103,7 @@ class Table:
 
 
 def join(outputs: Sequence[Output]) -> Output:
-    """One answer of several steps, as ``Executor.complete`` joins them."""
+    """Join the steps of one answer, as ``Executor.complete`` does."""
     logits = [output.generation_logits for output in outputs if output.generation_logits is not None]
     return Output(
         np.concatenate([output.token_ids for output in outputs]),
@@ -118,13 +118,13 @@ class Pair:
     """A request, asked with many seeds, and the two models that answer it.
 
     Attributes:
-        name: In reports.
-        vocab_size: Letters of both models.
+        name: The name in reports.
+        vocab_size: The number of letters of both models.
         num_draft_tokens: K.
-        request: All but the seed.
-        spread: Of the tables' logits.
-        ranks: Of the draft.
-        rejected: Between which rates its drafts are rejected.
+        request: Everything except the seed.
+        spread: The spread of the tables' logits.
+        ranks: The draft's ranks.
+        rejected: The range that the rate of rejected drafts must lie in.
     """
 
     name: str
@@ -138,16 +138,16 @@ class Pair:
 
     @property
     def certain(self) -> tuple[int, ...]:
-        """Output tokens that are the same in every answer."""
+        """The number of output tokens that are the same in every answer."""
         return (0,) if self.first_is_certain else ()
 
     @property
     def num_counted(self) -> int:
-        """Tokens of an answer that make its cell: K + 1, what one round can give."""
+        """The number of tokens that make an answer's cell: K + 1, what one round can give."""
         return self.num_draft_tokens + 1
 
     def tables(self) -> tuple[Table, Table]:
-        """Draft and target."""
+        """Return the tables of draft and target."""
         draft, target = (
             Table(self.vocab_size, self.spread, ranks, first_is_certain=self.first_is_certain)
             for ranks in (self.ranks, None)
@@ -155,7 +155,7 @@ class Pair:
         return draft, target
 
     def with_seed(self, seed: int) -> GenerationRequest:
-        """The request of one sample."""
+        """Return the request of one sample."""
         return replace(self.request, sampling=replace(self.request.sampling, seed=seed))
 
 
@@ -165,7 +165,7 @@ def answers(
     seeds: range,
     take: Callable[[list[Round]], None],
 ) -> None:
-    """Answer the request once per seed by the real loop and hand the rounds of each answer over."""
+    """Answer the request once per seed with the real loop, and pass on each answer's rounds."""
     draft, target = (table.engine() for table in pair.tables())
 
     async def answer(seed: int) -> list[Round]:

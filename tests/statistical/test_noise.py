@@ -1,4 +1,7 @@
-"""The noise is uniform and independent across seeds, positions, words and streams; make test-statistical."""
+"""Tests that noise is uniform and independent over seeds, positions, words and streams.
+
+Run: make test-statistical.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.speculation.noise import NoiseStream, uniform, words_at
-from pipelines.validation.power import samples_needed
+from pipelines.speculation.sampling.noise import NoiseStream, uniform, words_at
+from tests.statistical.goodness_of_fit import samples_needed
 from tests.statistical.judge import ALPHA, POWER, TOTAL_VARIATION, Judgement, judge_law
 
 SMALL = 20_000
@@ -21,7 +24,7 @@ SHARED, DRAFT, ACCEPTANCE = NoiseStream
 Draw = tuple[int, NoiseStream, int]
 """Seed, stream, position."""
 
-# Neighbours that are compared: two draws that must have nothing to do with each other.
+# Neighbouring draws, which must be independent of each other.
 NEIGHBOURS: dict[str, Callable[[int], tuple[Draw, Draw]]] = {
     "seeds": lambda i: ((2 * i, SHARED, 5), (2 * i + 1, SHARED, 5)),
     "positions": lambda i: ((7, SHARED, 2 * i), (7, SHARED, 2 * i + 1)),
@@ -46,7 +49,7 @@ EVERY_SIZE = pytest.mark.parametrize(
 
 
 def _values(draws: Iterator[Draw]) -> np.ndarray:
-    """Uniform noise, one row of a few words for each draw."""
+    """Return uniform noise, with one row of a few words for each draw."""
     return uniform(np.stack([words_at(*draw, _WORDS) for draw in draws]))
 
 
@@ -55,7 +58,7 @@ def _values(draws: Iterator[Draw]) -> np.ndarray:
 def test_neighbouring_noise_is_uniform_and_independent(
     name: str, num_samples: int, accept: Callable[[Judgement], None]
 ) -> None:
-    """The square of both values is cut into 64 cells: their joint law is tested, with each one's own."""
+    """The unit square is divided into 64 cells; the test covers joint and marginal distributions."""
     pairs = [NEIGHBOURS[name](index) for index in range(num_samples // _WORDS)]
     first, second = (_values(draw[side] for draw in pairs) for side in (0, 1))
     _accept_grid(f"neighbouring noise: {name}", first, second, accept)
@@ -69,7 +72,7 @@ def test_neighbouring_words_are_independent(num_samples: int, accept: Callable[[
 
 @EVERY_SIZE
 def test_noise_is_uniform_in_fine_bins(num_samples: int, accept: Callable[[Judgement], None]) -> None:
-    """Over seeds and positions at once, also by the largest distance of the distribution functions."""
+    """Over seeds and positions together; also by the largest distance between the distribution functions."""
     draws = ((index, SHARED, index % 101) for index in range(num_samples // _WORDS))
     values = _values(draws).ravel()
     assert values.min() > 0 and values.max() < 1

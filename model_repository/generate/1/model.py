@@ -1,11 +1,11 @@
-"""Text to text, streamed; see pipelines/serving/text_model.py."""
+"""Streams text from draft and target; see pipelines/serving/text/model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.text_model import load_text_model
+from pipelines.serving.text.model import load_text_model
+from pipelines.serving.triton.parameters import ModelParameters
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Text to text by the arm that a request belongs to; see pipelines/serving/router.py."""
+"""Routes each request to an arm; see pipelines/serving/router/router.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.router_model import load_router_model
+from pipelines.serving.router.model import load_router_model
+from pipelines.serving.triton.parameters import ModelParameters
 
 
 class TritonPythonModel:

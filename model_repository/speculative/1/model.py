@@ -1,11 +1,11 @@
-"""The draft-then-verify loop in Triton; see pipelines/serving/speculative_model.py."""
+"""Runs the draft-then-verify loop; see pipelines/serving/speculative/model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.parameters import ModelParameters
-from pipelines.serving.speculative_model import load_speculative_model
+from pipelines.serving.speculative.model import load_speculative_model
+from pipelines.serving.triton.parameters import ModelParameters
 
 
 class TritonPythonModel:

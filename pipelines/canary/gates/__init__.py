@@ -1,1 +1,1 @@
-"""The verdict for other rollout tools: Argo Rollouts, Flagger and Kayenta, over HTTP."""
+"""Serve the verdict of a rollout to other rollout tools: Argo Rollouts and Flagger."""

@@ -1,9 +1,9 @@
-"""Asks a server of gates what follows and ends with it as the exit code, as an Argo Rollouts job does.
+"""Wait for the verdict of a gate server and return it as exit code, for jobs of Argo Rollouts.
 
 ``python -m pipelines.canary.gates.ask --url http://host:8010 --candidate demo-int8 --wait-s 3600``
 
-Exit codes: 0 it is promoted; 1 it is rolled back; 2 wrong usage; 3 neither to the end, or no answer. The
-last line of standard output is JSON.
+Exit codes: 0 promoted; 1 rolled back; 2 wrong usage; 3 no decision in time, or no answer. The last line of
+standard output is JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from pipelines.command_line import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS
 from pipelines.errors import DraftproofError, ServerUnavailableError
+from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, run_program
 
 _TIMEOUT_S = 10.0
 _EXIT = {"promote": EXIT_PASS, "roll_back": EXIT_FAIL}
@@ -27,11 +27,21 @@ _EXIT = {"promote": EXIT_PASS, "roll_back": EXIT_FAIL}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.canary.gates.ask", description=__doc__)
-    parser.add_argument("--url", required=True, help="of the gates, such as http://host:8010")
-    parser.add_argument("--candidate", default="", help="recipe that is asked about (default: the latest)")
-    parser.add_argument("--wait-s", type=float, default=0.0, help="for a verdict (%(default)s)")
-    parser.add_argument("--every-s", type=float, default=15.0, help="between two questions (%(default)s)")
+    parser.add_argument("--url", required=True, help="address of the gate server, such as http://host:8010")
+    parser.add_argument(
+        "--candidate", default="", help="recipe of the candidate (default: the latest rollout)"
+    )
+    parser.add_argument(
+        "--wait-s", type=float, default=0.0, help="seconds to wait for a decision (%(default)s)"
+    )
+    parser.add_argument(
+        "--every-s", type=float, default=15.0, help="seconds between two requests (%(default)s)"
+    )
     options = parser.parse_args(arguments)
+    return run_program(lambda: _wait(options))
+
+
+def _wait(options: argparse.Namespace) -> int:
     give_up_at_s = time.monotonic() + options.wait_s
     while True:
         found = _ask(options.url, options.candidate)
@@ -48,13 +58,16 @@ def _ask(url: str, candidate: str) -> dict[str, Any]:
         answer = httpx.get(f"{url}/verdict", params=query, timeout=_TIMEOUT_S)
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return {"error": str(_silent(url, f"{type(error).__name__}: {error}"))}
+        return {"error": str(_unavailable(url, f"{type(error).__name__}: {error}"))}
     return found
 
 
-def _silent(url: str, values: str) -> DraftproofError:
+def _unavailable(url: str, values: str) -> DraftproofError:
     return ServerUnavailableError(
-        f"no gates answer at {url}", values=values, remedy="start them: python -m pipelines.canary serve"
+        f"no gate server answers at {url}",
+        values=values,
+        limit="a running gate server",
+        remedy="start it with 'python -m pipelines.canary serve'",
     )
 
 

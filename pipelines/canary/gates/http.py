@@ -1,36 +1,35 @@
-"""The gates over HTTP: JSON for Argo's web metric, status codes for Flagger, a judge for Kayenta."""
+"""Serve the verdict of a rollout over HTTP: JSON for Argo Rollouts, status codes for Flagger."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pipelines.canary.gates.kayenta import judge_series
 from pipelines.canary.gates.verdict import HOOKS, Answer, answer
-from pipelines.canary.record import RolloutRecord
+from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError
 
-MAX_BODY_BYTES = 8 * 2**20  # a day of 40 metrics by the minute
+MAX_BODY_BYTES = 2**20  # a webhook of Flagger has less than 1 KiB
 _TIMEOUT_S = 10.0
 
 _LOG = logging.getLogger(__name__)
 
 
 class GateServer(ThreadingHTTPServer):
-    """Answers other rollout tools; ``serve_forever`` in a thread or alone.
+    """HTTP server for other rollout tools; ``serve_forever`` runs it.
 
-    ``GET /verdict`` gives the verdict; ``POST /gate/<hook>`` is 200 where the gate stands open, else 503;
-    ``POST /judge`` judges series. The first two take ``?candidate=<recipe>``.
+    ``GET /verdict`` returns the verdict. ``POST /gate/<hook>`` returns 200 if the gate is open, else 503.
+    Both accept ``?candidate=<recipe>``.
 
     Args:
-        read: Gives the latest rollout; raises CanaryError where there is none.
-        address: Host and port; port 0 takes a free one, see ``server_port``.
+        read: Reads the latest rollout; raises CanaryError if there is none.
+        address: Host and port; port 0 chooses a free one (``server_port``).
     """
 
     daemon_threads = True
@@ -40,12 +39,12 @@ class GateServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no concern of the terminal's."""
-        _LOG.info("a request to the gates broke off", exc_info=True)
+        """Log a broken connection, instead of printing it to the terminal."""
+        _LOG.info("a connection to the gate server broke off", exc_info=True)
 
 
 class _Refusal(Exception):
-    """An answer other than of what was asked."""
+    """Ends a request with an error status."""
 
     def __init__(self, status: HTTPStatus, error: DraftproofError, allow: str = "") -> None:
         self.status = status
@@ -64,14 +63,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         hooks = {f"/gate/{hook}": partial(self._gate, hook) for hook in HOOKS}
-        self._answer({**hooks, "/judge": self._judge})
+        self._answer(hooks)
 
-    def _answer(self, ways: dict[str, Callable[[], tuple[HTTPStatus, dict[str, Any]]]]) -> None:
+    def _answer(self, routes: Mapping[str, Callable[[], tuple[HTTPStatus, dict[str, Any]]]]) -> None:
         path = urlsplit(self.path).path
         try:
-            if path not in ways:
+            if path not in routes:
                 raise self._unknown(path)
-            status, document = ways[path]()
+            status, document = routes[path]()
         except _Refusal as refusal:
             self._send(refusal.status, _error_document(refusal.error), refusal.allow)
         except InvalidRequestError as error:
@@ -82,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except Exception:
             _LOG.exception("a gate failed")
-            defect = InternalError("a gate failed", remedy="read the log of the gates")
+            defect = InternalError("a gate failed", remedy="read the log of the gate server")
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, _error_document(defect))
         else:
             self._send(status, document)
@@ -97,52 +96,54 @@ class _Handler(BaseHTTPRequestHandler):
         status = HTTPStatus.OK if is_open else HTTPStatus.SERVICE_UNAVAILABLE
         return status, {"is_open": is_open, **found.document}
 
-    def _judge(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        return HTTPStatus.OK, judge_series(self._body())
-
     def _judgement(self) -> Answer:
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if query.keys() - {"candidate"} or any(len(values) > 1 for values in query.values()):
             raise InvalidRequestError(
-                "a query is not known",
+                "the query is invalid",
                 values=urlsplit(self.path).query[:80],
-                limit="candidate=<recipe> at most",
-                remedy="correct the address that the rollout tool asks",
+                limit="at most one candidate=<recipe>",
+                remedy="correct the URL in the configuration of the rollout tool",
             )
         return answer(self.server.read_record(), *query.get("candidate", []))
 
     def _body(self) -> Any:
-        """From JSON."""
+        """Read the JSON body."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            error = InvalidRequestError("a body has no length", values=f"Content-Length={length!r}")
+            error = InvalidRequestError(
+                "the body has no length",
+                values=f"Content-Length={length!r}",
+                limit="a decimal number",
+                remedy="send the header Content-Length",
+            )
             raise _Refusal(HTTPStatus.LENGTH_REQUIRED, error)
         if int(length) > MAX_BODY_BYTES:
             error = InvalidRequestError(
-                "a body is too long",
+                "the body is too long",
                 values=f"{length} bytes",
                 limit=f"{MAX_BODY_BYTES} bytes",
-                remedy="ask for fewer series, or in longer steps",
+                remedy="send the webhook of Flagger, which has less than 1 KiB",
             )
             raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error)
         try:
             return json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as reason:
             raise InvalidRequestError(
-                "a body is not JSON",
+                "the body is not JSON",
                 values=str(reason)[:80],
-                limit="one document",
-                remedy="correct the sender",
+                limit="one JSON document",
+                remedy="send a JSON body",
             ) from None
 
     def _unknown(self, path: str) -> _Refusal:
-        posts = [*(f"/gate/{hook}" for hook in HOOKS), "/judge"]
+        posts = [f"/gate/{hook}" for hook in HOOKS]
         allow = "GET" if path == "/verdict" else "POST" if path in posts else ""
         error = InvalidRequestError(
-            "an address is not known" if not allow else "an address is not asked in this way",
+            "unknown path" if not allow else "method not allowed",
             values=f"{self.command} {path[:80]}",
             limit=f"GET /verdict; POST {', '.join(posts)}",
-            remedy="correct the address that the rollout tool asks",
+            remedy="correct the URL in the configuration of the rollout tool",
         )
         return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED if allow else HTTPStatus.NOT_FOUND, error, allow)
 
@@ -157,11 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What ``http.server`` refuses by itself, such as a request line that is none."""
+        """Answer what ``http.server`` refuses itself, such as an invalid request line."""
         self._send(HTTPStatus(code), _error_document(InvalidRequestError(message or HTTPStatus(code).phrase)))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """One line for each request."""
+        """Log one line per request."""
         _LOG.info("%s " + format, self.address_string(), *args)
 
 

@@ -1,4 +1,4 @@
-"""What other tools are told of a rollout, and which of their gates stand open."""
+"""Answers for other rollout tools: the judgement of a rollout, and which of their gates are open."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.canary.record import Judgement, RolloutRecord, judgement
+from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
 
 _IS_OPEN: dict[str, Callable[[Judgement], bool]] = {
     "rollout": lambda found: found.action != "roll_back",
@@ -14,19 +14,19 @@ _IS_OPEN: dict[str, Callable[[Judgement], bool]] = {
     "confirm-promotion": lambda found: found.action == "promote",
     "rollback": lambda found: found.action == "roll_back",
 }
-"""Type of a Flagger webhook -> whether it succeeds. A success of ``rollback`` makes Flagger roll back."""
+"""Type of a Flagger webhook -> whether it succeeds. If ``rollback`` succeeds, Flagger rolls back."""
 
 HOOKS = tuple(_IS_OPEN)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a gate says.
+    """Answer of a gate.
 
     Attributes:
-        canary_id: Of the rollout that is meant; "" if there is none.
-        candidate: Its recipe.
-        judgement: Of it.
+        canary_id: Name of the rollout; "" if there is none of the candidate.
+        candidate: Recipe of the candidate.
+        judgement: Judgement of the rollout.
     """
 
     canary_id: str
@@ -34,12 +34,12 @@ class Answer:
     judgement: Judgement
 
     def opens(self, hook: str) -> bool:
-        """Whether a webhook of this type (one of ``HOOKS``) succeeds."""
+        """Return whether a webhook of this type (one of ``HOOKS``) succeeds."""
         return _IS_OPEN[hook](self.judgement)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
+        """The answer, ready for JSON."""
         return {"canary_id": self.canary_id, "candidate": self.candidate, **asdict(self.judgement)}
 
 
@@ -47,9 +47,9 @@ def answer(record: RolloutRecord, candidate: str = "") -> Answer:
     """Judge a rollout for another tool.
 
     Args:
-        record: Of the latest rollout.
-        candidate: Recipe that the tool asks about, "" for whichever. The verdict on another one says
-            nothing of it, such as that of the last rollout while the next has not begun.
+        record: Record of the latest rollout.
+        candidate: Recipe that the tool asks about; "" for any. The verdict on another recipe does not apply,
+            such as that of the previous rollout before the next one has started.
 
     Raises:
         CanaryError: As ``judgement``.

@@ -1,0 +1,1 @@
+"""Compares every supported family of networks with transformers."""

@@ -1,0 +1,167 @@
+"""Compare every supported family of networks with transformers: ``python -m benchmarks.families``.
+
+Networks are small and random, and have every feature of their family. For each, the program compares the
+logits of the float32 engine and 64 greedy tokens with transformers in float32, on texts longer than the
+attention windows; renders chats in the style of the family's template and answers one; counts rows of a
+verification whose bits differ from those of plain decoding, and positions of a prompt whose bits depend on
+how it is cut; and measures how far INT8 and INT4 are from float32. Random weights exaggerate that, so
+``benchmarks.quantized_pair`` measures trained ones. The last line of standard output is JSON. Exit codes:
+0 success; 1 a family differs; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.families.chats import Chat, compare_chat, num_equal, transformers_tokens
+from benchmarks.families.divergence import Divergence
+from benchmarks.families.engines import (
+    TokenIds,
+    compile_network,
+    decoded_rows,
+    greedy_tokens,
+    prompt_logits,
+)
+from benchmarks.families.networks import FAMILY_CONFIGS, save_model
+from build.networks.source import open_network
+from pipelines.executor.step import Chunk
+from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
+from pipelines.reporting.conditions import conditions
+
+EXACT = 1e-4
+"""Largest difference between float32 logits; those of our networks are at most about 130."""
+
+NUM_GREEDY = 64
+
+_NUM_TOKENS, _NUM_PROMPT, _NUM_ROWS, _MAX_SEQ_LEN = 200, 130, 20, 256
+_OTHER_CUTS = 2, 63, 148
+_OTHER = Chunk(np.arange(7, dtype=np.int32), 20, tuple(range(10, 14)), as_rows=True, num_logits=7)
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """A quantized network beside its float32 one.
+
+    Attributes:
+        divergence: Over a random text.
+        num_rows_differing: As ``count_rows_differing`` counts them.
+    """
+
+    divergence: Divergence
+    num_rows_differing: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """One network beside transformers.
+
+    Attributes:
+        largest_error: Largest difference between float32 logits.
+        num_greedy_equal: Greedy tokens that are equal, from the first on.
+        num_rows_differing: As in ``Closeness``, of the float32 engine.
+        int8: INT8 beside float32.
+        int4: INT4 beside float32.
+        chat: The family's chat template; None if there is none here.
+    """
+
+    largest_error: float
+    num_greedy_equal: int
+    num_rows_differing: int
+    int8: Closeness
+    int4: Closeness
+    chat: Chat | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the family is computed as transformers does, and whether rows are independent."""
+        rows = (self.num_rows_differing, self.int8.num_rows_differing, self.int4.num_rows_differing)
+        is_chat_exact = self.chat is None or self.chat.is_exact
+        is_computed = self.largest_error < EXACT and self.num_greedy_equal == NUM_GREEDY
+        return is_computed and is_chat_exact and not any(rows)
+
+
+def compare(name: str, folder: Path) -> Family:
+    """Compare one network of ``FAMILY_CONFIGS`` with transformers.
+
+    Args:
+        name: Its name.
+        folder: Empty folder for checkpoint and engines.
+    """
+    import torch
+
+    model = save_model(name, folder / "checkpoint")
+    vocab_size = FAMILY_CONFIGS[name]["vocab_size"]
+    ids = np.random.default_rng(1).integers(0, vocab_size, _NUM_TOKENS, dtype=np.int32)
+    with torch.no_grad():
+        truth = model(torch.tensor(ids[None].astype(np.int64))).logits[0].numpy()
+    prompt = ids[:_NUM_PROMPT]
+    network = open_network(folder / "checkpoint", _MAX_SEQ_LEN).read()
+    exact = compile_network(folder / "none", network, "none")
+    logits = prompt_logits(exact, ids, _NUM_PROMPT)
+
+    def closeness(quantization: str) -> Closeness:
+        engine = compile_network(folder / quantization, network, quantization)
+        found = prompt_logits(engine, ids, _NUM_PROMPT)
+        return Closeness(Divergence.measure(logits, found, ids), count_rows_differing(engine, ids))
+
+    return Family(
+        largest_error=float(np.abs(logits - truth).max()),
+        num_greedy_equal=num_equal(
+            greedy_tokens(exact, prompt, NUM_GREEDY), transformers_tokens(model, prompt.tolist(), NUM_GREEDY)
+        ),
+        num_rows_differing=count_rows_differing(exact, ids),
+        int8=closeness("int8"),
+        int4=closeness("int4"),
+        chat=compare_chat(model.config.model_type, exact, model),
+    )
+
+
+def count_rows_differing(engine: Any, ids: TokenIds) -> int:
+    """Count positions of 150 tokens whose bits depend on what is computed beside them, or in which steps.
+
+    Rows of a verification are compared with plain decoding, and a prompt with the same prompt cut elsewhere.
+    """
+    ids = ids[: _NUM_PROMPT + _NUM_ROWS]
+    prompt, *cut_elsewhere = (prompt_logits(engine, ids, first) for first in (_NUM_PROMPT, *_OTHER_CUTS))
+    alone = decoded_rows(engine, ids, _NUM_PROMPT, 1)
+    together = [decoded_rows(engine, ids, _NUM_PROMPT, rows, _OTHER) for rows in (2, 5, 10)]
+    pairs = [*((alone, rows) for rows in together), *((prompt, chunks) for chunks in cut_elsewhere)]
+    return int(sum((one != other).any(axis=1).sum() for one, other in pairs))
+
+
+def _compare_all(command_line: list[str]) -> int:
+    found = {}
+    for name in FAMILY_CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            family = found[name] = compare(name, Path(folder))
+        print(
+            f"{name}: logits {family.largest_error:.1e}, {family.num_greedy_equal} of {NUM_GREEDY} greedy "
+            f"tokens, {'exact' if family.is_exact else 'NOT EXACT'}",
+            flush=True,
+        )
+    document = {
+        "conditions": conditions("benchmarks.families", command_line),
+        "limit": EXACT,
+        "num_greedy": NUM_GREEDY,
+        "families": {name: {**asdict(family), "is_exact": family.is_exact} for name, family in found.items()},
+    }
+    print(json.dumps(document))
+    return EXIT_PASS if all(family.is_exact for family in found.values()) else EXIT_FAIL
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__).parse_args(arguments)
+    return run_program(lambda: _compare_all(sys.argv[1:] if arguments is None else arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

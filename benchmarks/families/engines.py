@@ -1,0 +1,105 @@
+"""Compile a small network, and compute logits with its engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from build.networks.network import Network
+from build.networks.weight_only import apply_quantization
+from build.openvino.engine import EngineSettings, write_engine
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk, pack
+from pipelines.manifest import EngineFiles
+
+NUM_BLOCKS = 16
+BLOCKS = tuple(range(1, 9))
+
+Logits = npt.NDArray[np.float32]
+TokenIds = npt.NDArray[np.int32]
+
+
+def compile_network(folder: Path, network: Network, quantization: str, attention: str = "openvino") -> Engine:
+    """Write an engine to a folder and load it.
+
+    Args:
+        folder: Created; must not exist.
+        network: As read from a checkpoint.
+        quantization: ``none`` or ``checkpoint``; ``int8`` or ``int4``, with which the output head becomes
+            INT8 and activations are rounded.
+        attention: ``openvino`` or ``draftproof``.
+    """
+    folder.mkdir(parents=True)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text("{}", encoding="utf-8")
+    is_rounded = quantization in ("int8", "int4")
+    settings = EngineSettings(
+        role="target",
+        recipe="families",
+        quantization=quantization,
+        kv_cache_dtype="float32",
+        num_threads=2,
+        end_ids=(0,),
+        fingerprint="0" * 64,
+        origin={},
+        dynamic_quantization=is_rounded,
+        attention=attention,
+    )
+    network = apply_quantization(network, quantization, "int8" if is_rounded else "checkpoint")
+    write_engine(folder / "engine", network, tokenizer, settings)
+    return Engine(EngineFiles(folder / "engine"), NUM_BLOCKS)
+
+
+def step(engine: Engine, *chunks: Chunk) -> Logits:
+    """Compute one step, [rows, vocab]."""
+    return engine.step(pack(chunks, engine.config.kv_block_size)).copy()
+
+
+def prompt_logits(engine: Engine, ids: TokenIds, num_first: int) -> Logits:
+    """Compute the logits of a text in two chunks, [tokens, vocab].
+
+    Args:
+        engine: The engine.
+        ids: The text; at most 256 tokens.
+        num_first: Tokens of the first chunk.
+    """
+    rest = len(ids) - num_first
+    first = Chunk(ids[:num_first], 0, BLOCKS, as_rows=False, num_logits=num_first)
+    second = Chunk(ids[num_first:], num_first, BLOCKS, as_rows=False, num_logits=rest)
+    return np.concatenate([step(engine, first), step(engine, second)])
+
+
+def decoded_rows(engine: Engine, ids: TokenIds, num_prompt: int, rows: int, *others: Chunk) -> Logits:
+    """Compute the logits after a prompt, as verification does: so many tokens a step, each a row.
+
+    Args:
+        engine: The engine.
+        ids: Prompt and further tokens, whose number is a multiple of ``rows``.
+        num_prompt: Tokens of the prompt.
+        rows: Rows of each step.
+        *others: What else each step computes.
+    """
+    step(engine, Chunk(ids[:num_prompt], 0, BLOCKS, as_rows=False, num_logits=1))
+    found = []
+    for start in range(num_prompt, len(ids), rows):
+        chunk = Chunk(ids[start : start + rows], start, BLOCKS, as_rows=True, num_logits=rows)
+        found.append(step(engine, chunk, *others)[:rows])
+    return np.concatenate(found)
+
+
+def greedy_tokens(engine: Engine, prompt: TokenIds, count: int) -> list[int]:
+    """Decode greedily, one row a step."""
+    logits = step(engine, Chunk(prompt, 0, BLOCKS, as_rows=False, num_logits=1))
+    tokens = [int(logits[0].argmax())]
+    while len(tokens) < count:
+        chunk = Chunk(
+            np.array(tokens[-1:], np.int32),
+            len(prompt) + len(tokens) - 1,
+            BLOCKS,
+            as_rows=True,
+            num_logits=1,
+        )
+        tokens.append(int(step(engine, chunk)[0].argmax()))
+    return tokens

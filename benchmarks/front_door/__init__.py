@@ -1,0 +1,1 @@
+"""Measures what OpenAI's API and structured output cost."""

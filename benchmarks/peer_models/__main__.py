@@ -1,0 +1,142 @@
+"""Convert a recipe's pair for other engines: ``python -m benchmarks.peer_models --recipe demo-large``.
+
+The weights are those of the recipe's engines, including growth. Each role is written in three formats:
+``hugging_face`` (floating point), ``compressed_tensors`` (INT8, only if the recipe asks for it) and
+``openvino`` (INT8, the graph that OpenVINO GenAI reads). ``models.json`` records the settings of the engines.
+It is written last, so a folder that contains it is complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from benchmarks.peer_models.stateful_graph import build_stateful_graph
+from build.checkpoints.checkpoint import read_checkpoint
+from build.checkpoints.quantized_checkpoint import checkpoint_for
+from build.command_line import print_line, recipe_parser, run_command
+from build.engines import build_engines
+from build.hugging_face.write import write_hugging_face
+from build.networks.growth import grow
+from build.networks.network import Network, network_from_checkpoint
+from build.networks.weight_only import apply_quantization
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from pipelines.manifest import sha256_file, sha256_json
+
+_ROLES = ("target", "draft")
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "engine.json").read_text(encoding="utf-8"))
+    return document
+
+
+def _in_memory(network: Network) -> Network:
+    """Return the network with its layers in memory, so that they are not computed for each format."""
+    layers = [network.layer(index) for index in range(network.config.num_hidden_layers)]
+    return dataclasses.replace(network, layer=layers.__getitem__)
+
+
+def _write_role(
+    directory: Path, engine: EngineRecipe, checkpoint: Path, end_ids: list[int]
+) -> dict[str, str]:
+    """Write a network in all formats, and return format -> folder, relative to ``directory``'s parent."""
+    network = network_from_checkpoint(read_checkpoint(checkpoint))
+    if engine.growth is not None:
+        network = grow(network, engine.growth)
+    network = _in_memory(network)
+    tokenizer = checkpoint / "tokenizer.json"
+    floating = apply_quantization(network, "none", "checkpoint")
+    quantized = _in_memory(apply_quantization(network, engine.quantization, engine.lm_head))
+    forms = {"hugging_face": floating, "openvino": quantized}
+    if any(linear.weight.dtype == "I8" for linear in quantized.layer(0).linears()):
+        forms["compressed_tensors"] = quantized
+    for form, weights in forms.items():
+        folder = directory / form
+        if form == "openvino":
+            folder.mkdir(parents=True)
+            # compress_to_fp16 would round scales and norms.
+            ov.save_model(
+                build_stateful_graph(weights), folder / "openvino_model.xml", compress_to_fp16=False
+            )
+            for path in (directory / "hugging_face").glob("*.json"):
+                shutil.copyfile(path, folder / path.name)
+        else:
+            write_hugging_face(folder, weights, tokenizer, end_ids)
+    return {form: f"{directory.name}/{form}" for form in forms}
+
+
+def build_peer_models(
+    recipe: Recipe,
+    output: Path,
+    engines: Path = REPOSITORY_ROOT / "engines",
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Convert a recipe's pair for other engines, unless that is done already.
+
+    Args:
+        recipe: The pair; its engines are built first if necessary.
+        output: Folder for ``target/``, ``draft/`` and ``models.json``; its content is deleted first.
+        engines: Folder that holds the engines.
+        report: Called with one line per stage.
+
+    Returns:
+        The content of ``models.json``: ``fingerprint``; ``recipe``; ``end_ids``; ``num_threads``;
+        ``compile_properties`` of the target's engine; ``max_seq_len``; ``max_num_tokens`` of a step;
+        ``max_batch_size``; and for each role its formats and their folders in ``output``.
+
+    Raises:
+        DraftproofError: See ``build_engines``.
+    """
+    built = build_engines(recipe, engines, report)
+    description = _description(Path(built["target"]))
+    sources = {path.name: sha256_file(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    names = [Path(built[role]).name for role in _ROLES]
+    serving = dataclasses.asdict(recipe.serving)
+    fingerprint = sha256_json({"engines": names, "sources": sources, "serving": serving})
+    index = output / "models.json"
+    if index.is_file():
+        document: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        if document["fingerprint"] == fingerprint:
+            report(f"{output} is up to date")
+            return document
+    shutil.rmtree(output, ignore_errors=True)
+    document = {
+        "fingerprint": fingerprint,
+        "recipe": recipe.name,
+        "end_ids": description["end_ids"],
+        "num_threads": description["num_threads"],
+        "compile_properties": description["compile_properties"],
+        **{key: serving[key] for key in ("max_seq_len", "max_num_tokens", "max_batch_size")},
+    }
+    for role in _ROLES:
+        report(f"{role}: writing {output / role}")
+        checkpoint = checkpoint_for(recipe, role, engines)
+        document[role] = _write_role(output / role, getattr(recipe, role), checkpoint, document["end_ids"])
+    index.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return document
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the last line of standard output is JSON."""
+    parser = recipe_parser("python -m benchmarks.peer_models", "Convert a recipe's pair for other engines.")
+    parser.add_argument("--output", type=Path, default=None, help="folder (default: .run/peers/<name>)")
+    options = parser.parse_args(arguments)
+
+    def work() -> dict[str, Any]:
+        recipe = load_recipe(options.recipe)
+        output = options.output or REPOSITORY_ROOT / ".run" / "peers" / recipe.name
+        return build_peer_models(recipe, output.resolve(), report=print_line)
+
+    return run_command(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

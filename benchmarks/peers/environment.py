@@ -1,0 +1,73 @@
+"""Create a virtual environment for each peer in ``.venv-peers/``, from its pinned requirements."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.peers.peers import Peer
+from pipelines.errors import PeerError
+
+_ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = _ROOT / ".venv-peers"
+REQUIREMENTS = _ROOT / "requirements"
+
+_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--only-binary", ":all:")
+_LAST_LINES = 5  # lines of a failed installation that an error quotes
+
+
+def _run(command: Sequence[str], log: Path) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        telling = [line for line in lines if line.strip() and not line.startswith("WARNING")]
+        last = " | ".join(telling[-_LAST_LINES:])
+        raise PeerError(
+            "an environment could not be created",
+            values=f"{' '.join(command[1:])} exited with code {done.returncode}: {last}",
+            limit="needs Linux on x86-64, Python 3.11 for vLLM, and a package index with the pinned versions",
+            remedy=f"read {log}; the other engines are measured without it",
+        )
+
+
+def ensure_environment(
+    peer: Peer,
+    environments: Path = ENVIRONMENTS,
+    requirements: Path = REQUIREMENTS,
+    run: Callable[[Sequence[str], Path], None] = _run,
+) -> Path:
+    """Create a peer's environment, unless it exists with the same requirements.
+
+    Args:
+        peer: The peer.
+        environments: Folder of all environments.
+        requirements: Folder with ``peers-<name>.txt`` and ``torch.txt``.
+        run: Run a command with its output appended to a log; raises ``PeerError``.
+
+    Returns:
+        Path of its interpreter.
+
+    Raises:
+        PeerError: The installation failed.
+    """
+    folder = environments / peer.name
+    interpreter = folder / "bin" / "python"
+    files = [requirements / f"peers-{peer.name}.txt", *([requirements / "torch.txt"] * peer.needs_torch)]
+    identity = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    stamp = folder / "installed.sha256"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == identity:
+        return interpreter
+    environments.mkdir(parents=True, exist_ok=True)
+    log = environments / f"{peer.name}.log"
+    log.write_text("", encoding="utf-8")
+    run([sys.executable, "-m", "venv", "--clear", str(folder)], log)
+    run([str(interpreter), *_INSTALL, "--no-deps", "--require-hashes", "-r", str(files[0])], log)
+    if peer.needs_torch:
+        # Without hashes, because the user chooses the build of torch.
+        run([str(interpreter), *_INSTALL, "--no-deps", "-r", str(files[1])], log)
+    stamp.write_text(identity, encoding="utf-8")
+    return interpreter

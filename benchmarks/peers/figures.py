@@ -1,0 +1,148 @@
+"""Compute medians and spreads of rates, and of ratios within repetitions, from measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, OURS_ALONE, Arm
+from benchmarks.peers.schedule import Measurement
+
+ALL_SETS = "all"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, minimum and maximum over repetitions."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ArmFigures:
+    """Results of an arm on a prompt set, or on all sets together, at one load.
+
+    Attributes:
+        arm: The arm.
+        prompt_set: Name of the prompt set, or ``all``.
+        num_at_once: Concurrent requests.
+        output_tokens_per_s: Output tokens per second of all requests together.
+        ratio_to_alone: Ratio to the same engine's target alone; None if that was not measured.
+        ours_to_this: Tokens per second of our adaptive arm divided by those of this arm.
+        num_answers: Answers in all repetitions.
+        num_different: Answers that differ from the same engine's target alone, in the same repetition.
+        num_unsteady: Answers that differ from those of the same arm in its first repetition.
+        same_as_ours: Share of output tokens before the first that differs from our target's answer, 0 to 1.
+    """
+
+    arm: Arm
+    prompt_set: str
+    num_at_once: int
+    output_tokens_per_s: Spread
+    ratio_to_alone: Spread | None
+    ours_to_this: Spread
+    num_answers: int
+    num_different: int
+    num_unsteady: int
+    same_as_ours: float
+
+
+_Key = tuple[Arm, str, int]
+
+
+def figures_of(measurements: Sequence[Measurement]) -> list[ArmFigures]:
+    """Compute the figures of every arm, set and load, and of all sets together if there are several.
+
+    For an arm that failed early, the repetitions before that are compared.
+    """
+    together = [*measurements, *_joined(measurements)]
+    groups: dict[_Key, dict[int, Measurement]] = {}
+    for entry in together:
+        groups.setdefault((entry.arm, entry.prompt_set, entry.num_at_once), {})[entry.repetition] = entry
+    return [_figures(key, groups) for key in groups]
+
+
+def _joined(measurements: Sequence[Measurement]) -> Iterable[Measurement]:
+    """Join the measurements of an arm on all prompt sets, for each repetition."""
+    names = {entry.prompt_set for entry in measurements}
+    parts: dict[tuple[Arm, int, int], list[Measurement]] = {}
+    for entry in measurements:
+        parts.setdefault((entry.arm, entry.num_at_once, entry.repetition), []).append(entry)
+    for (arm, num_at_once, repetition), entries in parts.items():
+        if 1 < len(names) == len(entries):
+            answers = tuple(answer for entry in entries for answer in entry.answers)
+            wall_s = sum(entry.wall_s for entry in entries)
+            yield Measurement(arm, ALL_SETS, num_at_once, repetition, answers, wall_s)
+
+
+def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> ArmFigures:
+    arm, prompt_set, num_at_once = key
+    entries = groups[key]
+    alone = groups.get((arm.alone, prompt_set, num_at_once), {})
+    ours = groups.get((OURS_ADAPTIVE, prompt_set, num_at_once), {})
+    ours_alone = groups.get((OURS_ALONE, prompt_set, num_at_once), {})
+    first = entries[min(entries)].answers
+    to_alone = [_rate(entry) / _rate(alone[index]) for index, entry in entries.items() if index in alone]
+    return ArmFigures(
+        arm=arm,
+        prompt_set=prompt_set,
+        num_at_once=num_at_once,
+        output_tokens_per_s=_spread(map(_rate, entries.values())),
+        ratio_to_alone=_spread(to_alone) if to_alone else None,
+        ours_to_this=_spread(
+            _rate(ours[index]) / _rate(entry) for index, entry in entries.items() if index in ours
+        ),
+        num_answers=sum(len(entry.answers) for entry in entries.values()),
+        num_different=sum(
+            _num_different(entry.answers, alone[index].answers)
+            for index, entry in entries.items()
+            if index in alone
+        ),
+        num_unsteady=sum(_num_different(entry.answers, first) for entry in entries.values()),
+        same_as_ours=_common_share(
+            [
+                (mine, wanted)
+                for index, entry in entries.items()
+                if index in ours_alone
+                for mine, wanted in zip(entry.answers, ours_alone[index].answers, strict=True)
+            ]
+        ),
+    )
+
+
+def _rate(entry: Measurement) -> float:
+    return max(entry.num_output_tokens, 1) / entry.wall_s
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    known = list(values)
+    return Spread(statistics.median(known), min(known), max(known))
+
+
+def _num_different(answers: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> int:
+    return sum(mine != other for mine, other in zip(answers, wanted, strict=True))
+
+
+def _common_share(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
+    common = total = 0
+    for mine, wanted in pairs:
+        same = [a == b for a, b in zip(mine, wanted, strict=False)]
+        common += same.index(False) if False in same else len(same)
+        total += max(len(mine), len(wanted))
+    return common / total if total else 1.0
+
+
+def best_lengths(figures: Sequence[ArmFigures]) -> list[ArmFigures]:
+    """Return the speculative arm with the highest median rate for each peer, set and load."""
+    best: dict[tuple[str, str, int], ArmFigures] = {}
+    for entry in figures:
+        if entry.arm.engine == OURS or entry.arm.num_draft_tokens == 0:
+            continue
+        key = (entry.arm.engine, entry.prompt_set, entry.num_at_once)
+        current = best.get(key)
+        if current is None or entry.output_tokens_per_s.median > current.output_tokens_per_s.median:
+            best[key] = entry
+    return list(best.values())

@@ -1,0 +1,88 @@
+"""Read the models that ``python -m benchmarks.peer_models`` wrote, and tokenize prompts for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.messages import LoadRequest
+from benchmarks.peers.peers import Arm, Peer
+from benchmarks.peers.runners import TokenizedPrompt
+from pipelines.command_line.prompts import Prompt
+from pipelines.deploy.server import run_directory
+from pipelines.errors import PeerError
+
+
+@dataclass(frozen=True)
+class PeerModels:
+    """A recipe's pair in the formats of other engines.
+
+    Attributes:
+        folder: Folder of ``models.json``.
+        content: Content of ``models.json`` (``benchmarks/peer_models/__main__.py``).
+    """
+
+    folder: Path
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, recipe: str) -> PeerModels:
+        """Read the models of a recipe.
+
+        Raises:
+            PeerError: They do not exist.
+        """
+        run = run_directory(recipe)
+        folder = run.parent / "peers" / run.name
+        try:
+            return cls(folder, json.loads((folder / "models.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise PeerError(
+                "the models for other engines do not exist",
+                values=str(error),
+                limit="they must be written before the comparison",
+                remedy=f"run python -m benchmarks.peer_models --recipe {recipe}",
+            ) from None
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end an answer."""
+        return tuple(self.content["end_ids"])
+
+    def load_request(self, peer: Peer, arm: Arm, max_concurrency: int) -> LoadRequest:
+        """Return the load request for one of a peer's arms.
+
+        Raises:
+            PeerError: The weights were not written in a format that this peer reads.
+        """
+        form = next((form for form in peer.forms if form in self.content["target"]), None)
+        if form is None:
+            raise PeerError(
+                f"{peer.name} has no weights in a format that it reads",
+                values=f"it reads {', '.join(peer.forms)}; written: {', '.join(self.content['target'])}",
+                remedy="write them with python -m benchmarks.peer_models",
+            )
+        return LoadRequest(
+            target=str(self.folder / self.content["target"][form]),
+            draft=str(self.folder / self.content["draft"][form]) if arm.num_draft_tokens else None,
+            num_draft_tokens=arm.num_draft_tokens or 0,
+            num_threads=int(self.content["num_threads"]),
+            max_concurrency=max_concurrency,
+            max_seq_len=int(self.content["max_seq_len"]),
+            max_num_tokens=int(self.content["max_num_tokens"]),
+            end_ids=self.end_ids,
+            compile_properties=self.content["compile_properties"],
+        )
+
+    def tokenized(self, prompts: Sequence[Prompt]) -> tuple[TokenizedPrompt, ...]:
+        """Return prompts with their tokens."""
+        from tokenizers import Tokenizer
+
+        folder = self.folder / self.content["target"]["hugging_face"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return tuple(
+            TokenizedPrompt(prompt.text, tuple(tokenizer.encode(prompt.text).ids)) for prompt in prompts
+        )

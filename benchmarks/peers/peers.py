@@ -1,0 +1,95 @@
+"""Engines that ours is compared with, and the arms of the comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS = "draftproof"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine that ours is compared with.
+
+    Attributes:
+        name: Short name, also of ``.venv-peers/<name>/`` and ``requirements/peers-<name>.txt``.
+        title: Full name.
+        module: Module of its program.
+        forms: Formats of weights that it reads (``benchmarks/peer_models/``), best first.
+        draft_lengths: Fixed draft lengths to measure.
+        needs_torch: Whether ``requirements/torch.txt`` belongs to its environment.
+        max_concurrency: Most concurrent requests with speculation; None for no limit.
+        preloaded: Library of its environment to be set in LD_PRELOAD, as its manual recommends; "" for none.
+    """
+
+    name: str
+    title: str
+    module: str
+    forms: tuple[str, ...]
+    draft_lengths: tuple[int, ...]
+    needs_torch: bool
+    max_concurrency: int | None = None
+    preloaded: str = ""
+
+
+PEERS = (
+    Peer(
+        "genai",
+        "OpenVINO GenAI, ContinuousBatchingPipeline",
+        "benchmarks.peers.programs.openvino_genai",
+        ("openvino",),
+        (2, 4, 6, 8),
+        needs_torch=False,
+    ),
+    Peer(
+        "hf",
+        "Hugging Face transformers, generate",
+        "benchmarks.peers.programs.hugging_face",
+        ("hugging_face",),
+        (4,),
+        needs_torch=True,
+        max_concurrency=1,
+    ),
+    Peer(
+        "vllm",
+        "vLLM on CPUs, method draft_model",
+        "benchmarks.peers.programs.vllm_cpu",
+        ("compressed_tensors", "hugging_face"),
+        (4,),
+        needs_torch=True,
+        preloaded="lib/libiomp5.so",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An engine with one setting of speculation.
+
+    Attributes:
+        engine: ``draftproof`` or the name of a peer.
+        num_draft_tokens: 0 for the target alone; None if the engine chooses, as only ours does.
+    """
+
+    engine: str
+    num_draft_tokens: int | None
+
+    @property
+    def alone(self) -> Arm:
+        """Return the arm of the same engine's target alone."""
+        return Arm(self.engine, 0)
+
+    def __str__(self) -> str:
+        if self.num_draft_tokens == 0:
+            return f"{self.engine} target alone"
+        length = "adaptive" if self.num_draft_tokens is None else f"K={self.num_draft_tokens}"
+        return f"{self.engine} {length}"
+
+
+OURS_ALONE = Arm(OURS, 0)
+OURS_ADAPTIVE = Arm(OURS, None)
+
+
+def arms_of(peer: Peer) -> tuple[Arm, ...]:
+    """Return the arms of a peer: its target alone, and each draft length."""
+    return (Arm(peer.name, 0), *(Arm(peer.name, length) for length in peer.draft_lengths))

@@ -1,0 +1,1 @@
+"""Measure drafts that have only a part of the target's tokens."""

@@ -1,0 +1,194 @@
+"""Copy a version of this repository into a folder, build a recipe's server there, and run it.
+
+Everything is done by the programs of that version, which are the same in every version: ``build.repository``
+and ``pipelines.deploy``.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.rendering.template_values import calibration_file
+from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.server import run_directory
+from pipelines.errors import InvalidRequestError, VerificationError
+
+_ROOT = Path(__file__).resolve().parents[2]
+ENGINES = _ROOT / "engines"
+_LAST_LINES = 5  # of a failed program that an error quotes
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Engine directories of a version's pair."""
+
+    draft: Path
+    target: Path
+
+    @property
+    def calibration(self) -> Path:
+        """Return the path of the pair's calibration."""
+        return calibration_file(self.draft, self.target)
+
+    def are_same_as(self, other: Engines) -> bool:
+        """Return whether both compute the same; fingerprints differ with the source text of the compiler."""
+        return all(
+            filecmp.cmp(own / name, others / name, shallow=False)
+            for own, others in ((self.draft, other.draft), (self.target, other.target))
+            for name in ("engine.bin", "engine.xml")
+        )
+
+
+@dataclass(frozen=True)
+class RunningVersion:
+    """A server of a version.
+
+    Attributes:
+        ports: Ports that it listens on.
+        start_s: Seconds from the start of the command until it was ready.
+    """
+
+    ports: Ports
+    start_s: float
+
+    def url(self, protocol: str) -> str:
+        """Return its address for ``grpc`` or ``http``."""
+        return f"{protocol}://{HOST}:{getattr(self.ports, protocol)}"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A copy of a version.
+
+    Attributes:
+        name: What errors call it.
+        tree: Its root folder.
+        recipe: Name of a recipe, which that version has, or path of a YAML file.
+    """
+
+    name: str
+    tree: Path
+    recipe: str
+
+    @classmethod
+    def of_checkout(cls, tree: Path, recipe: str) -> Version:
+        """Copy the working tree, without what git ignores, into ``tree``."""
+        listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout.split(b"\0")
+        present = b"\0".join(path for path in listed if path and (_ROOT / os.fsdecode(path)).exists())
+        packed = subprocess.run(
+            ["tar", "-c", "-C", str(_ROOT), "--null", "-T", "-"],
+            input=present,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        return cls._unpacked("the checkout", packed.stdout, tree, recipe)
+
+    @classmethod
+    def of_commit(cls, commit: str, tree: Path, recipe: str) -> Version:
+        """Copy a commit into ``tree``; raises InvalidRequestError if this clone does not have it."""
+        packed = _git("archive", resolve(commit))
+        return cls._unpacked(f"commit {commit}", packed.stdout, tree, recipe)
+
+    @classmethod
+    def _unpacked(cls, name: str, packed: bytes, tree: Path, recipe: str) -> Version:
+        tree.mkdir(parents=True)
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=packed, check=True)
+        return cls(name, tree, recipe)
+
+    def build(self, engines: Path, other: Engines | None = None) -> Engines:
+        """Build the recipe's engines, calibrate them, and render its repository.
+
+        Args:
+            engines: Folder whose engines are used if this version computes the same fingerprints.
+            other: Engines of another version. If this version's are the same, so is the calibration, since
+                two measurements would differ and with them the draft lengths.
+
+        Raises:
+            VerificationError: The version's own program failed.
+        """
+        name = run_directory(self.recipe).name
+        for file in (engines / name).rglob("*"):
+            if file.is_file() and file.name != ".lock":
+                _link(file, self.tree / "engines" / file.relative_to(engines))
+        built = json.loads(self._run("build.engines", "--recipe", self.recipe).splitlines()[-1])
+        own = Engines(Path(built["draft"]), Path(built["target"]))
+        if other is not None and own.are_same_as(other) and not own.calibration.exists():
+            _link(other.calibration, own.calibration)
+        self._run("build.repository", "--recipe", self.recipe)
+        return own
+
+    @contextmanager
+    def running(self) -> Iterator[RunningVersion]:
+        """Run a server on free ports; raises VerificationError if it does not start."""
+        ports = Ports.free()
+        started_s = time.monotonic()
+        try:
+            self._run(
+                *("pipelines.deploy", "serve", "--recipe", self.recipe, "--http-port", str(ports.http)),
+                *("--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)),
+            )
+            yield RunningVersion(ports, time.monotonic() - started_s)
+        finally:
+            self._program("pipelines.deploy", "stop", "--recipe", self.recipe)
+
+    def _program(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        # Not an option, which earlier versions do not know. Both versions would use the same port.
+        environment = {**os.environ, "DRAFTPROOF_OPENAI_PORT": "0"}
+        return subprocess.run(
+            command, cwd=self.tree, env=environment, capture_output=True, text=True, check=False
+        )
+
+    def _run(self, module: str, *arguments: str) -> str:
+        done = self._program(module, *arguments)
+        for line in done.stdout.splitlines():
+            if line.startswith("warning: "):
+                print(f"{self.name}: {line}", file=sys.stderr)
+        if done.returncode:
+            raise VerificationError(
+                f"a program of {self.name} failed",
+                values=f"{module}: exit code {done.returncode}: {_end_of(done.stderr)}",
+                limit=f"it must run with the packages of {sys.executable}",
+                remedy="fix the error, or compare with a commit that needs the same packages",
+            )
+        return done.stdout
+
+
+def resolve(commit: str) -> str:
+    """Return the full hash of a commit; raises InvalidRequestError if this clone does not have it."""
+    found = _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    if found.returncode:
+        raise InvalidRequestError(
+            "there is no such commit",
+            values=f"--before {commit}",
+            limit="a commit of this clone",
+            remedy="choose one from 'git log', or fetch it first",
+        )
+    return found.stdout.decode().strip()
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, check=False)
+
+
+def _link(source: Path, destination: Path) -> None:
+    """Make a hard link, or a copy on another file system."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        destination.hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, destination)
+
+
+def _end_of(text: str) -> str:
+    return " | ".join(text.strip().splitlines()[-_LAST_LINES:])

@@ -1,0 +1,138 @@
+// Sixteen floats in the registers of AVX-512 or AVX2.
+//
+// Each operation rounds once, in each lane alone. So both forms give the same bits, which a test compares.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace LANES {
+
+constexpr int kLanes = 16;
+
+struct Half {
+    uint16_t bits;
+};
+
+#ifdef __AVX512F__
+
+struct Lanes {
+    __m512 all;
+};
+
+inline __m256 low_half(Lanes x) { return _mm512_castps512_ps256(x.all); }
+inline __m256 high_half(Lanes x) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x.all), 1));
+}
+inline Lanes every(float x) { return {_mm512_set1_ps(x)}; }
+inline Lanes load(const float* from) { return {_mm512_loadu_ps(from)}; }
+inline Lanes load(const Half* from) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+}
+inline Lanes load(const uint8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+}
+inline void store(float* to, Lanes x) { _mm512_storeu_ps(to, x.all); }
+inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.all, b.all)}; }
+inline Lanes subtract(Lanes a, Lanes b) { return {_mm512_sub_ps(a.all, b.all)}; }
+inline Lanes multiply(Lanes a, Lanes b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.all, b.all)}; }
+inline Lanes nearest_integer(Lanes x) {
+    return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Lanes times_power_of_two(Lanes x, Lanes integer) {
+    const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(integer.all), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.all), exponent))};
+}
+// x, or 0 where `compared` is less than `limit`; NaN is not less.
+inline Lanes zero_where_less(Lanes x, Lanes compared, Lanes limit) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(compared.all, limit.all, _CMP_NLT_UQ), x.all)};
+}
+
+#else
+
+struct Lanes {
+    __m256 low, high;
+};
+
+inline __m256 low_half(Lanes x) { return x.low; }
+inline __m256 high_half(Lanes x) { return x.high; }
+inline Lanes every(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Lanes load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+inline Lanes load(const Half* from) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(from);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+inline __m256 load_eight(const uint8_t* from) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
+inline Lanes load(const uint8_t* from) { return {load_eight(from), load_eight(from + 8)}; }
+inline void store(float* to, Lanes x) {
+    _mm256_storeu_ps(to, x.low);
+    _mm256_storeu_ps(to + 8, x.high);
+}
+inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Lanes subtract(Lanes a, Lanes b) {
+    return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Lanes multiply(Lanes a, Lanes b) {
+    return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Lanes larger(Lanes a, Lanes b) {
+    return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Lanes nearest_integer(Lanes x) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
+}
+inline __m256 times_power_of_two(__m256 x, __m256 integer) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(integer), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
+}
+inline Lanes times_power_of_two(Lanes x, Lanes integer) {
+    return {times_power_of_two(x.low, integer.low), times_power_of_two(x.high, integer.high)};
+}
+// x, or 0 where `compared` is less than `limit`; NaN is not less.
+inline Lanes zero_where_less(Lanes x, Lanes compared, Lanes limit) {
+    return {_mm256_and_ps(x.low, _mm256_cmp_ps(compared.low, limit.low, _CMP_NLT_UQ)),
+            _mm256_and_ps(x.high, _mm256_cmp_ps(compared.high, limit.high, _CMP_NLT_UQ))};
+}
+
+#endif
+
+// Combine lane i with lane i + 8, then i + 4, i + 2 and i + 1.
+inline float sum(Lanes x) {
+    const __m256 eight = _mm256_add_ps(low_half(x), high_half(x));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+inline float largest(Lanes x) {
+    const __m256 eight = _mm256_max_ps(low_half(x), high_half(x));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+// e^x for x <= 0 with a relative error below 2e-7; 0 below -87, exactly 1 at 0, NaN of NaN.
+inline Lanes exponential(Lanes x) {
+    const Lanes limit = every(-87.0f);
+    const Lanes power = nearest_integer(multiply(larger(limit, x), every(1.44269504f)));
+    Lanes rest = multiply_add(power, every(-0.693359375f), x);  // ln 2 in two parts
+    rest = multiply_add(power, every(2.12194440e-4f), rest);
+    Lanes value = every(1.0f / 720);
+    for (float coefficient : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        value = multiply_add(value, rest, every(coefficient));
+    return zero_where_less(times_power_of_two(value, power), x, limit);
+}
+
+}  // namespace LANES

@@ -1,0 +1,1 @@
+"""Read and write checkpoints and tokenizers, without torch."""

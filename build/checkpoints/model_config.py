@@ -1,0 +1,188 @@
+"""Read the sizes of a network from ``config.json``.
+
+Three formats are supported: Hugging Face, TensorRT-LLM checkpoint and TensorRT-LLM engine. They hold the same
+settings under different names. Weights are never read, so this is fast for any model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import CheckpointError
+
+# With these types of scaling, max_position_embeddings is already the extended length.
+_NOT_MULTIPLIED = ("su", "longrope", "llama3", "default")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and types of a network, for preflight, the memory plan and engine builds.
+
+    Attributes:
+        path: File that it was read from.
+        is_hugging_face: Whether this is a Hugging Face checkpoint; otherwise it is TensorRT-LLM's.
+        architecture: Class name, such as ``LlamaForCausalLM``.
+        dtype: Type of the activations: ``bfloat16``, ``float16`` or ``float32``.
+        logits_dtype: ``float32`` unless the file says otherwise.
+        max_positions: Longest context, tokens, with rotary scaling applied as ``trtllm-build`` does.
+        qwen_type: TensorRT-LLM's name for the generation of a Qwen network; None for other families and for
+            Hugging Face checkpoints.
+        quant_algo: TensorRT-LLM's name for the quantization of the weights; None for floating point.
+        kv_cache_quant_algo: ``FP8``, ``INT8`` or None.
+        tp_size: Tensor parallel size of a TensorRT-LLM checkpoint; 1 for Hugging Face.
+        pp_size: Pipeline parallel size of a TensorRT-LLM checkpoint; 1 for Hugging Face.
+        parallel_embedding: Whether ranks split the embedding table; otherwise each has all of it.
+    """
+
+    path: Path
+    is_hugging_face: bool
+    architecture: str
+    dtype: str
+    logits_dtype: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    qwen_type: str | None
+    quant_algo: str | None
+    kv_cache_quant_algo: str | None
+    tp_size: int
+    pp_size: int
+    parallel_embedding: bool
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks, each of which has one file of weights."""
+        return self.tp_size * self.pp_size
+
+
+class _Reader:
+    """Read typed values from a parsed JSON object."""
+
+    def __init__(self, raw: Mapping[str, Any], path: Path) -> None:
+        self.raw, self.path = raw, path
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        """Return the value of the first key that is present."""
+        value = next((self.raw[key] for key in keys if self.raw.get(key) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.fail(f"{keys[0]}={value!r}", f"{keys[0]} must be an integer of at least 1")
+        return value
+
+    def fail(self, values: str, limit: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is not the configuration of a supported network",
+            values=values,
+            limit=limit,
+            remedy="use the config.json that came with the checkpoint",
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        CheckpointError: The file is missing or is not a JSON object.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read",
+            values=" ".join(str(error).split()),
+            limit="a checkpoint directory contains config.json, weights and tokenizer.json",
+            remedy="download the checkpoint to this directory, or correct the path in the recipe",
+        ) from None
+    if not isinstance(raw, dict):
+        raise _Reader({}, path).fail(f"a JSON {type(raw).__name__}", "config.json must be a JSON object")
+    return raw
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """Read the ``config.json`` of a Hugging Face or TensorRT-LLM checkpoint.
+
+    Raises:
+        CheckpointError: The file or a required key is missing.
+    """
+    path = directory / "config.json"
+    raw = read_json(path)
+    if "architecture" in raw:
+        return parse_tensorrt_llm(raw, path)
+    if isinstance(raw.get("architectures"), list) and raw["architectures"]:
+        return _parse_hugging_face(raw, path)
+    raise _Reader(raw, path).fail(
+        f"keys: {', '.join(list(raw)[:6])}", "architectures (Hugging Face) or architecture (TensorRT-LLM)"
+    )
+
+
+def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    """Parse the configuration of a TensorRT-LLM checkpoint, or ``pretrained_config`` of an engine.
+
+    Raises:
+        CheckpointError: A required key is missing.
+    """
+    mapping, quantization = raw.get("mapping") or {}, raw.get("quantization") or {}
+    sizes = _sizes(_Reader(raw, path), raw.get("rotary_scaling"), head_size="head_size")
+    return ModelConfig(
+        path=path,
+        is_hugging_face=False,
+        architecture=str(raw.get("architecture")),
+        dtype=str(raw.get("dtype")),
+        logits_dtype=str(raw.get("logits_dtype", "float32")),
+        qwen_type=raw.get("qwen_type"),
+        quant_algo=quantization.get("quant_algo"),
+        kv_cache_quant_algo=quantization.get("kv_cache_quant_algo"),
+        tp_size=mapping.get("tp_size", 1),
+        pp_size=mapping.get("pp_size", 1),
+        parallel_embedding=bool(raw.get("use_parallel_embedding", False)),
+        **sizes,
+    )
+
+
+def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    # transformers 5 renamed rope_scaling to rope_parameters.
+    sizes = _sizes(
+        _Reader(raw, path), raw.get("rope_scaling") or raw.get("rope_parameters"), head_size="head_dim"
+    )
+    return ModelConfig(
+        path=path,
+        is_hugging_face=True,
+        architecture=str(raw["architectures"][0]),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        logits_dtype="float32",
+        qwen_type=None,
+        quant_algo=None,
+        kv_cache_quant_algo=None,
+        tp_size=1,
+        pp_size=1,
+        # As make quantize exports it (ModelOpt, torch/export/tensorrt_llm_utils.py).
+        parallel_embedding=True,
+        **sizes,
+    )
+
+
+def _sizes(reader: _Reader, rotary_scaling: Any, head_size: str) -> dict[str, int]:
+    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    kind = factor = None
+    if isinstance(rotary_scaling, dict):
+        kind = rotary_scaling.get("rope_type", rotary_scaling.get("type", "default"))
+        factor = rotary_scaling.get("factor")
+    multiplied = factor if kind is not None and kind not in _NOT_MULTIPLIED and factor else 1
+    return {
+        "num_layers": reader.integer("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": reader.integer("num_key_value_heads", default=heads),
+        "head_size": reader.integer(head_size, default=hidden // heads),
+        "hidden_size": hidden,
+        "intermediate_size": reader.integer("intermediate_size"),
+        "vocab_size": reader.integer("vocab_size"),
+        "max_positions": int(reader.integer("max_position_embeddings") * multiplied),
+    }

@@ -1,0 +1,241 @@
+"""Find the checkpoint that an engine is compiled from, which may be a quantized one; without torch.
+
+A quantized checkpoint is the directory ``engines/<recipe>/checkpoints/<role>-<fingerprint>/``. It contains
+``config.json``, ``rank*.safetensors``, ``tokenizer.json`` and, written last, ``manifest.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from build.files.manifest import is_complete
+from build.quantization.calibration_text import text_path
+from build.quantization.source import CheckpointSource, check_can_be_quantized, read_checkpoint_source
+from build.recipe import EngineRecipe, Recipe
+from pipelines.errors import CheckpointError, RecipeError
+from pipelines.manifest import read_manifest, sha256_file, sha256_json
+
+FORMAT_VERSION = 1
+MODELOPT_VERSION = "0.47.0"
+CALIBRATED = ("fp8", "int8_sq", "int4_awq", "w4a8_awq")
+_FP8_KV_NEEDS = ("fp8", "w4a8_awq")
+_HERE = Path(__file__).resolve().parents[1] / "quantization"
+# Sources that influence the quantized weights. Other changes need no new calibration, which takes hours.
+_DECIDING = ("calibration_text.py", "modelopt_worker.py")
+
+
+@dataclass(frozen=True)
+class QuantizedCheckpoint:
+    """A planned quantized checkpoint.
+
+    Attributes:
+        role: ``draft`` or ``target``.
+        source: Checkpoint that is quantized.
+        settings: Settings of the quantization, a JSON object.
+        source_sha256: SHA-256 of each source file, by name.
+        fingerprint: Hash of role, source and settings.
+        directory: Directory that it is written to.
+    """
+
+    role: str
+    source: CheckpointSource
+    settings: Mapping[str, Any]
+    source_sha256: Mapping[str, str]
+    fingerprint: str
+    directory: Path
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether it exists."""
+        return is_complete(self.directory, self.fingerprint)
+
+
+def checkpoint_for(recipe: Recipe, role: str, engines: Path) -> Path:
+    """Return the directory that this role's engine is compiled from.
+
+    Args:
+        recipe: The pair; the result depends on its ``runtime``.
+        role: ``draft`` or ``target``.
+        engines: Folder that holds the engines.
+
+    Returns:
+        The recipe's own checkpoint if the runtime can use it unchanged, otherwise the quantized one.
+
+    Raises:
+        CheckpointError: The quantized checkpoint is missing, or its source has changed since.
+        RecipeError: The recipe combines settings that exclude each other.
+    """
+    plan = plan_checkpoint(recipe, role, engines)
+    if plan is None:
+        engine: EngineRecipe = getattr(recipe, role)
+        return engine.checkpoint_directory
+    if plan.is_made:
+        return plan.directory
+    others = [
+        directory
+        for directory in sorted(plan.directory.parent.glob(f"{role}-*"))
+        if (read_manifest(directory) or {}).get("settings") == plan.settings
+    ]
+    raise CheckpointError(
+        f"recipe {recipe.name}: the {role}'s quantized checkpoint does not exist",
+        values=f"{others[0].name} was made before {plan.source.directory} changed"
+        if others
+        else f"looked for {plan.directory}",
+        limit=f"quantization: {plan.settings['quantization']} is made from {plan.source.directory}",
+        remedy=f"run make quantize RECIPE={recipe.argument}",
+    )
+
+
+def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckpoint | None:
+    """Return the quantized checkpoint that a role needs; None if the recipe's own can be used.
+
+    Raises:
+        CheckpointError, RecipeError: As for ``checkpoint_for``, except that it may be missing.
+    """
+    engine: EngineRecipe = getattr(recipe, role)
+    source = read_checkpoint_source(engine.checkpoint_directory)
+    sizes = engine.tensorrt_llm
+    mapping = (sizes.tp_size, sizes.pp_size) if recipe.runtime == "tensorrt_llm" else (1, 1)
+    if _can_use_unchanged(recipe, engine, source, mapping):
+        return None
+    _check(recipe, role, source, mapping)
+    settings: dict[str, Any] = {
+        "quantization": engine.quantization,
+        "kv_cache_dtype": sizes.kv_cache_dtype if engine.quantization in CALIBRATED else "model",
+        "tp_size": mapping[0],
+        "pp_size": mapping[1],
+        "pad_vocab_size_to": engine.pad_vocab_size_to,
+        "calibration": _calibration(recipe) if engine.quantization in CALIBRATED else None,
+        "modelopt_version": MODELOPT_VERSION,
+        "format_version": FORMAT_VERSION,
+        "code_sha256": {name: sha256_file(_HERE / name) for name in _DECIDING},
+    }
+    folder = engines / recipe.name / "checkpoints"
+    hashes = _known_hashes(folder, role, source) or {path.name: sha256_file(path) for path in source.files}
+    fingerprint = sha256_json({"role": role, "source": hashes, "settings": settings})
+    directory = folder / f"{role}-{fingerprint[:16]}"
+    return QuantizedCheckpoint(role, source, settings, hashes, fingerprint, directory)
+
+
+def file_stamps(source: CheckpointSource) -> dict[str, list[int]]:
+    """Return size and modification time (nanoseconds) of each source file."""
+    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in source.files}
+
+
+def _known_hashes(folder: Path, role: str, source: CheckpointSource) -> dict[str, str] | None:
+    """Return the hashes of an earlier manifest if no file has changed; hashing 140 GB takes minutes."""
+    stamps = file_stamps(source)
+    for directory in folder.glob(f"{role}-*"):
+        manifest = read_manifest(directory) or {}
+        if manifest.get("source_stamps") == stamps and manifest.get("source") == str(source.directory):
+            hashes: dict[str, str] = manifest["source_sha256"]
+            return hashes
+    return None
+
+
+def _can_use_unchanged(
+    recipe: Recipe, engine: EngineRecipe, source: CheckpointSource, mapping: tuple[int, int]
+) -> bool:
+    if recipe.runtime == "embedded" and engine.quantization not in CALIBRATED:
+        return True  # build/networks reads and quantizes both formats
+    if engine.quantization == "checkpoint":
+        if source.is_hugging_face:
+            raise RecipeError(
+                f"recipe {recipe.name}: a Hugging Face checkpoint cannot be compiled unchanged",
+                values=f"quantization: checkpoint, {source.directory}",
+                limit="engines are compiled from TensorRT-LLM checkpoints",
+                remedy="set quantization: none to convert it, or a quantization such as fp8 or int8_sq",
+            )
+        return True
+    pads = engine.pad_vocab_size_to not in (None, source.config.get("vocab_size"))
+    if source.is_hugging_face or engine.quantization in CALIBRATED or pads:
+        return False
+    is_marked = source.quant_algo == ("W8A16" if engine.quantization == "int8" else None)
+    return is_marked and source.mapping == mapping
+
+
+def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[int, int]) -> None:
+    engine: EngineRecipe = getattr(recipe, role)
+    check_can_be_quantized(source)
+    if recipe.runtime == "embedded":
+        check_embedded_runtime(recipe, role, source)
+    if engine.quantization == "int4":
+        raise RecipeError(
+            f"recipe {recipe.name}: TensorRT-LLM has no INT4 by rounding to nearest",
+            values=f"{role}.quantization: int4, runtime {recipe.runtime}",
+            limit="int4 is a quantization of the embedded runtime",
+            remedy="set quantization: int4_awq",
+        )
+    if engine.growth is not None and engine.quantization in CALIBRATED:
+        raise RecipeError(
+            f"recipe {recipe.name}: {role}.growth excludes a calibrated quantization",
+            values=f"quantization: {engine.quantization}",
+            limit="growth adds random weights, which calibration does not cover",
+            remedy="remove growth, or set quantization: int8",
+        )
+    kv_cache_dtype = engine.tensorrt_llm.kv_cache_dtype
+    if kv_cache_dtype != "model" and (kv_cache_dtype != "fp8" or engine.quantization not in _FP8_KV_NEEDS):
+        raise RecipeError(
+            f"recipe {recipe.name}: {role}.tensorrt_llm.kv_cache_dtype does not fit the quantization",
+            values=f"kv_cache_dtype: {kv_cache_dtype}, quantization: {engine.quantization}",
+            limit=f"model, or fp8 with quantization {' or '.join(_FP8_KV_NEEDS)}",
+            remedy="set kv_cache_dtype: model, or choose one of these quantizations",
+        )
+    vocab_size = source.config.get("vocab_size", 0)
+    if engine.pad_vocab_size_to is not None and engine.pad_vocab_size_to < vocab_size:
+        raise RecipeError(
+            f"recipe {recipe.name}: {role}.pad_vocab_size_to is too small",
+            values=f"pad_vocab_size_to={engine.pad_vocab_size_to}",
+            limit=f"at least vocab_size={vocab_size}",
+            remedy="raise it, or remove it",
+        )
+    heads = int(source.config.get("num_attention_heads", 0))
+    counts = {
+        "num_attention_heads": (heads, mapping[0], "tp_size"),
+        "num_key_value_heads": (source.config.get("num_key_value_heads") or heads, mapping[0], "tp_size"),
+        "num_hidden_layers": (source.config.get("num_hidden_layers", 0), mapping[1], "pp_size"),
+    }
+    for key, (count, parts, name) in counts.items():
+        if count % parts:
+            raise RecipeError(
+                f"recipe {recipe.name}: the {role} cannot be split over this many GPUs",
+                values=f"{key}={count}, {role}.tensorrt_llm.{name}={parts}",
+                limit=f"{key} must be a multiple of {name}",
+                remedy=f"lower {name}",
+            )
+
+
+def check_embedded_runtime(recipe: Recipe, role: str, source: CheckpointSource) -> None:
+    """Check, before hours of quantizing, that the embedded runtime can read the result.
+
+    Raises:
+        RecipeError: It cannot.
+    """
+    if source.config.get("model_type") == "qwen3":
+        raise RecipeError(
+            f"recipe {recipe.name}: the embedded runtime cannot read a quantized checkpoint of the {role}",
+            values=f"model_type=qwen3 in {source.directory / 'config.json'}",
+            limit="it reads Qwen3 only from its Hugging Face directory",
+            remedy="set quantization: int8, int4 or none, which need no ModelOpt, or runtime: tensorrt_llm",
+        )
+
+
+def _calibration(recipe: Recipe) -> dict[str, Any]:
+    """Identify the text by its hash; the built-in one by name, as it differs between Python versions."""
+    calibration = recipe.tensorrt_llm.calibration
+    path = text_path(calibration)
+    if path is not None and not path.is_file():
+        raise CheckpointError(
+            f"the calibration text {path} does not exist",
+            values=f"tensorrt_llm.calibration.text: {calibration.text}",
+            limit="a text file in UTF-8",
+            remedy="correct the path in the recipe, or remove it to use the built-in text",
+        )
+    return {
+        "text": "built-in" if path is None else sha256_file(path),
+        "num_samples": calibration.num_samples,
+        "seq_len": calibration.seq_len,
+    }

@@ -1,1 +1,0 @@
-"""Trains the demonstration pair: target and draft, on the standard library's source text."""

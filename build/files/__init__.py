@@ -1,0 +1,1 @@
+"""Engine directories, their manifests, and the lock of a build."""

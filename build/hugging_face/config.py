@@ -1,0 +1,181 @@
+"""Parse the ``config.json`` of a Hugging Face checkpoint.
+
+Keys that the family's class in transformers does not read are ignored, as they are there: people's files hold
+many. Keys that it reads are either computed or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build.hugging_face.families import FAMILIES, REFUSED, Family
+from build.hugging_face.quantized.form import read_form
+from build.hugging_face.rope import max_positions, rotary_of
+from build.hugging_face.settings import Settings
+from build.networks.config import LayerConfig, NetworkConfig, Rotary
+from pipelines.errors import CheckpointError
+
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_DEFAULTS: Mapping[str, Any] = {
+    "rope_theta": 1e4,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+}
+
+
+def family_of(raw: Mapping[str, Any], path: Path) -> Family:
+    """Return the family of a checkpoint.
+
+    Raises:
+        CheckpointError: It is not supported; the message names the missing feature if that is known.
+    """
+    model_type = raw.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is not None and (raw.get("architectures") or family.architectures)[0] in family.architectures:
+        return family
+    missing = REFUSED.get(str(model_type), "a family of networks that is not implemented")
+    raise CheckpointError(
+        f"{path} describes a network that the embedded runtime cannot compute",
+        values=f"model_type={model_type!r}, architectures={raw.get('architectures')!r}: needs {missing}",
+        limit=f"supported: {', '.join(sorted(FAMILIES))}",
+        remedy="use a pair of a supported family",
+    )
+
+
+def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 1) -> NetworkConfig:
+    """Parse a checkpoint's settings.
+
+    Args:
+        raw: The parsed JSON.
+        path: The file, for error messages.
+        max_seq_len: Longest text that will be computed, tokens; it decides the factors of LongRoPE.
+
+    Raises:
+        CheckpointError: A key is missing or invalid, or needs a feature that is not implemented.
+    """
+    family = family_of(raw, path)
+    text = raw if family.wrapper is None else raw.get(family.wrapper)
+    if not isinstance(text, dict):
+        raise Settings({}, path).fail(f"{family.wrapper}={text!r:.80}", "the settings of the text model")
+    text = {"dtype": _dtype(raw), **text}
+    # null overrides a default, as in transformers
+    settings = Settings({**_DEFAULTS, **family.defaults, **text}, path)
+    form = read_form(raw, path)
+    settings.refuse_unless(
+        "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act", family.activation
+    )
+    settings.refuse_unless("attn_logit_softcapping")
+    settings.refuse_unless("use_bidirectional_attention", False)
+    settings.refuse_unless("rope_interleaved", False)
+    heads = settings.integer("num_attention_heads")
+    kv_heads = settings.integer("num_key_value_heads", heads)
+    hidden = settings.integer("hidden_size")
+    head_size = settings.integer("head_dim", hidden // heads)
+    if heads % kv_heads or (settings.get("head_dim") is None and hidden % heads):
+        raise settings.fail(
+            f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, hidden_size={hidden}",
+            "num_attention_heads must be a multiple of num_key_value_heads, and divide hidden_size unless "
+            "head_dim is set",
+        )
+    softcap = settings.get("final_logit_softcapping")
+    attention_scale = settings.number("query_pre_attn_scalar", head_size) ** -0.5
+    is_granite = family.architectures[0].startswith("Granite")
+    rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
+    return NetworkConfig(
+        architecture=(raw.get("architectures") or family.architectures)[0],
+        dtype=_dtype(text),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        hidden_size=hidden,
+        head_size=head_size,
+        intermediate_size=settings.integer("intermediate_size"),
+        vocab_size=settings.integer("vocab_size"),
+        max_position_embeddings=max_positions(settings, rotary, max_seq_len),
+        norm_epsilon=settings.number("rms_norm_eps"),
+        layers=_layers(settings, family, rotary, head_size, max_seq_len),
+        share_embedding_table=settings.flag("tie_word_embeddings"),
+        quant_algo=None if form is None else form.name,
+        quant_bits=None if form is None else form.bits,
+        group_size=1 if form is None else form.group_size,
+        rounds_activations=form is not None and form.rounds_activations,
+        biases=_biases(settings, family),
+        activation=_ACTIVATIONS[family.activation],
+        attention_scale=settings.number("attention_multiplier", 1.0) if is_granite else attention_scale,
+        embedding_multiplier=hidden**0.5
+        if family.scales_embedding
+        else settings.number("embedding_multiplier", 1.0),
+        residual_multiplier=settings.number("residual_multiplier", 1.0),
+        logits_divisor=settings.number("logits_scaling", 1.0),
+        logits_softcap=None if softcap is None else settings.number("final_logit_softcapping"),
+    )
+
+
+def _biases(settings: Settings, family: Family) -> tuple[str, ...]:
+    attention = ("qkv", "dense") if settings.flag("attention_bias") else ()
+    mlp = ("fc", "gate", "proj") if settings.flag("mlp_bias") else ()
+    return family.biases or (*attention, *mlp)
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+
+
+def _layers(
+    settings: Settings, family: Family, rotary: Rotary, head_size: int, max_seq_len: int
+) -> tuple[LayerConfig, ...]:
+    windows = _windows(settings, family)
+    local = rotary
+    if settings.get("rope_local_base_freq") is not None:
+        local = rotary_of(settings, "sliding_attention", head_size, max_seq_len)
+    has_rotary = settings.get("no_rope_layers")  # 1 for layers that have it
+    if family.architectures != ("SmolLM3ForCausalLM",):
+        has_rotary = [1] * len(windows)
+    elif has_rotary is None:
+        interval = settings.integer("no_rope_layer_interval", 4)
+        has_rotary = [(index + 1) % interval != 0 for index in range(len(windows))]
+    if not isinstance(has_rotary, list) or len(has_rotary) < len(windows):
+        raise settings.fail(
+            f"no_rope_layers={has_rotary!r:.80}", f"a list of 0 and 1, one for each of {len(windows)} layers"
+        )
+    return tuple(
+        LayerConfig(None if not has_rotary[index] else local if window else rotary, window)
+        for index, window in enumerate(windows)
+    )
+
+
+def _windows(settings: Settings, family: Family) -> list[int | None]:
+    """Return the attention window of each layer."""
+    count = settings.integer("num_hidden_layers")
+    width = settings.get("sliding_window")
+    if family.architectures == ("SmolLM3ForCausalLM",):
+        settings.refuse_unless("use_sliding_window", False)
+    if width is None or family.windows == "none":
+        return [None] * count
+    window = settings.integer("sliding_window")
+    if family.windows == "all":
+        return [window] * count
+    kinds = settings.get("layer_types")
+    if family.windows == "from_max_window_layers":
+        if not settings.flag("use_sliding_window"):
+            return [None] * count
+        if kinds is None:
+            full = settings.integer("max_window_layers", 28)
+            return [window if index >= full else None for index in range(count)]
+    if kinds is None:
+        period = settings.integer("sliding_window_pattern")
+        return [window if (index + 1) % period else None for index in range(count)]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != count
+        or any(kind not in ("full_attention", "sliding_attention") for kind in kinds)
+    ):
+        raise settings.fail(
+            f"layer_types={kinds!r:.200}",
+            f"{count} times full_attention or sliding_attention, one for each layer",
+        )
+    return [window if kind == "sliding_attention" else None for kind in kinds]

@@ -1,0 +1,131 @@
+"""The families of networks that the embedded runtime computes, each by its differences from Llama.
+
+A family is computed as by its class in transformers 5.14 (``transformers/models/<model_type>``). Whatever
+is not in this table is refused: with a guessed feature, a network writes fluent but wrong text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+_NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
+_QUERY_KEY_NORMS = {"self_attn.q_norm": "query_norm", "self_attn.k_norm": "key_norm"}
+_OUTPUT_NORMS = {
+    "post_attention_layernorm": "attention_output_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One ``model_type``.
+
+    Attributes:
+        architectures: Class names in ``config.json`` that it covers.
+        norms: Tensors of a layer, and the attributes of ``Layer`` that they become.
+        norm_offset: Added to each stored gain.
+        biases: Projections that always have a bias, under the names of ``Layer``; if empty,
+            ``attention_bias`` and ``mlp_bias`` in ``config.json`` decide.
+        has_stacked_projections: Whether q, k and v are one tensor, and gate and up projection another.
+        activation: Only supported value of ``hidden_act`` (``hidden_activation``).
+        windows: Layers that attend to ``sliding_window`` positions unless ``layer_types`` names them:
+            ``none``, ``all``, ``from_max_window_layers``, or ``pattern``: all but every
+            ``sliding_window_pattern``-th.
+        scales_embedding: Whether the embedding is multiplied with the root of the hidden size.
+        defaults: Values of keys that ``config.json`` may leave out.
+        wrapper: Key that holds the settings of the text model, for models that also see images.
+        other_parts: Names of those other parts, whose tensors are ignored.
+    """
+
+    architectures: tuple[str, ...]
+    norms: Mapping[str, str] = field(default_factory=lambda: _NORMS)
+    norm_offset: float = 0.0
+    biases: tuple[str, ...] = ()
+    has_stacked_projections: bool = False
+    activation: str = "silu"
+    windows: str = "none"
+    scales_embedding: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    wrapper: str | None = None
+    other_parts: tuple[str, ...] = ()
+
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_GEMMA3 = Family(
+    ("Gemma3ForCausalLM",),
+    norms={
+        "input_layernorm": "input_norm",
+        "pre_feedforward_layernorm": "post_norm",
+        **_OUTPUT_NORMS,
+        **_QUERY_KEY_NORMS,
+    },
+    norm_offset=1.0,
+    activation="gelu_pytorch_tanh",
+    windows="pattern",
+    scales_embedding=True,
+    defaults=_GEMMA3_DEFAULTS,
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(("LlamaForCausalLM",)),
+    "mistral": Family(
+        ("MistralForCausalLM",), windows="all", defaults={"sliding_window": 4096, "num_key_value_heads": 8}
+    ),
+    "qwen2": Family(("Qwen2ForCausalLM",), biases=("qkv",), windows="from_max_window_layers"),
+    "qwen3": Family(
+        ("Qwen3ForCausalLM",), norms={**_NORMS, **_QUERY_KEY_NORMS}, windows="from_max_window_layers"
+    ),
+    "smollm3": Family(("SmolLM3ForCausalLM",), defaults={"rope_theta": 2e6, "tie_word_embeddings": True}),
+    "phi3": Family(
+        ("Phi3ForCausalLM",),
+        has_stacked_projections=True,
+        windows="all",
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
+    "gemma3_text": _GEMMA3,
+    "gemma3": replace(
+        _GEMMA3,
+        architectures=("Gemma3ForConditionalGeneration",),
+        wrapper="text_config",
+        other_parts=("vision_tower", "multi_modal_projector"),
+    ),
+    "granite": Family(("GraniteForCausalLM",)),
+    "olmo2": Family(
+        ("Olmo2ForCausalLM",),
+        norms={**_OUTPUT_NORMS, **_QUERY_KEY_NORMS},
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+}
+"""By ``model_type``."""
+
+_EXPERTS = "a mixture of experts, on which drafting cannot pay (decision 0054)"
+
+REFUSED: Mapping[str, str] = {
+    "gemma2": "soft-capping of attention scores, which the paged attention operator cannot compute",
+    "gpt_oss": f"attention sinks and {_EXPERTS}",
+    "mixtral": _EXPERTS,
+    "olmoe": _EXPERTS,
+    "phimoe": _EXPERTS,
+    "granitemoe": _EXPERTS,
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "qwen3_next": "linear attention, whose state cannot be rolled back after a rejected draft token",
+    "deepseek_v3": f"latent attention and {_EXPERTS}",
+}
+"""Features that are missing, by ``model_type``, for the message."""

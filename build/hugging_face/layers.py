@@ -1,0 +1,163 @@
+"""Read the layers of a Hugging Face checkpoint, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from build.checkpoints.tensor_file import Float32Array
+from build.hugging_face.families import Family
+from build.hugging_face.quantized.form import Form
+from build.hugging_face.weights import Weights
+from build.networks.config import NetworkConfig
+from build.networks.linear import Linear, stack
+from build.networks.network import Layer, Network
+
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+_HEAD = "lm_head"
+
+
+class _Projection(NamedTuple):
+    """A tensor that becomes a projection of a layer, or a part of one."""
+
+    attribute: str  # of Layer
+    name: str
+    outputs: int
+    inputs: int
+
+
+class LayerReader:
+    """Reads layers of one family.
+
+    Args:
+        weights: Tensors of the checkpoint.
+        family: Its family.
+        config: Its settings.
+        form: Form of its quantized projections; None if it has none.
+    """
+
+    def __init__(self, weights: Weights, family: Family, config: NetworkConfig, form: Form | None) -> None:
+        self._weights, self._family, self._config, self._form = weights, family, config, form
+        found = [prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in weights]
+        self.prefix = found[0] if found else _PREFIXES[0]
+
+    def norm(self, name: str, size: int) -> Float32Array:
+        """Return a gain, float32 [size]."""
+        stored = self._weights.take(f"{self.prefix}{name}.weight", (size,)).to_float32()
+        return (stored + np.float32(self._family.norm_offset)).astype(np.float32)
+
+    def check(self) -> None:
+        """Check names, shapes and types of the tensors of all layers, without reading them.
+
+        Raises:
+            CheckpointError: A tensor is missing, does not fit the settings, or is not used.
+        """
+        for index in range(self._config.num_hidden_layers):
+            for projection in self._projections(index):
+                self._projection(projection)
+            self._norms(index)
+        self._weights.check_all_read(self._family.other_parts)
+
+    def layer(self, index: int) -> Layer:
+        """Return one layer."""
+        parts: dict[str, list[Linear]] = {}
+        for projection in self._projections(index):
+            parts.setdefault(projection.attribute, []).append(self._projection(projection)())
+        if self._family.has_stacked_projections:
+            gate, up = parts["fc"][0].split([self._config.intermediate_size] * 2)
+        else:
+            gate, up = parts["fc"][0], parts["gate"][0]
+        qkv = stack(parts["qkv"])
+        if qkv is None:
+            raise self._weights.fail(
+                f"the projections of queries, keys and values of layer {index} are stored in different forms",
+                "one form, with the same groups, order of inputs and rounding of inputs",
+            )
+        return Layer(qkv, parts["dense"][0], fc=gate, gate=up, proj=parts["proj"][0], **self._norms(index))
+
+    def _projections(self, index: int) -> Iterator[_Projection]:
+        config = self._config
+        heads = config.num_attention_heads * config.head_size
+        kv_heads = config.num_key_value_heads * config.head_size
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attention, mlp = f"layers.{index}.self_attn.", f"layers.{index}.mlp."
+        if self._family.has_stacked_projections:
+            yield _Projection("qkv", f"{attention}qkv_proj", heads + 2 * kv_heads, hidden)
+            yield _Projection("fc", f"{mlp}gate_up_proj", 2 * inner, hidden)
+        else:
+            for name, size in {"q": heads, "k": kv_heads, "v": kv_heads}.items():
+                yield _Projection("qkv", f"{attention}{name}_proj", size, hidden)
+            yield _Projection("fc", f"{mlp}gate_proj", inner, hidden)
+            yield _Projection("gate", f"{mlp}up_proj", inner, hidden)
+        yield _Projection("dense", f"{attention}o_proj", hidden, heads)
+        yield _Projection("proj", f"{mlp}down_proj", hidden, inner)
+
+    def _norms(self, index: int) -> Mapping[str, Float32Array]:
+        config = self._config
+        sizes = {"query_norm": config.head_size, "key_norm": config.head_size}
+        if config.architecture == "Olmo2ForCausalLM":  # over all heads together
+            sizes["query_norm"] *= config.num_attention_heads
+            sizes["key_norm"] *= config.num_key_value_heads
+        return {
+            attribute: self.norm(f"layers.{index}.{stored}", sizes.get(attribute, config.hidden_size))
+            for stored, attribute in self._family.norms.items()
+        }
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
+        """Check the tensors of a projection without bias, and return the function that reads them.
+
+        Raises:
+            CheckpointError: One is missing or does not fit the settings.
+        """
+        if self._form is not None and not self._weights.has_floats(f"{name}.weight"):
+            return self._form.read(self._weights, name, outputs, inputs)
+        weight = self._weights.take(f"{name}.weight", (outputs, inputs))
+        return lambda: Linear(weight)
+
+    def _projection(self, projection: _Projection) -> Callable[[], Linear]:
+        name = f"{self.prefix}{projection.name}"
+        read = self.linear(name, projection.outputs, projection.inputs)
+        has_bias = projection.attribute in self._config.biases
+        # Old versions of AutoGPTQ wrote a bias of zeros for projections that have none.
+        if not has_bias and (self._form is None or f"{name}.bias" not in self._weights):
+            return read
+        bias = self._weights.take(f"{name}.bias", (projection.outputs,)).to_float32()
+        if not has_bias and bias.any():
+            raise self._weights.fail(f"{name}.bias is not zero", "config.json asks for no bias")
+        return lambda: replace(read(), bias=bias if has_bias else None)
+
+
+def read_network(directory: Path, family: Family, config: NetworkConfig, form: Form | None) -> Network:
+    """Map a checkpoint's weights into memory; layers are read when they are asked for.
+
+    Args:
+        directory: The checkpoint.
+        family: Its family.
+        config: Its settings.
+        form: Form of its quantized projections; None if it has none.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or tensors do not fit the settings.
+    """
+    weights = Weights(directory)
+    reader = LayerReader(weights, family, config, form)
+    table = (config.vocab_size, config.hidden_size)
+    embedding = weights.take(f"{reader.prefix}embed_tokens.weight", table)
+    head = Linear(embedding)
+    if not config.share_embedding_table or weights.has_any(f"{_HEAD}."):
+        head = reader.linear(_HEAD, *table)()
+    # As in transformers, a head of its own is used also where the settings tie it to the embedding.
+    is_tied = config.share_embedding_table and np.array_equal(head.weight.data, embedding.data)
+    final_norm = reader.norm("norm", config.hidden_size)
+    reader.check()
+    return Network(
+        replace(config, share_embedding_table=is_tied),
+        embedding,
+        final_norm,
+        Linear(embedding) if is_tied else head,
+        reader.layer,
+    )

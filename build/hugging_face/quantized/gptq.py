@@ -1,0 +1,141 @@
+"""Read GPTQ: unsigned 4 or 8 bits with a zero point for each group of inputs, several inputs in a word.
+
+Source: auto_gptq 0.7.1, ``nn_modules/qlinear/qlinear_cuda.py`` (``pack``), and GPTQModel 7.7.0,
+``utils/model.py`` (``convert_gptq_v1_to_v2_format_module``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from build.checkpoints.tensor_file import AnyArray, Tensor
+from build.hugging_face.quantized.blocks import Blocks, read_groups
+from build.hugging_face.quantized.integers import signed, unpack
+from build.hugging_face.settings import Settings
+from build.hugging_face.weights import Weights
+from build.networks.linear import Linear
+
+_ONES = {4: 0x11111111, 8: 0x01010101}  # 1 in each integer of a word
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """GPTQ in the layout of AutoGPTQ.
+
+    Attributes:
+        bits: 4 or 8.
+        groups: Weights that share scale and zero point.
+        is_symmetric: Whether all zero points are half of the range.
+        has_order: Whether the inputs of a group may lie anywhere (``desc_act``).
+        zeros_less_one: Whether zero points are stored less 1 (``gptq``), or as they are (``gptq_v2``).
+        borrows: Whether a zero point of 0 borrowed from the next one when 1 was subtracted, as GPTQModel does
+            it. AutoGPTQ and its kernels disagree about such zero points.
+    """
+
+    bits: int
+    groups: Blocks
+    is_symmetric: bool
+    has_order: bool
+    zeros_less_one: bool
+    borrows: bool
+    name = "gptq"
+    rounds_activations = False
+
+    @property
+    def group_size(self) -> int:
+        """Return the inputs that share a scale; 1 for all."""
+        return self.groups.columns or 1
+
+    def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Callable[[], Linear]:
+        """See ``Form``. W[j, i] = (qweight[i, j] - qzeros[group of i, j]) * scales[group of i, j]."""
+        groups = self.groups.num_groups(inputs)
+        per_word = 32 // self.bits
+        if inputs % (self.groups.columns or 1) or inputs % per_word or outputs % per_word:
+            raise weights.fail(f"{name} is [{outputs}, {inputs}]", "whole groups of inputs, whole words")
+        words = weights.take(f"{name}.qweight", (inputs // per_word, outputs), dtypes=("I32",))
+        zeros = weights.take(f"{name}.qzeros", (groups, outputs // per_word), dtypes=("I32",))
+        scales = weights.take(f"{name}.scales", (groups, outputs))
+        places = None
+        if f"{name}.g_idx" in weights:
+            places = weights.take(f"{name}.g_idx", (inputs,), dtypes=("I32",))
+
+        def linear() -> Linear:
+            values = unpack(words.data.T, self.bits)
+            zero_point: AnyArray | None = self._zero_points(weights, name, zeros.data)
+            if self.is_symmetric:
+                values, zero_point = signed(values, self.bits), None
+            order = None if places is None else self._order(weights, name, places.data, inputs // groups)
+            if order is not None:
+                values = np.ascontiguousarray(values[:, order])
+            return Linear(
+                Tensor("I8" if self.is_symmetric else "U8", values.shape, values),
+                np.ascontiguousarray(scales.to_float32().T),
+                zero_point=zero_point,
+                bits=self.bits,
+                input_order=order,
+            )
+
+        return linear
+
+    def _zero_points(self, weights: Weights, name: str, words: AnyArray) -> AnyArray:
+        """Return the zero points, uint8 [out, groups]."""
+        if self.zeros_less_one:
+            if not self.borrows and (unpack(words, self.bits) == (1 << self.bits) - 1).any():
+                raise weights.fail(
+                    f"{name}.qzeros holds {(1 << self.bits) - 1}, in checkpoint_format gptq",
+                    "zero points are stored less 1 there, and loaders disagree about 0 less 1",
+                )
+            words = (words.view(np.uint32) + np.uint32(_ONES[self.bits])).view(np.int32)
+        zero_points = np.ascontiguousarray(unpack(words, self.bits).T)
+        half = 1 << (self.bits - 1)
+        if self.is_symmetric and (zero_points != half).any():
+            other = int(zero_points[zero_points != half][0])
+            raise weights.fail(f"{name}.qzeros means the zero point {other}", f"{half}, because sym is true")
+        return zero_points
+
+    def _order(
+        self, weights: Weights, name: str, groups: npt.NDArray[np.int32], group_size: int
+    ) -> npt.NDArray[np.int32] | None:
+        """Return the inputs group by group; None if they lie so already."""
+        expected = np.arange(len(groups)) // group_size
+        if np.array_equal(groups, expected):
+            return None
+        order = np.argsort(groups, kind="stable").astype(np.int32)
+        if not np.array_equal(groups[order], expected):
+            raise weights.fail(f"{name}.g_idx has groups of different sizes", f"{group_size} inputs each")
+        if not self.has_order:
+            raise weights.fail(f"{name}.g_idx orders the inputs", "0, 0, ..., 1, ..., as desc_act is false")
+        return order
+
+
+def read_gptq(settings: Settings) -> Gptq:
+    """Parse ``quantization_config``.
+
+    Raises:
+        CheckpointError: A value has no meaning that is implemented.
+    """
+    settings.refuse_unless("bits", 4, 8)
+    settings.refuse_unless("pack_dtype", "int32")
+    settings.refuse_unless("is_marlin_format", False)
+    settings.refuse_unless("adapter")
+    settings.refuse_unless("rotation")
+    for key in ("checkpoint_format", "format"):
+        settings.refuse_unless(key, "gptq", "gptq_v2")
+    dynamic = settings.part("dynamic")
+    if dynamic is not None and any(not key.startswith("-:") for key in dynamic.names):
+        raise settings.fail(
+            f"dynamic={settings.get('dynamic')!r:.200}", "only modules that are left out (-:)"
+        )
+    meta = settings.part("meta")
+    return Gptq(
+        bits=settings.integer("bits"),
+        groups=read_groups(settings, "group_size", 128),
+        is_symmetric=settings.flag("sym") if settings.get("sym") is not None else True,
+        has_order=settings.flag("desc_act"),
+        zeros_less_one=settings.get("checkpoint_format", settings.get("format", "gptq")) == "gptq",
+        borrows=meta is not None and "gptqmodel" in str(meta.get("quantizer")),
+    )

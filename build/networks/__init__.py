@@ -1,0 +1,1 @@
+"""Networks that are compiled to engines: weights, quantization and growth."""

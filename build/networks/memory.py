@@ -1,0 +1,186 @@
+"""Plan the memory of an embedded server: weights by the sizes of the networks, KV caches with the rest.
+
+The process of a pair holds both engines, each with one KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.networks.config import NetworkConfig
+from build.recipe import EngineRecipe, Serving
+from pipelines.engine_memory import block_bytes, read_sizes
+from pipelines.errors import RecipeError
+
+BLOCK_TOKENS = 32
+"""Tokens in a block of the KV cache."""
+
+SERVER_BYTES = 1_500_000_000
+"""Triton, the gateway and the Python processes of the models."""
+
+SHARE_USED = 0.8
+"""Planned share of the free memory: the page cache and other programs need some."""
+
+_SCALE_BYTES = 4
+_FLOAT_BITS = 32  # the runtime expands all weights but integers
+_BITS = {"int8": 8, "int4": 4}  # made of floating point; other quantizations keep what the checkpoint has
+_INT4_GROUP = 128
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Memory of one engine in one process.
+
+    Attributes:
+        weights: Bytes of the weights as the kernels read them, and of the embedding.
+        block: Bytes of one block of the KV cache, all layers together.
+        num_blocks: Blocks that the recipe asks for; None to choose them by the memory.
+    """
+
+    weights: float
+    block: int
+    num_blocks: int | None
+
+    @classmethod
+    def of_network(cls, config: NetworkConfig, engine: EngineRecipe) -> EngineMemory:
+        """Estimate the memory of an engine that is not built yet.
+
+        Args:
+            config: Settings of its network, after growth.
+            engine: Its section of the recipe.
+        """
+        block = block_bytes(
+            BLOCK_TOKENS,
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_size,
+            engine.kv_cache.dtype,
+        )
+        return cls(weight_bytes(config, engine), block, engine.kv_cache.num_blocks)
+
+    @classmethod
+    def of_engine(cls, directory: Path, num_blocks: int | None) -> EngineMemory:
+        """Read the memory of an engine that is built.
+
+        Args:
+            directory: Directory of the engine.
+            num_blocks: See the attribute.
+
+        Raises:
+            EngineLoadError: See ``pipelines.engine_memory.read_sizes``.
+        """
+        return cls(*read_sizes(directory), num_blocks)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How a server will use the memory.
+
+    Attributes:
+        free: Free memory now, bytes.
+        target: Memory of the target.
+        draft: Memory of the draft.
+        num_blocks: Blocks of each KV cache, by role.
+        process_bytes: Bytes of all processes without engines.
+    """
+
+    free: float
+    target: EngineMemory
+    draft: EngineMemory
+    num_blocks: dict[str, int]
+    process_bytes: int
+
+    @property
+    def caches(self) -> int:
+        """Return the bytes of all KV caches."""
+        target, draft = self.num_blocks["target"], self.num_blocks["draft"]
+        return target * self.target.block + draft * self.draft.block
+
+    def lines(self) -> Iterator[str]:
+        """Return the plan as text."""
+        tokens = {role: f"{(blocks - 1) * BLOCK_TOKENS:,}" for role, blocks in self.num_blocks.items()}
+        yield f"memory: {self.free / _GB:.1f} GB free, of which at most {SHARE_USED:.0%} is planned"
+        weights = self.target.weights, self.draft.weights
+        yield f"  weights, target {weights[0] / _GB:.2f} GB, draft {weights[1] / _GB:.2f} GB"
+        yield (
+            f"  KV caches, target {tokens['target']} tokens, draft {tokens['draft']} tokens: "
+            f"{self.caches / _GB:.2f} GB"
+        )
+        yield f"  processes: {self.process_bytes / _GB:.1f} GB"
+
+
+def num_parameters(config: NetworkConfig) -> tuple[int, int]:
+    """Return the weights of all projections, and of embedding or output head."""
+    attention = config.num_attention_heads * config.head_size
+    values = config.num_key_value_heads * config.head_size
+    layer = config.hidden_size * (2 * attention + 2 * values + 3 * config.intermediate_size)
+    table = config.vocab_size * config.hidden_size
+    return layer * config.num_hidden_layers, table
+
+
+def weight_bytes(config: NetworkConfig, engine: EngineRecipe) -> float:
+    """Return the bytes of an engine's weights in memory."""
+    projections, table = num_parameters(config)
+    head = 1 if engine.lm_head == "int8" else 4
+    embedding = 4 if config.dtype == "float32" else 2
+    if config.share_embedding_table and head == 4:
+        embedding = 0  # one table for both
+    return projections * _projection_bytes(config, engine.quantization) + table * (embedding + head)
+
+
+def _projection_bytes(config: NetworkConfig, quantization: str) -> float:
+    """Return the bytes of a weight with its share of scale and zero point."""
+    bits, group = _BITS.get(quantization, _FLOAT_BITS), _INT4_GROUP if quantization == "int4" else 1
+    stored = config.quant_bits or {"W4": 4, "W8": 8}.get((config.quant_algo or "")[:2])
+    if quantization != "none" and stored is not None and stored <= bits:
+        bits, group = stored, config.group_size
+    return bits / 8 + ((_SCALE_BYTES + bits / 8) / group if group > 1 else 0.0)
+
+
+def plan_memory(
+    target: EngineMemory,
+    draft: EngineMemory,
+    serving: Serving,
+    free: float,
+    process_bytes: int = SERVER_BYTES,
+) -> MemoryPlan:
+    """Choose the blocks of the KV caches that the recipe leaves open.
+
+    They hold ``max_batch_size`` requests of ``max_seq_len`` tokens, or fewer where the memory does: at least
+    two, since the loop and requests to the target alone have half of the blocks each when both need them.
+
+    Args:
+        target: Memory of the target.
+        draft: Memory of the draft.
+        serving: Limits of the server.
+        free: Free memory, bytes.
+        process_bytes: Bytes of the processes without engines; less for a second pair, whose server runs.
+
+    Raises:
+        RecipeError: The memory does not hold the weights and one request, or the blocks of the recipe.
+    """
+    per_request = -(-serving.max_seq_len // BLOCK_TOKENS)
+    least = 2 * per_request + 1  # one block is reserved
+    most = max(least, serving.max_batch_size * per_request + 1)
+    fixed, per_block = target.weights + draft.weights + process_bytes, 0
+    for engine in (target, draft):
+        if engine.num_blocks is None:
+            per_block += engine.block
+        else:
+            fixed += engine.block * engine.num_blocks
+    left = SHARE_USED * free - fixed
+    blocks = min(most, int(left // per_block)) if per_block else least
+    if left < 0 or blocks < least:
+        needed = (fixed + least * per_block) / SHARE_USED
+        raise RecipeError(
+            "the memory does not hold this pair",
+            values=f"{free / _GB:.1f} GB free",
+            limit=f"{needed / _GB:.1f} GB, with KV caches for two requests of {serving.max_seq_len} tokens",
+            remedy="stop other servers (make stop), lower max_seq_len or num_blocks, choose quantization "
+            "int4, or use a machine with more memory",
+        )
+    chosen = {"target": target.num_blocks or blocks, "draft": draft.num_blocks or blocks}
+    return MemoryPlan(free, target, draft, chosen, process_bytes)

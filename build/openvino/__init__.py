@@ -1,0 +1,1 @@
+"""Compile a network to an OpenVINO engine."""

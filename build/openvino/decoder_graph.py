@@ -1,0 +1,161 @@
+"""Build a decoder as an OpenVINO graph with a paged KV cache.
+
+One graph serves all families of networks; they differ in their ``NetworkConfig`` and in the weights that a
+layer has. The graph is written operation by operation instead of being converted from torch, because the CPU
+plugin fuses RMSNorm, rotary embedding and compressed projections only in the patterns of
+``build/openvino/operations.py``. A test counts the fusions in the executed graph.
+
+A batch is ragged: the tokens of all sequences are concatenated, T in total, and the hidden state has the
+shape [T, 1, hidden].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import openvino as ov
+from openvino import opset15 as ops
+
+from build.checkpoints.tensor_file import Float32Array
+from build.networks.config import NetworkConfig, Rotary
+from build.networks.network import Layer, Network
+from build.openvino.operations import (
+    floats,
+    integers,
+    linear,
+    merge_heads,
+    rms_norm,
+    rotary_tables,
+    rotate,
+    rows,
+    scaled,
+    selected,
+    split_heads,
+    stored,
+)
+from build.openvino.paged_attention import PagedAttention, network_inputs
+
+_ACTIVATIONS = {"silu": ops.swish, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
+
+
+class Attention(Protocol):
+    """Writes attention and its caches: ``PagedAttention`` or ``OwnAttention``."""
+
+    def cache(self, name: str) -> Any:
+        """See ``PagedAttention``."""
+
+    def attend(
+        self, query_key_value: list[Any], caches: list[Any], inputs: dict[str, Any], window: int
+    ) -> Any:
+        """See ``PagedAttention``."""
+
+
+class DecoderGraph:
+    """Builder of one graph; use ``build_graph``."""
+
+    def __init__(self, network: Network, attention: Attention) -> None:
+        self.network = network
+        self.attention = attention
+        self.config: NetworkConfig = network.config
+        self.inputs = network_inputs()
+        positions = ops.convert(self.inputs["position_ids"], "f32")
+        self.positions = ops.unsqueeze(positions, integers([1, 2]))
+        self._tables: dict[Rotary, tuple[Any, Any]] = {}
+
+    def _rotated(self, x: Any, rotary: Rotary) -> Any:
+        """Rotate [B, heads, S, size]; layers with equal settings share the tables."""
+        if rotary not in self._tables:
+            self._tables[rotary] = rotary_tables(self.positions, rotary)
+        return rotate(x, *self._tables[rotary], rotary.size, self.config.head_size)
+
+    def _with_positions(
+        self, x: Any, num_heads: int, norm: Float32Array | None, rotary: Rotary | None
+    ) -> Any:
+        """Normalize and rotate queries or keys [T, 1, heads * size]; return the same shape without the 1."""
+        config = self.config
+        per_head = norm is not None and norm.size == config.head_size
+        if norm is not None and not per_head:
+            x = rms_norm(x, norm, config.norm_epsilon)
+        heads = split_heads(x, num_heads, config.head_size)
+        if norm is not None and per_head:
+            heads = rms_norm(heads, norm, config.norm_epsilon)
+        heads = ops.transpose(heads, integers([0, 2, 1, 3]))
+        if rotary is not None:
+            heads = self._rotated(heads, rotary)
+        return merge_heads(heads, num_heads * config.head_size)
+
+    def _attention(self, x: Any, layer: Layer, index: int) -> Any:
+        config, kind = self.config, self.config.layers[index]
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+        widths = integers([heads * size, kv_heads * size, kv_heads * size])
+        query, key, value = ops.variadic_split(linear(x, layer.qkv), integers(2), widths).outputs()
+        names = (f"key_cache.{index}", f"value_cache.{index}")
+        caches = {name: self.attention.cache(name) for name in names}
+        self.inputs.update(caches)
+        attended = self.attention.attend(
+            [
+                self._with_positions(query, heads, layer.query_norm, kind.rotary),
+                self._with_positions(key, kv_heads, layer.key_norm, kind.rotary),
+                ops.reshape(value, integers([-1, kv_heads * size]), False),
+            ],
+            list(caches.values()),
+            self.inputs,
+            kind.window or 0,
+        )
+        return linear(ops.unsqueeze(attended, integers(1)), layer.dense)
+
+    def _mlp(self, x: Any, layer: Layer) -> Any:
+        # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
+        activate = _ACTIVATIONS[self.config.activation]
+        return linear(ops.multiply(activate(linear(x, layer.fc)), linear(x, layer.gate)), layer.proj)
+
+    def _norm(self, x: Any, gain: Float32Array | None) -> Any:
+        return x if gain is None else rms_norm(x, gain, self.config.norm_epsilon)
+
+    def _added(self, x: Any, block: Any, norm: Float32Array | None) -> Any:
+        return ops.add(x, scaled(self._norm(block, norm), self.config.residual_multiplier))
+
+    def _layer(self, x: Any, index: int) -> Any:
+        layer = self.network.layer(index)
+        attended = self._attention(self._norm(x, layer.input_norm), layer, index)
+        x = self._added(x, attended, layer.attention_output_norm)
+        return self._added(x, self._mlp(self._norm(x, layer.post_norm), layer), layer.mlp_output_norm)
+
+    def build(self) -> Any:
+        """Return the ``openvino.Model``; see ``build_graph``."""
+        network, config = self.network, self.config
+        tokens = ops.unsqueeze(ops.convert(self.inputs["input_ids"], "i32"), integers(1))
+        is_tied = network.lm_head.weight is network.embedding  # and not quantized on its own
+        table = floats(network.embedding.to_float32()) if is_tied else stored(network.embedding)
+        x = rows(table, tokens)
+        x = scaled(x, config.embedding_multiplier)
+        for index in range(config.num_hidden_layers):
+            x = self._layer(x, index)
+        x = ops.gather(x, self.inputs["logits_rows"], integers(0))
+        x = rms_norm(x, network.final_norm, config.norm_epsilon)
+        logits = linear(x, network.lm_head, table if is_tied else None)
+        logits = ops.squeeze(logits, integers([1]))
+        logits = scaled(logits, 1 / config.logits_divisor)
+        if config.logits_softcap is not None:
+            logits = scaled(ops.tanh(scaled(logits, 1 / config.logits_softcap)), config.logits_softcap)
+        if network.logit_rows is not None:
+            logits = selected(logits, network.logit_rows)
+        logits.output(0).get_tensor().set_names({"logits"})
+        model = ov.Model([ops.result(logits, name="logits")], list(self.inputs.values()), "decoder")
+        # Default names number all operations of the process, so the same network would not give the
+        # same file twice.
+        for index, operation in enumerate(model.get_ordered_ops()):
+            operation.set_friendly_name(f"{operation.get_type_name()}_{index}")
+        return model
+
+
+def build_graph(network: Network, attention: Attention | None = None) -> Any:
+    """Return the network as an ``openvino.Model``, with OpenVINO's attention unless another is given.
+
+    Inputs, T tokens of S sequences: ``input_ids`` and ``position_ids`` i64 [T]; ``past_lens`` i32 [S];
+    ``subsequence_begins`` i32 [S + 1]; ``block_indices`` i32 [blocks of all sequences];
+    ``block_indices_begins`` i32 [S + 1]; ``max_context_len`` i32 scalar; ``logits_rows`` i32 [n], indices
+    of the tokens whose logits are computed; ``key_cache.N`` and ``value_cache.N``. Output: ``logits``
+    f32 [n, ``network.num_logits``].
+    """
+    return DecoderGraph(network, attention or PagedAttention(network.config)).build()

@@ -1,0 +1,201 @@
+"""Write an engine directory: OpenVINO IR, tokenizer, ``engine.json`` and manifest.
+
+The IR holds graph and weights, not compiled kernels, because this version of OpenVINO cannot load compiled
+blobs of networks with paged attention. Compiling takes well under a second when a server starts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from build.attention.library import compiled_library
+from build.checkpoints.engine_texts import write_engine_texts
+from build.files.engine_directory import new_engine
+from build.files.manifest import write_manifest
+from build.networks.linear import Linear
+from build.networks.network import Layer, Network
+from build.openvino.decoder_graph import build_graph
+from build.openvino.own_attention import KV_BLOCK_SIZE, OwnAttention
+from pipelines.errors import EngineBuildError
+from pipelines.manifest import sha256_file
+
+FORMAT_VERSION = 2
+ATTENTION_LIBRARY = "attention.so"
+KV_PROPERTIES = {
+    "float32": {"KV_CACHE_PRECISION": "f32"},
+    "float16": {"KV_CACHE_PRECISION": "f16"},
+    # By default a key's scale is that of a channel in a whole block: a rejected draft token would change the
+    # keys of accepted ones (docs/decisions/0057-caches-of-8-bits.md).
+    "int8": {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"},
+}
+# With integer weights, activations are rounded to int8 in groups of at most this many features. Without it,
+# a step of several tokens takes three times as long; 128 was the fastest group size in our tests.
+DYNAMIC_QUANTIZATION_GROUP_SIZE = 128
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings that an engine directory records in addition to the network.
+
+    Attributes:
+        role: ``draft`` or ``target``.
+        recipe: Name of the recipe.
+        quantization: As in the recipe: ``none``, ``int8``, ``int4`` or ``checkpoint``.
+        kv_cache_dtype: A key of ``KV_PROPERTIES``.
+        attention: ``openvino`` or ``draftproof``.
+        num_threads: Threads of the engine; results are bitwise equal only for the same number of threads.
+        thread_placement: ``pinned`` to cores or ``free``.
+        texts: Content of further files by name, such as ``chat.json``.
+        end_ids: Tokens that end a text.
+        fingerprint: Hash that identifies the engine's content, hexadecimal.
+        origin: Further entries of the manifest.
+        dynamic_quantization: Whether integer projections round their activations too.
+    """
+
+    role: str
+    recipe: str
+    quantization: str
+    kv_cache_dtype: str
+    num_threads: int
+    end_ids: tuple[int, ...]
+    fingerprint: str
+    origin: Mapping[str, Any]
+    dynamic_quantization: bool = True
+    thread_placement: str = "pinned"
+    attention: str = "openvino"
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Meter:
+    """Count parameters and bytes of the layers as they are added to the graph."""
+
+    def __init__(self, network: Network) -> None:
+        tied = network.config.share_embedding_table
+        self.parameters = network.embedding.data.size + network.final_norm.size
+        self.parameters += 0 if tied else network.lm_head.weight.data.size
+        self.step_bytes = network.lm_head.bytes_per_step + network.final_norm.nbytes
+        self.rounding_group = 0
+        self._see(network.lm_head)
+
+    def count(self, layer: Layer) -> None:
+        self.parameters += sum(norm.size for norm in layer.norms())
+        self.step_bytes += sum(norm.nbytes for norm in layer.norms())
+        for linear in layer.linears():
+            self.parameters += linear.weight.data.size
+            self.step_bytes += linear.bytes_per_step
+            self._see(linear)
+
+    def _see(self, linear: Linear) -> None:
+        """Find the largest group of activations that the plugin can round: none is larger than a weight's."""
+        if linear.is_integer and linear.scale is not None:
+            columns, groups = linear.weight.shape[1], linear.scale.shape[1]
+            group = columns // groups if groups > 1 else DYNAMIC_QUANTIZATION_GROUP_SIZE
+            self.rounding_group = min(self.rounding_group or DYNAMIC_QUANTIZATION_GROUP_SIZE, group)
+
+
+def _compile_properties(settings: EngineSettings, rounding_group: int) -> dict[str, str]:
+    group = rounding_group if settings.dynamic_quantization else 0
+    return {
+        "INFERENCE_PRECISION_HINT": "f32",
+        **KV_PROPERTIES[settings.kv_cache_dtype],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group),
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        "ENABLE_CPU_PINNING": "YES" if settings.thread_placement == "pinned" else "NO",
+    }
+
+
+def engine_description(network: Network, settings: EngineSettings, meter: _Meter) -> dict[str, Any]:
+    """Return the content of ``engine.json``."""
+    config = network.config
+    return {
+        "format_version": FORMAT_VERSION,
+        "role": settings.role,
+        "recipe": settings.recipe,
+        "openvino_version": openvino_version(),
+        "architecture": config.architecture,
+        "vocab_size": network.num_logits,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_size": config.head_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "end_ids": list(settings.end_ids),
+        "kv_block_size": KV_BLOCK_SIZE,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "attention": settings.attention,
+        "num_threads": settings.num_threads,
+        "compile_properties": _compile_properties(settings, meter.rounding_group),
+        "num_parameters": int(meter.parameters),
+        "weight_bytes_per_step": int(meter.step_bytes),
+        "quantization": settings.quantization,
+    }
+
+
+def openvino_version() -> str:
+    """Return the version of the installed openvino without build number, such as ``2026.4.1``."""
+    return str(ov.__version__).split("-", 1)[0]
+
+
+def write_engine(
+    directory: Path, network: Network, tokenizer: Path, settings: EngineSettings, token_map: str | None = None
+) -> None:
+    """Compile a network and write its engine directory atomically.
+
+    Args:
+        directory: Replaced if it exists.
+        network: Network with quantization already applied.
+        tokenizer: Path of ``tokenizer.json``, which is copied.
+        settings: What to record.
+        token_map: Content of ``token_map.json``, if the network reads the tokens of another tokenizer.
+
+    Raises:
+        EngineBuildError: OpenVINO rejected the network, there is no compiler for attention of our own, or the
+            disk is full.
+    """
+    meter = _Meter(network)
+    is_own = settings.attention == "draftproof"
+    attention = OwnAttention(network.config, settings.kv_cache_dtype) if is_own else None
+
+    def metered(index: int) -> Layer:
+        layer = network.layer(index)
+        meter.count(layer)
+        return layer
+
+    try:
+        with new_engine(directory) as (work, _):
+            graph = build_graph(replace(network, layer=metered), attention)
+            # compress_to_fp16 would round scales and norms.
+            ov.save_model(graph, work / "engine.xml", compress_to_fp16=False)
+            shutil.copyfile(tokenizer, work / "tokenizer.json")
+            if is_own:
+                (work / ATTENTION_LIBRARY).write_bytes(compiled_library())
+            write_engine_texts(work, settings.texts)
+            description = json.dumps(engine_description(network, settings, meter), indent=2)
+            (work / "engine.json").write_text(description + "\n", encoding="utf-8")
+            if token_map is not None:
+                (work / "token_map.json").write_text(token_map, encoding="utf-8")
+            write_manifest(
+                work,
+                {
+                    "fingerprint": settings.fingerprint,
+                    "end_ids": list(settings.end_ids),
+                    "openvino_version": openvino_version(),
+                    "tokenizer_sha256": sha256_file(tokenizer),
+                    **settings.origin,
+                },
+            )
+    except (OSError, RuntimeError) as error:
+        raise EngineBuildError(
+            f"the {settings.role} engine of recipe {settings.recipe} could not be built",
+            values=f"{type(error).__name__}: {error}",
+            limit=f"openvino {openvino_version()}, {meter.step_bytes} free bytes in {directory.parent}",
+            remedy="check the disk, and that openvino has the pinned version",
+        ) from error

@@ -1,0 +1,218 @@
+"""Write the recipe of two checkpoints: ``python -m build.own_pair TARGET DRAFT``.
+
+Each is a directory, or ``hf://ORGANIZATION/NAME@REVISION`` on the hub. Settings and tokenizers are checked,
+and a plan of the memory is printed. Then what is on the hub is downloaded. Nothing is compiled.
+``draftproof try`` calls this program and continues with the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from build.command_line import print_line, run_command
+from build.fetch import fetch_checkpoints
+from build.files.free_space import Need
+from build.hub.checkpoint_id import DEFAULT_BRANCH, HubCheckpoint
+from build.hub.repository import open_repository
+from build.networks.config import NetworkConfig
+from build.networks.source import open_settings
+from build.preflight import check_recipe, check_settings, plan_recipe
+from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
+from build.recipe_prompts import check_prompts
+from pipelines.atomic_file import write_whole
+from pipelines.available_memory import available_bytes
+from pipelines.configuration import load_yaml
+from pipelines.errors import RecipeError
+
+_MAX_SEQ_LEN = 2048
+_QUANTIZATIONS = ("auto", "int8", "int4", "none", "checkpoint")
+_UNCHANGED = ("none", "checkpoint")
+
+
+def write_recipe(
+    target: str,
+    draft: str,
+    output: Path | None,
+    quantization: str,
+    max_seq_len: int,
+    free: float,
+    report: Callable[[str], None] = print_line,
+    prompts: Path | None = None,
+) -> Path:
+    """Check a pair, download what is on the hub, and write its recipe.
+
+    Args:
+        target: Checkpoint of the target, as a recipe names it.
+        draft: Checkpoint of the draft.
+        output: The YAML file; None: ``<target>-<draft>.yaml`` in the working directory.
+        quantization: ``int8`` or ``int4``, of the target; the draft's is ``int8`` then. ``none`` and
+            ``checkpoint``: of both. ``auto``: ``int4`` for a network whose weights have 4 bits already, else
+            ``int8``. ``int8`` and ``int4`` keep the integers of a quantized checkpoint that are as small.
+        max_seq_len: Tokens of prompt and answer together, at most; lowered to what both networks support.
+        free: Free memory, bytes.
+        report: Called with the plan of the memory, and with the progress of downloads.
+        prompts: File or folder of prompts; None for general ones.
+
+    Returns:
+        The file. If it exists already, it is kept, with the commits of its checkpoints.
+
+    Raises:
+        CheckpointError, IncompatiblePairError: The two are not a pair that can be served.
+        RecipeError: Memory or disk do not hold it, or another recipe is in the file.
+    """
+    name = _name(target, draft)
+    path = output or Path(f"{name}.yaml")
+    checkpoints = [
+        _pinned(_as_written(path, role, named)) for role, named in (("target", target), ("draft", draft))
+    ]
+    configs = [open_settings(_directory(checkpoint), max_seq_len).config for checkpoint in checkpoints]
+    length = min(max_seq_len, *(config.max_position_embeddings for config in configs))
+    document = _document(name, checkpoints, _quantizations(configs, quantization), length)
+    if prompts is not None:
+        document["prompts"] = str(prompts.resolve())
+    if _is_written(path, document):
+        check_recipe(fetch_checkpoints(load_recipe(path), report))
+        report("the recipe exists and is kept")
+        return path
+    recipe = parse_recipe(document, path)
+    plan = plan_recipe(recipe, *check_settings(recipe), free)
+    for line in plan.lines():
+        report(line)
+    check_prompts(recipe)
+    engines = Need("the engines", REPOSITORY_ROOT / "engines", plan.target.weights + plan.draft.weights)
+    check_recipe(fetch_checkpoints(recipe, report, [engines]))
+    write_whole(path, yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def _name(*checkpoints: str) -> str:
+    parts = (HubCheckpoint.parse(each) or Path(each).resolve() for each in checkpoints)
+    both = "-".join(part.name for part in parts).lower()
+    return re.sub(r"[^a-z0-9-]+", "-", both).strip("-")
+
+
+def _as_written(path: Path, role: str, checkpoint: str) -> str:
+    """Return a checkpoint of the default branch with the commit that an existing recipe has of it."""
+    asked = HubCheckpoint.parse(checkpoint)
+    if asked is None or asked.revision != DEFAULT_BRANCH or not path.is_file():
+        return checkpoint
+    section = _load(path).get(role)
+    written = section.get("checkpoint") if isinstance(section, dict) else None
+    known = HubCheckpoint.parse(written) if isinstance(written, str) else None
+    return str(known) if known is not None and known.repo == asked.repo else checkpoint
+
+
+def _pinned(checkpoint: str) -> str:
+    on_hub = HubCheckpoint.parse(checkpoint)
+    return str(Path(checkpoint).resolve() if on_hub is None else open_repository(on_hub).checkpoint)
+
+
+def _directory(checkpoint: str) -> Path:
+    on_hub = HubCheckpoint.parse(checkpoint)
+    return Path(checkpoint) if on_hub is None else on_hub.directory
+
+
+def _quantizations(configs: Sequence[NetworkConfig], quantization: str) -> list[str]:
+    """Return the quantization of target and draft."""
+    if quantization == "auto":
+        return ["int4" if config.quant_bits == 4 else "int8" for config in configs]
+    return [quantization, quantization if quantization in _UNCHANGED else "int8"]
+
+
+def _document(
+    name: str, checkpoints: Sequence[str], quantizations: Sequence[str], max_seq_len: int
+) -> dict[str, Any]:
+    roles = {
+        role: {
+            "checkpoint": checkpoint,
+            "quantization": quantization,
+            "lm_head": "checkpoint" if quantization in _UNCHANGED else "int8",
+        }
+        for role, checkpoint, quantization in zip(
+            ("target", "draft"), checkpoints, quantizations, strict=True
+        )
+    }
+    return {
+        "name": name,
+        "runtime": "embedded",
+        **roles,
+        "serving": {"max_seq_len": max_seq_len},
+    }
+
+
+def _is_written(path: Path, document: dict[str, Any]) -> bool:
+    """Return whether a file holds this recipe, whatever the sizes of its caches.
+
+    Prompts that the file names are kept if the command names none.
+
+    Raises:
+        RecipeError: It holds another one.
+    """
+    if not path.is_file():
+        return False
+    written = _load(path)
+    if isinstance(written.get("prompts"), str):  # from the file's folder, as in ``Recipe.prompts_path``
+        written["prompts"] = str((path.parent / written["prompts"]).resolve())
+        document = {"prompts": written["prompts"], **document}
+    if not _is_same(written, document):
+        raise RecipeError(
+            f"{path} holds another recipe",
+            values=f"{path.stat().st_size} bytes that this program would replace",
+            limit="a recipe is never overwritten",
+            remedy=f"run make serve RECIPE={path}, or make demo RECIPE={path} PROMPTS=FILE, "
+            "edit it, name another file with --output, or remove it",
+        )
+    return True
+
+
+def _load(path: Path) -> dict[str, Any]:
+    document = load_yaml(path, RecipeError, "name another file with --output")
+    return document if isinstance(document, dict) else {}
+
+
+def _is_same(written: Any, document: dict[str, Any]) -> bool:
+    def without_caches(recipe: Any) -> Any:
+        if not isinstance(recipe, dict):
+            return recipe
+        return {name: without_caches(value) for name, value in recipe.items() if name != "kv_cache"}
+
+    same: bool = without_caches(written) == without_caches(document)
+    return same
+
+
+def _work(options: argparse.Namespace) -> dict[str, Any]:
+    path = write_recipe(
+        options.target,
+        options.draft,
+        options.output,
+        options.quantization,
+        options.max_seq_len,
+        available_bytes(),
+        prompts=options.prompts,
+    )
+    return {"recipe": str(path)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the last line of standard output is JSON."""
+    parser = argparse.ArgumentParser(prog="python -m build.own_pair", description="Write a pair's recipe.")
+    parser.add_argument("target", help="checkpoint of the target: a directory, or hf://ORGANIZATION/NAME")
+    parser.add_argument("draft", help="checkpoint of the draft")
+    parser.add_argument("--output", type=Path, help="recipe file (default: TARGET-DRAFT.yaml)")
+    parser.add_argument(
+        "--quantization", choices=_QUANTIZATIONS, default="auto", help="(default: %(default)s)"
+    )
+    parser.add_argument("--prompts", type=Path, help="file or folder of prompts (default: general ones)")
+    parser.add_argument("--max-seq-len", type=int, default=_MAX_SEQ_LEN, help="tokens (default: 2048)")
+    return run_command(lambda: _work(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

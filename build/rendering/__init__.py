@@ -1,0 +1,1 @@
+"""Render the templates in ``model_repository/`` for a recipe."""

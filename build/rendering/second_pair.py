@@ -1,0 +1,174 @@
+"""Add a second pair to a rendered repository, next to the recipe's own.
+
+Models that both pairs share are not rendered again. The others get a hash of the pair in their names, so that
+a running server of the repository is not affected: it loads these models on request, not at its start. Each
+model is put in place atomically, the loop last.
+
+With TensorRT-LLM, rendering is tested, but such a pair has never been loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from build.recipe import Recipe
+from build.rendering.kv_blocks import num_kv_blocks
+from build.rendering.pair_record import SHORT_HASH, PairRecord, engine_fingerprint, pair_fingerprint
+from build.rendering.template_values import PairNames, template_values
+from build.rendering.templates import TEMPLATES, render_model
+from build.tensorrt_llm.memory_plan import MemoryPlan
+from pipelines.atomic_file import put_in_place, scratch_beside
+from pipelines.available_memory import available_bytes
+from pipelines.engine_memory import PROCESS_BYTES
+from pipelines.errors import RepositoryError
+from pipelines.manifest import checked_engine, engine_digest, read_manifest
+from pipelines.socket_path import check_socket_path
+
+
+def render_second_pair(
+    recipe: Recipe,
+    draft_engine: Path,
+    target_engine: Path,
+    run_directory: Path,
+    memory: MemoryPlan | None = None,
+    free: Callable[[], float] = available_bytes,
+) -> PairRecord:
+    """Add a pair to a rendered repository.
+
+    Args:
+        recipe: Recipe of the new pair.
+        draft_engine: Engine directory of its draft.
+        target_engine: Engine directory of its target.
+        run_directory: ``.run/<recipe of the repository>``, which contains the repository.
+        memory: How the new pair's engines share their GPUs; required on TensorRT-LLM.
+        free: Returns the bytes that the repository's server may still use, on the embedded runtime.
+
+    Returns:
+        The new pair; the repository's own if they are the same.
+
+    Raises:
+        EngineLoadError: A file of an engine is missing or has changed since the build.
+        RecipeError: The memory does not hold the pair.
+        RepositoryError: The repository does not exist or has another runtime, or the pair cannot be added.
+    """
+    repository = run_directory / "model_repository"
+    served = PairRecord.read(repository / PairNames().speculative)
+    _check_runtime(recipe, served)
+    files = checked_engine(draft_engine), checked_engine(target_engine)
+    draft, target = (each.manifest for each in files)
+    fingerprint = pair_fingerprint(recipe, draft, target)
+    if fingerprint == served.fingerprint:
+        return served
+    suffix = f"_{fingerprint[:SHORT_HASH]}"
+    # On the embedded runtime, the loop's process holds both engines, and answers by the target alone, too.
+    holds_both = recipe.runtime == "embedded"
+    has_own_draft = holds_both or engine_fingerprint(draft) != served.draft_fingerprint
+    has_own_target = holds_both or engine_fingerprint(target) != served.target_fingerprint
+    standard = PairNames()
+    names = PairNames(
+        speculative=standard.speculative + suffix,
+        draft=standard.draft + suffix * has_own_draft,
+        target=standard.target + suffix * has_own_target,
+        target_alone=standard.target_alone + suffix * has_own_target,
+    )
+    models = _needed(recipe.runtime, names, has_own_draft=has_own_draft, has_own_target=has_own_target)
+    there = repository / names.speculative
+    blocks = num_kv_blocks(recipe, *files, there, free, PROCESS_BYTES)
+    values = template_values(recipe, *files, run_directory, memory, names, blocks)
+    for socket in (values["speculative_socket"], values["target_socket"]):
+        check_socket_path(socket, RepositoryError)
+    loads_at_start = there.exists() and PairRecord.read(there).loads_at_start  # it was promoted earlier
+    record = PairRecord.of(
+        recipe, draft, target, values, names, list(models), loads_at_start=loads_at_start, memory=memory
+    )
+    with scratch_beside(repository) as scratch:
+        for name, template in models.items():
+            render_model(TEMPLATES / template, recipe.runtime, values, scratch / name)
+            record.write(scratch / name)
+        for name in models:
+            put_in_place(scratch / name, repository / name)
+    return record
+
+
+def models_of_other_pairs(
+    run_directory: Path, runtime: str, draft: Mapping[str, Any], target: Mapping[str, Any]
+) -> list[Path]:
+    """Return the models of other pairs, which are kept when the recipe's own pair is rendered again.
+
+    Args:
+        run_directory: ``.run/<recipe>``, with or without a repository.
+        runtime: Runtime of the recipe.
+        draft: Manifest of the new draft engine of the recipe's own pair.
+        target: Manifest of the new target engine.
+
+    Returns:
+        Folders of the models.
+
+    Raises:
+        RepositoryError: A pair that a server loads at its start could not be loaded any more.
+    """
+    repository = run_directory / "model_repository"
+    own = {"draft": engine_fingerprint(draft), "target": engine_fingerprint(target)}
+    kept = []
+    for folder in sorted(repository.glob(f"{PairNames().speculative}_*")):
+        pair = PairRecord.read(folder)
+        missing = _missing(pair, runtime, own)
+        if not missing:
+            kept += [repository / model for model in pair.models]
+        elif pair.loads_at_start:
+            raise RepositoryError(
+                "a promoted pair cannot be loaded any more",
+                values=f"{folder}, recipe {pair.name}: {'; '.join(missing)}",
+                limit="its engines and runtime must be those at its promotion",
+                remedy=f"rebuild them (make engines RECIPE={pair.name}), or return to the recipe's own pair: "
+                f"remove {repository} and {run_directory / 'arms.json'}",
+            )
+    return kept
+
+
+def _missing(pair: PairRecord, runtime: str, own: Mapping[str, str]) -> list[str]:
+    """Return what keeps a pair from being served with the recipe's own, which has these fingerprints."""
+    if pair.runtime != runtime:
+        return [f"its runtime is {pair.runtime}, the recipe's is {runtime}"]
+    engines = {
+        "draft": (Path(pair.draft_engine_dir), pair.draft_fingerprint, pair.draft_digest),
+        "target": (Path(pair.target_engine_dir), pair.target_fingerprint, pair.target_digest),
+    }
+    missing = [
+        f"{path} {'now holds another engine' if path.is_dir() else 'does not exist'}"
+        for path, _, digest in engines.values()
+        if _digest(path) != digest
+    ]
+    for role in () if runtime == "embedded" else ("draft", "target"):
+        has_own = any(model.startswith(f"{role}_") for model in pair.models)
+        if not has_own and engines[role][1] != own[role]:
+            missing.append(f"it shares the {role} of the recipe's own pair, which has changed")
+    return missing
+
+
+def _digest(engine: Path) -> str | None:
+    manifest = read_manifest(engine)
+    return None if manifest is None else engine_digest(manifest)
+
+
+def _needed(runtime: str, names: PairNames, *, has_own_draft: bool, has_own_target: bool) -> dict[str, str]:
+    """Return model -> template in loading order, without engines that both pairs share."""
+    models = {}
+    if runtime != "embedded" and has_own_draft:
+        models[names.draft] = "draft"
+    if runtime != "embedded" and has_own_target:
+        models[names.target] = "target"
+        models[names.target_alone] = "target_alone"
+    return {**models, names.speculative: "speculative"}
+
+
+def _check_runtime(recipe: Recipe, served: PairRecord) -> None:
+    if recipe.runtime != served.runtime:
+        raise RepositoryError(
+            "both pairs of a repository must have the same runtime",
+            values=f"recipe {recipe.name}: {recipe.runtime}; repository: {served.runtime}",
+            limit="a server has one runtime",
+            remedy=f"set RUNTIME={served.runtime}, or serve the recipe on a server of its own",
+        )

@@ -1,0 +1,161 @@
+"""Render the templates in ``model_repository/`` with the values of a recipe.
+
+Templates contain placeholders, ``${name}``. A placeholder without a value and a value without a placeholder
+are errors, so that no setting is lost.
+
+A model's ``config.pbtxt`` applies to both runtimes, ``config.<runtime>.pbtxt`` to one. If both exist they are
+concatenated, which merges them in protobuf's text format. A model with neither does not exist in this
+runtime.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from build.recipe import REPOSITORY_ROOT
+from pipelines.atomic_file import whole_directory
+from pipelines.errors import RepositoryError
+
+TEMPLATES = REPOSITORY_ROOT / "model_repository"
+
+_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+_STRAY = re.compile(r"\$(?!\{)")
+_PYTHON_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
+
+
+def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str, set[str]]:
+    """Render one template.
+
+    Args:
+        text: The template.
+        values: Values by name.
+        origin: Name of the template, for error messages.
+
+    Returns:
+        The rendered text, and the names that it used.
+
+    Raises:
+        RepositoryError: A placeholder has no value, a dollar sign does not begin a placeholder, or a value
+            has characters that cannot be quoted.
+    """
+    stray = _STRAY.search(text)
+    if stray:
+        line = text.count("\n", 0, stray.start()) + 1
+        raise RepositoryError(
+            f"{origin}:{line} has a dollar sign without a name in braces",
+            values=text.splitlines()[line - 1].strip(),
+            limit="placeholders are written ${name}",
+            remedy="fix the template",
+        )
+    used: set[str] = set()
+
+    def put(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            near = difflib.get_close_matches(name, list(values), n=1)
+            raise RepositoryError(
+                f"{origin} has an unknown placeholder",
+                values=f"${{{name}}}",
+                limit=f"known: {', '.join(sorted(values))}",
+                remedy=f"did you mean ${{{near[0]}}}?" if near else "fix the template",
+            )
+        value = values[name]
+        if any(character in value for character in '"\\\n$'):
+            raise RepositoryError(
+                f"a value cannot be quoted in {origin}",
+                values=f"{name}={value!r}",
+                limit="no quotes, backslashes, dollar signs or line breaks",
+                remedy="rename the folder or change the recipe",
+            )
+        used.add(name)
+        return value
+
+    return _PLACEHOLDER.sub(put, text), used
+
+
+def render_repository(
+    templates: Path,
+    runtime: str,
+    values: Mapping[str, str],
+    destination: Path,
+    kept: Sequence[Path] = (),
+) -> list[str]:
+    """Render all models of a runtime and replace the repository atomically.
+
+    Args:
+        templates: Folder with one folder per model.
+        runtime: ``embedded`` or ``tensorrt_llm``.
+        values: See ``template_values``.
+        destination: The repository that Triton reads; replaced if it exists.
+        kept: Folders of models that are copied unchanged.
+
+    Returns:
+        Names of the rendered models.
+
+    Raises:
+        RepositoryError: A template cannot be rendered, or a value is used by no template.
+    """
+    models = [folder.name for folder in sorted(templates.glob("*/")) if config_templates(folder, runtime)]
+    if not models:
+        raise RepositoryError(
+            f"no templates for the runtime {runtime}",
+            values=str(templates),
+            limit=f"<model>/config.pbtxt or <model>/config.{runtime}.pbtxt",
+            remedy="use a complete checkout",
+        )
+    with whole_directory(destination) as staging:
+        unused = set(values)
+        for name in models:
+            unused -= render_model(templates / name, runtime, values, staging / name)
+        for folder in kept:
+            shutil.copytree(folder, staging / folder.name)
+        if unused:
+            raise RepositoryError(
+                "some values are used by no template",
+                values=", ".join(sorted(unused)),
+                limit="every value must be used",
+                remedy="use it in a config.pbtxt, or remove it from build/rendering/template_values.py",
+            )
+    return models
+
+
+def render_model(template: Path, runtime: str, values: Mapping[str, str], destination: Path) -> set[str]:
+    """Render one model and return the names that it used.
+
+    Args:
+        template: Folder of the model's templates.
+        runtime: ``embedded`` or ``tensorrt_llm``.
+        values: See ``template_values``.
+        destination: Folder to create.
+
+    Raises:
+        RepositoryError: See ``render_text``.
+    """
+    parts, used = [], set()
+    for config in config_templates(template, runtime):
+        origin = f"{template.name}/{config.name}"
+        text, names = render_text(config.read_text(encoding="utf-8"), values, origin)
+        parts.append(text)
+        used |= names
+    rendered = "\n".join(parts)
+    _copy_versions(template, destination, with_code=bool(_PYTHON_BACKEND.search(rendered)))
+    (destination / "config.pbtxt").write_text(rendered, encoding="utf-8")
+    return used
+
+
+def config_templates(folder: Path, runtime: str) -> list[Path]:
+    """Return the templates of a model's ``config.pbtxt``; none if this runtime does not have the model."""
+    named = (folder / "config.pbtxt", folder / f"config.{runtime}.pbtxt")
+    return [path for path in named if path.is_file()]
+
+
+def _copy_versions(folder: Path, destination: Path, *, with_code: bool) -> None:
+    for version in sorted(path for path in folder.iterdir() if path.name.isdigit()):
+        copied = destination / version.name
+        copied.mkdir(parents=True)
+        for source in sorted(version.glob("*.py")) if with_code else ():
+            shutil.copyfile(source, copied / source.name)

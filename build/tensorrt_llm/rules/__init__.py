@@ -1,0 +1,1 @@
+"""Rules that preflight checks before a TensorRT-LLM pair is compiled."""

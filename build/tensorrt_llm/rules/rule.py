@@ -1,0 +1,86 @@
+"""Rules of preflight, and how violations are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from build.tensorrt_llm.rules.pair import Pair
+from pipelines.errors import DraftproofError
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A violation of a rule.
+
+    Attributes:
+        role: ``draft``, ``target`` or ``pair``.
+        what: What is wrong, one clause.
+        values: The values that were found.
+        limit: The allowed values.
+        remedy: What to change.
+    """
+
+    role: str
+    what: str
+    values: str
+    limit: str
+    remedy: str
+
+    def error(self, kind: type[DraftproofError]) -> DraftproofError:
+        """Return this violation as an error."""
+        return kind(self.what, values=self.values, limit=self.limit, remedy=self.remedy)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of preflight.
+
+    Attributes:
+        name: Its name in reports.
+        source: Its source; ``(reading)`` if it was inferred from code.
+        check: Return all violations of a pair.
+    """
+
+    name: str
+    source: str
+    check: Callable[[Pair], Iterable[Violation]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violation, with the name and the source of its rule."""
+
+    rule: str
+    source: str
+    violation: Violation
+
+    def __str__(self) -> str:
+        violation = self.violation
+        return "\n".join(
+            [
+                f"{self.rule} ({violation.role}): {violation.what}",
+                f"    values  {violation.values}",
+                f"    limit   {violation.limit}",
+                f"    remedy  {violation.remedy}",
+                f"    source  {self.source}",
+            ]
+        )
+
+    def as_dict(self) -> dict[str, str]:
+        """Return this finding as a JSON object."""
+        violation = self.violation
+        return {
+            "rule": self.rule,
+            "role": violation.role,
+            "what": violation.what,
+            "values": violation.values,
+            "limit": violation.limit,
+            "remedy": violation.remedy,
+            "source": self.source,
+        }
+
+
+def findings(pair: Pair, rules: Iterable[Rule]) -> list[Finding]:
+    """Check a pair against all rules and return all violations."""
+    return [Finding(rule.name, rule.source, violation) for rule in rules for violation in rule.check(pair)]

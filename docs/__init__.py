@@ -1,0 +1,1 @@
+"""Programs that write the documents' tables, pictures and notices."""

@@ -1,0 +1,1 @@
+"""Tables of the reference pages that are read from the code."""

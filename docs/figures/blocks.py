@@ -1,0 +1,134 @@
+"""Blocks of pages: which result file or which code each one is made from, and by what."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from docs.code_tables.commands import commands
+from docs.code_tables.decisions import decisions
+from docs.code_tables.errors import errors
+from docs.code_tables.make_targets import make_settings, make_targets
+from docs.code_tables.metrics import metrics
+from docs.code_tables.pair_memory import pair_memory
+from docs.code_tables.recipe_keys import recipe_keys
+from docs.code_tables.upstream import upstream
+from docs.figures.acceptance import predicted_acceptance
+from docs.figures.attention_steps import attention_steps
+from docs.figures.bench import every_load, headline
+from docs.figures.canary_drills import drills
+from docs.figures.demo import demo
+from docs.figures.families import families
+from docs.figures.fault_drills import fault_drills
+from docs.figures.fleet_drills import fleet_drills
+from docs.figures.front_door import front_door_cost, structured_output
+from docs.figures.kv_caches import kv_caches
+from docs.figures.memory import server_memory
+from docs.figures.pair import pair
+from docs.figures.peers import peers
+from docs.figures.quantization import quantized_pair, quantized_steps
+from docs.figures.rehearsals import rehearsed_builds, rehearsed_speed
+from docs.figures.router import router_cost
+from docs.figures.sampler import sampler
+from docs.figures.structured import schema_suite, structured_answers
+from docs.figures.token_overlap import token_overlap
+from docs.figures.verify import distribution, distribution_line, verdict_line, verify
+from docs.figures.words import Document
+from pipelines.bench.report.document import FORMAT
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path("docs/results")
+PAIR = Path("engines/demo_pair/evaluation.json")
+
+_BLOCK = re.compile(r"(<!-- figures:([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
+    "headline": (RESULTS / "bench-demo-large.json", "make results", headline),
+    "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
+    "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
+    "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
+    "demo": (RESULTS / "demo.json", "make results", demo),
+    "verdict": (RESULTS / "verify-demo.json", "make results", verdict_line),
+    "verify": (RESULTS / "verify-demo.json", "make results", verify),
+    "law-verdict": (RESULTS / "law-demo.json", "make results", distribution_line),
+    "law": (RESULTS / "law-demo.json", "make results", distribution),
+    "sampler": (RESULTS / "sampler-demo-large.json", "make results", sampler),
+    "acceptance": (RESULTS / "acceptance-demo.json", "make results", predicted_acceptance),
+    "router": (RESULTS / "router-demo-large.json", "make results", router_cost),
+    "front-door": (RESULTS / "front-door-demo-large.json", "make results", front_door_cost),
+    "structured-output": (
+        RESULTS / "structured-output-demo-large.json",
+        "make results",
+        structured_output,
+    ),
+    "drills": (RESULTS / "canary-drills.json", "make drills", drills),
+    "fault-drills": (RESULTS / "fault-drills.json", "make drills-faults", fault_drills),
+    "fleet-drills": (RESULTS / "fleet-drills.json", "make drills-fleet", fleet_drills),
+    "families": (RESULTS / "families.json", "make results", families),
+    "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
+    "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),
+    "quantized-steps": (RESULTS / "quantized-steps-demo-large.json", "make results", quantized_steps),
+    "server-memory": (RESULTS / "server-memory.json", "make results", server_memory),
+    "rehearsed-builds": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_builds),
+    "rehearsed-speed": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_speed),
+    "kv-caches": (RESULTS / "kv-caches-demo-large.json", "python -m benchmarks.kv_caches", kv_caches),
+    "token-overlap": (RESULTS / "token-overlap.json", "make results", token_overlap),
+    "schema-suite": (
+        RESULTS / "schema-suite.json",
+        "python -m benchmarks.schema_suite --suite json/tests",
+        schema_suite,
+    ),
+    "structured-answers": (
+        RESULTS / "structured-answers.json",
+        "python -m benchmarks.structured_answers --url http://127.0.0.1:9000",
+        structured_answers,
+    ),
+    "pair": (PAIR, "make evaluate-demo", pair),
+}
+"""Block name -> result file, the command that makes it, and what turns it into text."""
+
+CODE_BLOCKS: dict[str, Callable[[], str]] = {
+    "recipe-keys": recipe_keys,
+    "metrics": metrics,
+    "errors": errors,
+    "commands": commands,
+    "make-targets": make_targets,
+    "make-settings": make_settings,
+    "decisions": decisions,
+    "upstream": upstream,
+    "pair-memory": pair_memory,
+}
+"""Block name -> what reads the code and turns it into text."""
+
+
+def pages() -> tuple[Path, ...]:
+    """Return the documents that have blocks, relative to the repository's root."""
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return tuple(
+        page.relative_to(ROOT) for page in documents if _BLOCK.search(page.read_text(encoding="utf-8"))
+    )
+
+
+def render(page: str, root: Path = ROOT) -> str:
+    """Return a page's text with every block made anew.
+
+    Args:
+        page: The text; blocks of unknown name raise KeyError.
+        root: Where the result files lie.
+    """
+    return _BLOCK.sub(lambda found: f"{found[1]}{_block(found[2], root)}\n{found[3]}", page)
+
+
+def _block(name: str, root: Path) -> str:
+    if name in CODE_BLOCKS:
+        return CODE_BLOCKS[name]()
+    path, command, write = BLOCKS[name]
+    try:
+        document = json.loads((root / path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"*Not measured yet: `{command}` writes `{path.as_posix()}`.*"
+    if path.name.startswith("bench-") and document.get("format") != FORMAT:
+        return f"*Not measured yet with this bench: `{command}` writes `{path.as_posix()}`.*"
+    return write(document)

@@ -1,0 +1,70 @@
+"""Draws how many times faster the pair is than the target alone, by prompts and concurrent requests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from docs.pictures import svg
+
+_WIDTH, _HEIGHT = 640, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 620, 76, 262
+_STYLE = """
+  .s0 { --c: #1a7f37; } .s1 { --c: #0969da; } .s2 { --c: #9a6700; } .s3 { --c: #cf222e; }
+  @media (prefers-color-scheme: dark) {
+    .s0 { --c: #56d364; } .s1 { --c: #58a6ff; } .s2 { --c: #e3b341; } .s3 { --c: #ff7b72; }
+  }
+  .series { stroke: var(--c); fill: none; stroke-width: 2; } .dot { fill: var(--c); }
+  .range { stroke: var(--c); stroke-width: 1; opacity: 0.6; }
+  .even { stroke: var(--text); stroke-dasharray: 5 4; }
+"""
+
+
+def speed_up(bench: dict[str, Any]) -> str:
+    """Return the chart of one file of ``make bench``: closed loads, adaptive draft length."""
+    cells = [cell for cell in bench["cells"] if cell["load"]["kind"] == "closed"]
+    loads = sorted({cell["load"]["num_at_once"] for cell in cells})
+    ratios = {
+        (cell["prompt_set"], cell["load"]["num_at_once"]): next(
+            arm["ratio_to_target"] for arm in cell["arms"] if arm["arm"] == "adaptive"
+        )
+        for cell in cells
+    }
+    top: int = math.ceil(max(ratio["high"] for ratio in ratios.values()))
+    names = list(dict.fromkeys(cell["prompt_set"] for cell in cells))
+
+    def place_x(load: int) -> float:
+        return _LEFT + 24 + (_RIGHT - _LEFT - 48) * math.log(load / loads[0]) / math.log(loads[-1] / loads[0])
+
+    def place_y(value: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * value / top
+
+    parts = [svg.text(20, 30, "Times faster than the target alone", "bold")]
+    for value in range(top + 1):
+        y = place_y(value)
+        kind = "even" if value == 1 else "line"
+        parts.append(f'<path class="{kind}" d="M{_LEFT} {y:.1f} H{_RIGHT}"/>')
+        parts.append(svg.text(_LEFT - 8, y + 4, f"{value}", "small dim end"))
+    parts += [svg.text(place_x(load), _BOTTOM + 20, f"{load}", "small dim middle") for load in loads]
+    parts.append(svg.text((_LEFT + _RIGHT) / 2, _BOTTOM + 40, "concurrent requests", "small dim middle"))
+    for index, name in enumerate(names):
+        points = [(place_x(load) + 4 * index - 6, ratios[name, load]) for load in loads]
+        path = " L".join(f"{x:.1f} {place_y(ratio['value']):.1f}" for x, ratio in points)
+        parts.append(f'<g class="s{index}"><path class="series" d="M{path}"/>')
+        for x, ratio in points:
+            low, high = place_y(ratio["low"]), place_y(ratio["high"])
+            parts.append(f'<path class="range" d="M{x:.1f} {low:.1f} V{high:.1f}"/>')
+            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{place_y(ratio["value"]):.1f}" r="3.5"/>')
+        parts.append(f'<circle class="dot" cx="{60 + 130 * index}" cy="51" r="5"/>')
+        parts.append(f"{svg.text(72 + 130 * index, 56, name, 'small')}</g>")
+    engine, about = bench["conditions"]["engines"]["target"], bench["conditions"]
+    words = (
+        f"{engine['num_parameters'] / 1e6:.0f} M parameters, {engine['quantization']}, {about['num_cores']} "
+        "CPU cores, greedy. Thin bars: 95 % interval."
+    )
+    parts.append(svg.text(20, _HEIGHT - 10, words, "small dim"))
+    title = "Speed-up over the target alone by prompt set and concurrent requests: " + "; ".join(
+        f"{name} " + ", ".join(f"{ratios[name, load]['value']:.2f} at {load}" for load in loads)
+        for name in names
+    )
+    return svg.picture(_WIDTH, _HEIGHT, title, parts, _STYLE)

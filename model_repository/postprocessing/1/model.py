@@ -1,0 +1,16 @@
+"""Tokens to text for the ensemble; see pipelines/serving/text/postprocessing_model.py."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from pipelines.serving.text.postprocessing_model import PostprocessingModel
+from pipelines.serving.triton.parameters import ModelParameters
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = PostprocessingModel(ModelParameters.from_triton(args), pb_utils)
+
+    def execute(self, requests: list[object]) -> list[object]:
+        return self._model.execute(requests)

@@ -1,0 +1,19 @@
+"""Text to tokens for the ensemble; see pipelines/serving/text/preprocessing_model.py."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from pipelines.serving.text.preprocessing_model import PreprocessingModel
+from pipelines.serving.triton.parameters import ModelParameters
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = PreprocessingModel(ModelParameters.from_triton(args), pb_utils)
+
+    def execute(self, requests: list[object]) -> None:
+        self._model.execute(requests)
+
+    def finalize(self) -> None:
+        self._model.close()

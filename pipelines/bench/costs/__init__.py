@@ -1,0 +1,1 @@
+"""Measure single costs: decode step, memory bandwidth, batcher, change of domain."""

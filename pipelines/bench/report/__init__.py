@@ -1,0 +1,1 @@
+"""Summarize measurements as figures, and report them as text, page and JSON."""

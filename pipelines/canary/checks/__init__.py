@@ -1,0 +1,1 @@
+"""Check a candidate before and while it serves, in addition to the judge's metrics."""

@@ -1,0 +1,213 @@
+"""Probe a candidate's loop after it is loaded and before it gets requests of clients.
+
+A draft that does not fit the target is obvious: hardly a token is accepted, and every round outputs one token
+at the cost of two engines. The probes are the prompts of the pair's acceptance baseline if it has one, so the
+same pair gives the same counts (``baseline_regressions``). A rollout concerns one server, where one process
+runs the candidate; several servers have a rollout each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.canary.checks.acceptance import BaselineRegression, Found, baseline_regressions, worst
+from pipelines.canary.controller.candidate import Pair
+from pipelines.canary.judge.limits import Limits
+from pipelines.client.any_model import Tensors, connect_to_models
+from pipelines.client.timeouts import Timeouts
+from pipelines.command_line.chat_prompts import render_chats
+from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
+from pipelines.errors import CanaryError, DraftproofError, EngineFailedError
+from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
+
+NEAR_ONE = 1.1
+"""A lower mean acceptance length fails: nine of ten rounds output no more than the target alone would."""
+
+_NUM_PROMPTS = 8
+_PROMPT_TOKENS = 64
+_NUM_DRAFT_TOKENS = 4
+_MAX_TOKENS = 32
+_CONCURRENT_REQUESTS = 4
+_TIMEOUTS = Timeouts(total_s=60)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Total counts of a candidate's answers to all prompts.
+
+    Attributes:
+        failure: Error message of the first failure; "" if the candidate answered all prompts.
+        num_prompts: Number of prompts that were answered.
+        num_rounds: Number of target passes.
+        total_draft_tokens: Number of draft tokens that were proposed.
+        accepted_per_position: Entry i: number of rounds that accepted draft position i.
+    """
+
+    failure: str = ""
+    num_prompts: int = 0
+    num_rounds: int = 0
+    total_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 if nothing was drafted."""
+        return sum(self.accepted_per_position) / max(1, self.total_draft_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds."""
+        return 1 + sum(self.accepted_per_position) / max(1, self.num_rounds)
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """Result of the probes.
+
+    Attributes:
+        probe: Counts of the answers.
+        verdict: ``fail`` if the candidate must be rolled back, ``held`` if a person has to decide.
+        reason: Explanation in a sentence.
+        evidence: Probes and figures, ready for JSON.
+    """
+
+    probe: Probe
+    verdict: Found
+    reason: str
+    evidence: dict[str, Any]
+
+
+def cold_start(url: str, key: str, pair: Pair, recipe: str, limits: Limits) -> ColdStart:
+    """Probe a candidate.
+
+    Args:
+        url: ``grpc://host:port`` or ``http://host:port`` of the server that has loaded it.
+        key: Key of that server.
+        pair: Candidate.
+        recipe: Recipe of the candidate, whose prompts are the probes of a pair without a baseline.
+        limits: Limits, of which ``manifest`` applies to the baseline.
+
+    Raises:
+        CanaryError: The candidate does not draft.
+        ChatTemplateError: The recipe's prompts are conversations, for which the target has no template.
+        EngineLoadError: The pair's baseline is invalid.
+        InvalidRequestError: The address is invalid, or the recipe's prompts cannot be read.
+        RecipeError: The recipe cannot be read.
+    """
+    baseline = AcceptanceBaseline.read(Path(pair.calibration_file)) if pair.calibration_file else None
+    if baseline is None:
+        prompts, num_draft_tokens, max_tokens = _prompts(pair, recipe), _NUM_DRAFT_TOKENS, _MAX_TOKENS
+    else:
+        prompts, num_draft_tokens = baseline.prompts, baseline.num_draft_tokens
+        max_tokens = baseline.max_tokens
+    asked = min(num_draft_tokens, pair.max_draft_len)
+    if asked < 1:
+        raise CanaryError(
+            "a candidate cannot be probed",
+            values=f"max_draft_len={pair.max_draft_len}",
+            limit="at least one draft token",
+            remedy="roll out a pair whose max_draft_len is at least 1",
+        )
+    requests = [_inputs(prompt, asked, max_tokens) for prompt in prompts]
+    probe = _probe(url, key, pair.speculative_model, requests)
+    comparable = baseline if asked == num_draft_tokens else None
+    fault = _fault(probe)
+    regressions = () if fault or comparable is None else baseline_regressions(probe, comparable, limits)
+    verdict: Found = "fail" if fault else worst(each.verdict for each in regressions)
+    return ColdStart(
+        probe,
+        verdict,
+        fault or _reason(probe, verdict, regressions),
+        {
+            "num_draft_tokens": asked,
+            "max_tokens": max_tokens,
+            "prompts": [prompt.name for prompt in prompts],
+            "baseline": None if comparable is None else _figures(comparable),
+            "probe": {**asdict(probe), **_figures(probe)},
+            "losses": [each.document for each in regressions],
+            "limits": {
+                "mean_acceptance_length": NEAR_ONE,
+                "drop_holds_above": limits.manifest.pass_below,
+                "drop_fails_above": limits.manifest.rollback_above,
+            },
+        },
+    )
+
+
+def _reason(probe: Probe, verdict: Found, regressions: Sequence[BaselineRegression]) -> str:
+    if verdict == "pass":
+        return f"mean acceptance length {probe.mean_acceptance_length:.2f}"
+    return "; ".join(each.text for each in regressions if each.verdict == verdict)
+
+
+def _fault(probe: Probe) -> str:
+    """Return what is wrong with a candidate regardless of its baseline; "" if nothing is."""
+    if probe.failure:
+        return f"the candidate does not answer: {probe.failure}"
+    if not probe.total_draft_tokens:
+        return "the draft proposes no tokens"
+    if probe.mean_acceptance_length < NEAR_ONE:
+        return f"the mean acceptance length is {probe.mean_acceptance_length:.3f}, below {NEAR_ONE}"
+    return ""
+
+
+def _figures(counts: Probe | AcceptanceBaseline) -> dict[str, float]:
+    return {
+        "acceptance_rate": counts.acceptance_rate,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+    }
+
+
+def _prompts(pair: Pair, recipe: str) -> tuple[BaselinePrompt, ...]:
+    """Encode prompts for a pair without a baseline."""
+    target = Path(pair.target_engine_dir)
+    prompts = render_chats(choose_prompts(None, recipe).for_judging().draw(_NUM_PROMPTS), target)
+    encoded = encode_prompts(prompts.all, read_tokenizer(target), _PROMPT_TOKENS)
+    return tuple(BaselinePrompt(name, ids) for name, ids in encoded.items())
+
+
+def _probe(url: str, key: str, model: str, requests: Sequence[Tensors]) -> Probe:
+    try:
+        with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+            answers = list(pool.map(lambda request: _ask(url, key, model, request), requests))
+    except DraftproofError as error:
+        return Probe(failure=str(error))
+    positions = np.sum([answer["accepted_per_position"].reshape(-1) for answer in answers], axis=0)
+    return Probe(
+        num_prompts=len(answers),
+        num_rounds=sum(int(answer["num_rounds"].item()) for answer in answers),
+        total_draft_tokens=sum(int(answer["total_draft_tokens"].item()) for answer in answers),
+        accepted_per_position=tuple(positions.tolist()),
+    )
+
+
+def _ask(url: str, key: str, model: str, request: Tensors) -> Tensors:
+    """Send a request that is not streamed and return its response."""
+    with closing(connect_to_models(url, _TIMEOUTS, key)) as calls:
+        responses = calls.infer(calls.describe(model), request)
+    if len(responses) != 1 or not {"accepted_per_position", "num_rounds"} <= set(responses[0]):
+        raise EngineFailedError(
+            "the candidate's answer has no counts",
+            values=f"{model}: {len(responses)} responses",
+            limit="one response with the outputs of model 'speculative'",
+            remedy="read the server's log",
+        )
+    return responses[0]
+
+
+def _inputs(prompt: BaselinePrompt, num_draft_tokens: int, max_tokens: int) -> Tensors:
+    ids = np.array([prompt.input_ids], np.int32)
+    scalars = {
+        "input_lengths": ids.size,
+        "request_output_len": max_tokens,
+        "num_draft_tokens": num_draft_tokens,
+    }
+    return {"input_ids": ids, **{name: np.array([[value]], np.int32) for name, value in scalars.items()}}

@@ -1,0 +1,219 @@
+"""Check a candidate before it is loaded: its engines, tokenizer, draft length and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.canary.checks.memory import memory_of
+from pipelines.canary.controller.candidate import CandidatePair, Pair
+from pipelines.deploy.triton.launch import Launch
+from pipelines.errors import CanaryError, EngineLoadError
+from pipelines.manifest import MANIFEST_NAME, EngineFiles
+
+_ROLES = ("draft", "target")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check.
+
+    Attributes:
+        name: Requirement in a few words.
+        is_met: Whether the candidate meets it.
+        evidence: Figures behind the result, ready for JSON.
+        limit: Requirement in detail.
+        remedy: What to do if the candidate does not meet it.
+    """
+
+    name: str
+    is_met: bool
+    evidence: dict[str, Any]
+    limit: str
+    remedy: str
+
+
+def examine(candidate: CandidatePair, free_bytes: Callable[[], int]) -> tuple[Check, ...]:
+    """Run all checks that need no loaded model.
+
+    Args:
+        candidate: Candidate and pair in service.
+        free_bytes: Returns how many more bytes of host memory the server may use; called if that matters.
+
+    Raises:
+        CanaryError: The manifest of an engine cannot be read.
+        ServerStartError: The run directory does not contain how its server was started.
+    """
+    pair, stable = candidate.pair, candidate.stable
+    whole = _is_whole(pair)
+    room = (_has_room(candidate, free_bytes),) if whole.is_met else ()  # a damaged engine has no known size
+    return (
+        _is_another_pair(pair, stable),
+        _is_of_the_runtime(pair, stable),
+        _can_be_loaded_now(candidate),
+        _has_the_tokenizer(pair, stable),
+        _ends_texts_alike(pair, stable),
+        whole,
+        _takes_the_draft_length(pair),
+        *room,
+    )
+
+
+def require(checks: tuple[Check, ...]) -> None:
+    """Raise an error for the first check that is not met.
+
+    Raises:
+        CanaryError: A check is not met; nothing was loaded.
+    """
+    for check in checks:
+        if not check.is_met:
+            raise CanaryError(
+                f"the candidate is refused before it is loaded: {check.name}",
+                values=json.dumps(check.evidence),
+                limit=check.limit,
+                remedy=check.remedy,
+            )
+
+
+def _is_another_pair(pair: Pair, stable: Pair) -> Check:
+    override = _draft_length_in_force(pair)
+    own = {side: pair_.num_draft_tokens for side, pair_ in (("candidate", pair), ("stable", stable))}
+    engines = (pair.draft_fingerprint, pair.target_fingerprint)
+    same_engines = engines == (stable.draft_fingerprint, stable.target_fingerprint)
+    # A draft length set by ``make draft-length`` overrides the recipes of both pairs.
+    only_length = (
+        same_engines
+        and own["candidate"] != own["stable"]
+        and pair.max_draft_len == stable.max_draft_len
+        and override is not None
+    )
+    return Check(
+        "it differs from the pair in service",
+        pair.fingerprint != stable.fingerprint and not only_length,
+        {
+            "candidate": pair.fingerprint,
+            "stable": stable.fingerprint,
+            "num_draft_tokens": own,
+            "draft_length_file": override,
+        },
+        "other engines, or other limits of the server",
+        f"change the recipe; if it changes num_draft_tokens alone, remove {pair.draft_length_file}",
+    )
+
+
+def _is_of_the_runtime(pair: Pair, stable: Pair) -> Check:
+    return Check(
+        "it has the server's runtime",
+        pair.runtime == stable.runtime,
+        {"candidate": pair.runtime, "stable": stable.runtime},
+        "one runtime per server",
+        f"give RUNTIME={stable.runtime}",
+    )
+
+
+def _can_be_loaded_now(candidate: CandidatePair) -> Check:
+    launch = Launch.read(candidate.run_directory)
+    # Ranks that MPI has started cannot load other engines.
+    return Check(
+        "the server can load engines while it runs",
+        launch.runtime == "embedded" or launch.spawns_workers,
+        {"runtime": launch.runtime, "mode": launch.mode, "spawns_workers": launch.spawns_workers},
+        "the embedded runtime, or TensorRT-LLM's orchestrator that starts its workers itself",
+        "use two servers and their gateway instead (make deployment)",
+    )
+
+
+def _has_the_tokenizer(pair: Pair, stable: Pair) -> Check:
+    engines = {"candidate draft": (pair, "draft"), "candidate target": (pair, "target")}
+    engines["stable target"] = (stable, "target")
+    manifests = {name: side.manifest(role) for name, (side, role) in engines.items()}
+    identities = {name: each.get("tokenizer_identity_sha256") for name, each in manifests.items()}
+    # Equal files are equal tokenizers, also if an older version computed the identity in another way.
+    contents = {each.get("tokenizer_sha256") for each in manifests.values()}
+    # The identity was computed from a file; it is invalid if that file was replaced in the engine.
+    exchanged = [
+        name
+        for name, each in manifests.items()
+        if each.get("files", {}).get("tokenizer.json", {}).get("sha256") != each.get("tokenizer_sha256")
+    ]
+    same = len(set(identities.values())) == 1 and None not in identities.values()
+    same |= len(contents) == 1 and None not in contents
+    return Check(
+        "it has the tokenizer of the pair in service",
+        same and not exchanged,
+        {"tokenizer_identity_sha256": identities, "exchanged": exchanged},
+        "the same tokenizer in both engines and in the target in service",
+        "build the pair from checkpoints with that tokenizer",
+    )
+
+
+def _ends_texts_alike(pair: Pair, stable: Pair) -> Check:
+    found = {
+        name: side.manifest("target").get("end_ids")
+        for name, side in (("candidate", pair), ("stable", stable))
+    }
+    return Check(
+        "its texts end at the same tokens",
+        found["candidate"] is not None and found["candidate"] == found["stable"],
+        found,
+        "the same end_ids in the manifests of both targets",
+        "build the target from a checkpoint with the same end tokens",
+    )
+
+
+def _is_whole(pair: Pair) -> Check:
+    damaged = [path for role in _ROLES for path in _damaged(pair, role)]
+    return Check(
+        "its engines are complete",
+        not damaged,
+        {"missing_or_changed": damaged},
+        "the engines that the pair was rendered for, with every file as in its manifest",
+        "delete the engine's directory and run 'make engines'",
+    )
+
+
+def _damaged(pair: Pair, role: str) -> Iterator[str]:
+    directory = Path(getattr(pair, f"{role}_engine_dir"))
+    try:
+        files = EngineFiles(directory, getattr(pair, f"{role}_digest"))
+    except EngineLoadError:
+        yield str(directory / MANIFEST_NAME)
+    else:
+        yield from map(str, files.changed())
+
+
+def _takes_the_draft_length(pair: Pair) -> Check:
+    override = _draft_length_in_force(pair)
+    length = (override or {}).get("num_draft_tokens")
+    return Check(
+        "it supports the draft length that was set",
+        length is None or length <= pair.max_draft_len,
+        {"draft_length_file": override, "max_draft_len": pair.max_draft_len},
+        "at most the candidate's max_draft_len, or its model does not load",
+        "run 'make draft-length' with a smaller number",
+    )
+
+
+def _draft_length_in_force(pair: Pair) -> dict[str, Any] | None:
+    """Read what ``make draft-length`` wrote; None if nothing was set or the file is invalid."""
+    try:
+        document = json.loads(Path(pair.draft_length_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _has_room(candidate: CandidatePair, free_bytes: Callable[[], int]) -> Check:
+    recipes_own = Pair.read(candidate.run_directory)
+    loaded = {each.socket: each for each in (recipes_own, candidate.stable)}
+    memory = memory_of(candidate.pair, tuple(loaded.values()), free_bytes)
+    return Check(
+        "there is memory for it beside the pair in service",
+        all(each.needed <= each.available for each in memory),
+        {each.device: {"needed": each.needed, "available": each.available} for each in memory},
+        "at most the available memory",
+        "reduce the kv_cache sizes of the recipes, free memory, or use a larger machine",
+    )

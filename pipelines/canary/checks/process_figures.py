@@ -1,0 +1,114 @@
+"""Read memory, CPU time and output tokens of both pairs' processes from a server's metrics port."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import httpx
+
+from pipelines.canary.controller.candidate import Pair
+from pipelines.canary.judge.resources import Sample, Taken
+from pipelines.errors import CanaryError
+
+RESIDENT_BYTES = "draftproof_process_resident_memory_bytes"
+CPU_SECONDS = "draftproof_process_cpu_seconds_total"
+CONTROL_CPU_SECONDS = "draftproof_control_cpu_seconds_total"
+OUTPUT_TOKENS = "draftproof_output_tokens_total"
+
+_LINE = re.compile(
+    rf"^({RESIDENT_BYTES}|{CPU_SECONDS}|{CONTROL_CPU_SECONDS}|{OUTPUT_TOKENS})"
+    r'{(?![^}]*\bsource="control")[^}]*?\bmodel="([^"]*)"[^}]*} (\S+)$'
+)
+_TIMEOUT_S = 5.0
+_MOST_SAMPLES = 500  # over a whole rollout; samples of its first minutes are closer together
+
+
+def read_sample(metrics_url: str, candidate: Pair, stable: Pair, now_s: float) -> Sample:
+    """Read one sample of both pairs.
+
+    Args:
+        metrics_url: ``http://host:port/metrics``.
+        candidate: Candidate, which is loaded.
+        stable: Pair in service.
+        now_s: Unix time.
+
+    Raises:
+        CanaryError: The server does not answer, or a metric of a process is missing.
+    """
+    try:
+        text = httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
+        figures: dict[tuple[str, str], float] = {}
+        for line in text.splitlines():
+            if found := _LINE.match(line):
+                key = found[1], found[2]
+                figures[key] = figures.get(key, 0.0) + float(found[3])  # sums tokens over the label source
+        return Sample(now_s, _taken(figures, candidate), _taken(figures, stable))
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise CanaryError(
+            "memory and CPU time of both pairs cannot be read",
+            values=f"{metrics_url}: {error!r}",
+            limit=f"{RESIDENT_BYTES}, {CPU_SECONDS} and {OUTPUT_TOKENS} for each model",
+            remedy="check the metrics port of the server, which must have this version",
+        ) from None
+
+
+class ProcessSamples:
+    """Takes the samples of one rollout.
+
+    Attributes:
+        taken: Samples in the order of time.
+        lacking: Why the latest sample could not be taken; "" if it could.
+
+    Args:
+        taken: Samples from the state file.
+        clock: Returns the unix time.
+    """
+
+    def __init__(self, taken: Iterable[Sample], clock: Callable[[], float]) -> None:
+        self.taken = list(taken)
+        self.lacking = ""
+        self._clock = clock
+        self._read_at_s = clock()
+
+    def take(self, read: Callable[[], Sample], *, is_wanted: bool) -> Sample | None:
+        """Take a sample if it is due.
+
+        Args:
+            read: Reads a sample, as ``World.sample``.
+            is_wanted: Whether the candidate serves.
+
+        Returns:
+            The new sample; None if none was taken.
+        """
+        now_s, taken = self._clock(), self.taken
+        if not is_wanted:
+            self.lacking, self._read_at_s = "", now_s
+            return None
+        if taken and now_s - taken[-1].at_s < (now_s - taken[0].at_s) / _MOST_SAMPLES:
+            return None
+        try:
+            taken.append(read())
+        except CanaryError as error:
+            self.lacking = str(error)
+            return None
+        self.lacking, self._read_at_s = "", now_s
+        return taken[-1]
+
+    def lacking_for(self, seconds: float) -> str:
+        """Return why no sample could be taken for longer than ``seconds``; "" if one could."""
+        return self.lacking if self._clock() - self._read_at_s > seconds else ""
+
+
+def _taken(figures: Mapping[tuple[str, str], float], pair: Pair) -> Taken:
+    """Sum the figures of a pair; NVIDIA's engines run in Triton's process and publish none.
+
+    The loop's process also answers by the target alone: those tokens and their CPU time do not count.
+    """
+    loop = pair.speculative_model
+    others = {model for model in pair.models if (RESIDENT_BYTES, model) in figures} - {loop}
+    return Taken(
+        figures[RESIDENT_BYTES, loop] + sum(figures[RESIDENT_BYTES, model] for model in others),
+        figures[CPU_SECONDS, loop] - figures.get((CONTROL_CPU_SECONDS, loop), 0.0),
+        figures[OUTPUT_TOKENS, loop],
+    )

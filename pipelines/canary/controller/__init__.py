@@ -1,0 +1,1 @@
+"""Control a rollout: its phases, its state on disk, and the server that it acts on."""

@@ -1,0 +1,217 @@
+"""The two pairs of a rollout in one rendered repository.
+
+``build`` renders the new pair in a separate process and writes ``pair.json`` for both pairs
+(``build/rendering/pair_record.py``); this module reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import configuration
+from pipelines.atomic_file import write_whole
+from pipelines.deploy.package import package_arguments
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.errors import CanaryError, DraftproofError
+
+STABLE_MODEL = "speculative"
+_FORMAT = 3
+_HASH_DIGITS = 8
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Pair:
+    """A pair of a repository; ``build/rendering/pair_record.py`` documents the other attributes.
+
+    Attributes:
+        name: Name of its recipe.
+        fingerprint: Equal for pairs with equal answers and equal speed.
+        models: Models that only this pair uses, in the order in which they are loaded.
+        socket: Socket of its loop, as processes of the server see it.
+        loads_at_start: Whether a server loads its models when it starts.
+    """
+
+    name: str
+    fingerprint: str
+    runtime: str
+    speculative_model: str
+    control_model: str
+    models: tuple[str, ...]
+    socket: str
+    control_socket: str
+    draft_engine_dir: str
+    draft_fingerprint: str
+    draft_digest: str
+    target_engine_dir: str
+    target_fingerprint: str
+    target_digest: str
+    max_draft_len: int
+    num_draft_tokens: str
+    draft_length_file: str
+    calibration_file: str
+    num_kv_blocks: dict[str, int]
+    gpu_bytes: dict[str, int]
+    gpu_usable_bytes: int
+    loads_at_start: bool
+
+    @classmethod
+    def read(cls, run_directory: Path, speculative_model: str = STABLE_MODEL) -> Pair:
+        """Read the pair of a model in ``<run_directory>/model_repository``.
+
+        Raises:
+            CanaryError: The file is missing, or another version wrote it.
+        """
+        path = run_directory / "model_repository" / speculative_model / PAIR_FILE
+        remedy = "run 'make repository', then 'make stop serve'"
+        return configuration.read_json(cls, path, _FORMAT, CanaryError, remedy)
+
+    @property
+    def hash(self) -> str:
+        """Suffix of its models' names, unless it is the pair of the repository's own recipe."""
+        return self.fingerprint[:_HASH_DIGITS]
+
+    def manifest(self, role: str) -> dict[str, Any]:
+        """Read ``manifest.json`` of the ``draft`` or ``target`` engine.
+
+        Raises:
+            CanaryError: The file cannot be read.
+        """
+        path = Path(getattr(self, f"{role}_engine_dir")) / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(manifest, dict):
+                raise ValueError("not a JSON object")
+        except (OSError, ValueError) as error:
+            raise CanaryError(
+                "the manifest of an engine cannot be read",
+                values=f"{path}: {error!r}",
+                limit="an engine directory as 'make engines' leaves it",
+                remedy="run 'make engines' for the recipe",
+            ) from None
+        return manifest
+
+
+@dataclass(frozen=True)
+class CandidatePair:
+    """The candidate beside the stable pair.
+
+    Attributes:
+        pair: Candidate.
+        stable: Pair in service.
+        run_directory: ``.run/<recipe of stable>``.
+    """
+
+    pair: Pair
+    stable: Pair
+    run_directory: Path
+
+    @classmethod
+    def read(
+        cls, run_directory: Path, speculative_model: str, stable_model: str = STABLE_MODEL
+    ) -> CandidatePair:
+        """Read a candidate that was rendered before.
+
+        Raises:
+            CanaryError: One of the pairs cannot be read.
+        """
+        pair, stable = (Pair.read(run_directory, model) for model in (speculative_model, stable_model))
+        return cls(pair, stable, run_directory)
+
+    @property
+    def same_target(self) -> bool:
+        """Whether both pairs have the same target engine, so that their answers must be equal."""
+        return self.pair.target_fingerprint == self.stable.target_fingerprint
+
+
+def render_beside(
+    recipe: str, run_directory: Path, free: int, runtime: str = "", public_key: Path | None = None
+) -> CandidatePair:
+    """Build and measure a pair, or check its package, and render it beside the one in service.
+
+    Args:
+        recipe: Name of a recipe, path of a YAML file, or path of a package.
+        run_directory: ``.run/<recipe of the pair in service>``.
+        free: Bytes of memory that the server may still use; this process may have other limits.
+        runtime: ``embedded`` or ``tensorrt_llm``; "" for the recipe's own. A package has one already.
+        public_key: PEM file of the key that must have signed a package; None to accept any package.
+
+    Raises:
+        CanaryError: The build failed; the error quotes its message.
+    """
+    of_recipe = ["--recipe", recipe, "--runtime", runtime]
+    is_package = "/" in recipe and Path(recipe).is_dir()
+    source = package_arguments(Path(recipe), public_key) if is_package else of_recipe
+    command = [sys.executable, "-m", "build.repository", *source]
+    command += ["--add-to", str(run_directory), "--free-bytes", str(free)]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise CanaryError(
+            "the candidate could not be rendered beside the pair in service",
+            values=said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}",
+            limit=f"a package, or a recipe that can be built here; and the repository of {run_directory}",
+            remedy="correct what is named; nothing was loaded",
+        )
+    return CandidatePair.read(run_directory, json.loads(lines[-1])["speculative_model"])
+
+
+def remove(run_directory: Path, pair: Pair) -> None:
+    """Remove an unloaded pair from the repository; files that are missing are no error.
+
+    Raises:
+        CanaryError: The pair is in service.
+    """
+    repository = run_directory / "model_repository"
+    if _loads_at_start(run_directory, pair):
+        raise CanaryError(
+            "a pair in service cannot be removed",
+            values=f"{pair.speculative_model} in {repository}",
+            limit="a pair that servers do not load at their start",
+            remedy="roll out another pair, or serve another recipe",
+        )
+    with tempfile.TemporaryDirectory(prefix=".removed-", dir=run_directory) as scratch:
+        for model in reversed(pair.models):  # the loop first, so that its callers fail immediately
+            if (repository / model).exists():
+                (repository / model).rename(Path(scratch) / model)
+            shutil.rmtree(Path(scratch) / model, ignore_errors=True)
+    sockets = ((pair.speculative_model, pair.socket), (pair.control_model, pair.control_socket))
+    for model, socket in sockets:
+        if model in pair.models:  # a shared target stays in service
+            (REPOSITORY_ROOT / socket).unlink(missing_ok=True)
+
+
+def load_at_start(run_directory: Path, pair: Pair, *, wanted: bool) -> None:
+    """Set whether servers of the directory load a pair's models when they start.
+
+    Raises:
+        CanaryError: A model of the pair is not in the repository.
+    """
+    for model in pair.models:
+        path = run_directory / "model_repository" / model / PAIR_FILE
+        if not path.parent.is_dir():
+            raise CanaryError(
+                "a model of the pair is not in the repository",
+                values=str(path.parent),
+                limit="every model of the pair",
+                remedy="render the pair again",
+            )
+        document = {"format": _FORMAT, **vars(pair), "loads_at_start": wanted}
+        write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def _loads_at_start(run_directory: Path, pair: Pair) -> bool:
+    """Read the current setting; False for a pair that was removed."""
+    try:
+        return Pair.read(run_directory, pair.speculative_model).loads_at_start
+    except DraftproofError:
+        return False

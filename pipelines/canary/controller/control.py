@@ -1,0 +1,285 @@
+"""The controller of a rollout: it looks, decides, stores the decision and then acts.
+
+Each look first writes what it found and decided to the state file, in one transaction; then the table of
+arms; then the work of the next phase changes the server. If a controller is killed in between, the next one
+reads the state file and repeats the other two. So a decision to roll back is final once it is written, and
+the candidate's weight falls before anything else happens; until then the lease in the table limits the harm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pipelines.canary.checks.observed_requests import observed_requests
+from pipelines.canary.checks.process_figures import ProcessSamples
+from pipelines.canary.controller.arm_table import arm_table, weights_at
+from pipelines.canary.controller.facts import Facts, Judged, Outcome
+from pipelines.canary.controller.phases import ENDED, PREPARING, Decision, Position, decide, num_awaited
+from pipelines.canary.controller.rollout import Progress, Rollout
+from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.world import World
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.pairing import NumPairs, count_pairs
+from pipelines.canary.judge.verdict import Analysis, analyse
+from pipelines.canary.report.record import Transition
+from pipelines.canary.report.sections import analysis_section
+from pipelines.errors import CanaryError, DraftproofError
+
+_Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Result of one look, for people.
+
+    Attributes:
+        rollout: Rollout of the state file.
+        position: New position.
+        transition: Change of phase; None if the phase stays.
+        analysis: Analysis of the requests; None without requests.
+        requests: Requests that were analysed.
+        num_pairs: Pairs of candidate and stable pair.
+        unmeasured: Why the latest sample of memory and CPU time could not be taken; "" if it could.
+    """
+
+    rollout: Rollout
+    position: Position
+    transition: Transition | None
+    analysis: Analysis | None
+    requests: list[ObservedRequest]
+    num_pairs: NumPairs
+    unmeasured: str = ""
+
+
+class Controller:
+    """Runs one rollout to completion.
+
+    Args:
+        store: State file; the caller holds its lock (``sole_controller``).
+        rollout: Rollout to run or to resume.
+        world: Server and router that it acts on.
+        clock: Returns the unix time.
+    """
+
+    def __init__(self, store: Store, rollout: Rollout, world: World, clock: _Clock = time.time) -> None:
+        self._store = store
+        self._rollout = rollout
+        self._world = world
+        self._clock = clock
+        self._progress = store.progress(rollout)
+        self._requests = store.requests(rollout)
+        self._samples = ProcessSamples(store.samples(rollout), clock)
+        self._analysis: Analysis | None = None
+        self._num_pairs = NumPairs()
+        self._analysed = (-1, -1)  # numbers of complete requests and of samples
+        self._answered_at_s = clock()
+        self._awaited, self._grew_at_s = ("", 0), clock()  # phase, its pairs, and when the latest came
+        self._told, self._told_at_s = -1, 0.0  # generation, and when the router got it
+
+    def run(self, show: Callable[[Look], None], sleep: Callable[[float], None] = time.sleep) -> Position:
+        """Look until the rollout has ended.
+
+        Args:
+            show: Called with each look.
+            sleep: Waits for a number of seconds.
+
+        Raises:
+            DraftproofError: The rollout cannot continue. The candidate gets no more requests; another
+                controller can resume the rollout.
+        """
+        try:
+            self._tell()
+            while True:
+                look = self.look()
+                show(look)
+                if look.position.phase in ENDED:
+                    return look.position
+                if look.transition is None:
+                    sleep(self._rollout.plan.tick_s)
+        except BaseException:
+            self._let_lease_end()
+            raise
+
+    def look(self) -> Look:
+        """Look once: read, work, decide, store and tell the router."""
+        fresh, divergences, progress, broken = self._read_observations()
+        requests = [*self._requests, *fresh]
+        sample = self._samples.take(self._world.sample, is_wanted=self._progress.position.is_judged)
+        if not broken:
+            broken = self._analyse(requests, progress.complete_until_s)
+        order = self._store.next_order(self._rollout)
+        outcome = self._do_work()
+        listener = self._find_listener()
+        facts = Facts(
+            now_s=self._clock(),  # after the work, which may take minutes
+            order=order and order[1],
+            outcome=outcome,
+            judged=None if self._analysis is None else Judged.of(self._analysis),
+            num_pairs=self._num_pairs.asked,
+            num_replays=self._num_pairs.replayed,
+            idle_s=self._measure_idle_s(),
+            down_s=self._clock() - self._answered_at_s,
+            has_restarted=bool(listener and progress.candidate_listener not in (0, listener)),
+            broken=broken,
+            unmeasured=self._samples.lacking_for(self._rollout.plan.idle_s),
+        )
+        decision = decide(self._progress.position, facts, self._rollout.plan)
+        transition = self._transition(decision, facts.now_s)
+        progress = replace(
+            progress, position=decision.position, candidate_listener=listener or progress.candidate_listener
+        )
+        if transition is not None:
+            progress = replace(
+                progress,
+                generation=progress.generation + 1,
+                candidate_socket=str(decision.evidence.get("socket", progress.candidate_socket)),
+                candidate_control_socket=str(
+                    decision.evidence.get("control_socket", progress.candidate_control_socket)
+                ),
+                same_target=bool(decision.evidence.get("same_target", progress.same_target)),
+            )
+        self._store.advance(
+            self._rollout, progress, fresh, divergences, transition, order and order[0], sample
+        )
+        self._progress, self._requests = progress, requests
+        self._tell()
+        return Look(
+            self._rollout,
+            progress.position,
+            transition,
+            self._analysis,
+            self._complete(),
+            self._num_pairs,
+            self._samples.lacking,
+        )
+
+    def _read_observations(self) -> tuple[list[ObservedRequest], list[dict[str, object]], Progress, str]:
+        """Read what is new in the router's log; the last value says why that failed, or is ""."""
+        progress, rollout = self._progress, self._rollout
+        if not progress.position.is_judged:
+            return [], [], progress, ""
+        try:
+            found, offset = self._world.observations(progress.offset)
+        except CanaryError as error:
+            return [], [], progress, str(error)
+        ours = [each for each in found if each.canary_id == rollout.canary_id]
+        complete_until_s = max([progress.complete_until_s, *(each.oldest_open_at_s for each in ours)])
+        return (
+            [request for each in ours for request in observed_requests(each, rollout.limits.runtime)],
+            [vars(each.divergence) for each in ours if each.divergence is not None and not each.overridden],
+            replace(progress, offset=offset, complete_until_s=complete_until_s),
+            "",
+        )
+
+    def _analyse(self, requests: list[ObservedRequest], complete_until_s: float) -> str:
+        """Judge again if there is new evidence; returns why that failed, or ""."""
+        complete = [each for each in requests if each.arrived_at_s < complete_until_s]
+        known = len(complete), len(self._samples.taken)
+        if known == self._analysed or not complete:
+            return ""
+        rollout = self._rollout
+        try:
+            self._analysis = analyse(complete, rollout.limits, rollout.plan.slo, self._samples.taken)
+        except CanaryError as error:
+            return str(error)
+        self._num_pairs = count_pairs(complete)
+        self._analysed = known
+        return ""
+
+    def _complete(self) -> list[ObservedRequest]:
+        until_s = self._progress.complete_until_s
+        return [each for each in self._requests if each.arrived_at_s < until_s]
+
+    def _do_work(self) -> Outcome | None:
+        """Do the work of the phase; returns None if the phase has none or its work is not done."""
+        position, plan = self._progress.position, self._rollout.plan
+        since_s = self._clock() - position.since_s
+        if position.phase in PREPARING:
+            work = {
+                "preflight": self._world.preflight,
+                "loading": self._world.load,
+                "cold_start": self._world.probe,
+            }[position.phase]
+            try:
+                return work()
+            except DraftproofError as error:
+                return Outcome(False, f"{position.phase} failed: {error}")
+        if position.phase == "rolling_back":
+            return self._unload(since_s)
+        if position.phase == "promoting" and since_s >= plan.watch_s:
+            return self._keep()
+        if position.phase == "settling":
+            return self._settle()
+        return None
+
+    def _unload(self, since_s: float) -> Outcome | None:
+        """Unload the candidate once its requests have finished; leave it loaded if that keeps failing."""
+        drain_s = self._rollout.plan.drain_s
+        try:
+            if since_s < drain_s and not self._is_drained():
+                return None
+            became = self._world.unload()
+        except DraftproofError as error:
+            if since_s < 2 * drain_s:
+                return None
+            return Outcome(True, f"the candidate gets no requests, but could not be unloaded: {error}")
+        return Outcome(True, became)
+
+    def _is_drained(self) -> bool:
+        """Return whether all requests have finished that arrived before the router got the table."""
+        found, _ = self._world.observations(self._progress.offset)
+        return any(each.oldest_open_at_s > self._told_at_s for each in found)
+
+    def _keep(self) -> Outcome:
+        try:
+            return self._world.keep()
+        except DraftproofError as error:
+            return Outcome(False, f"the candidate could not be made permanent: {error}")
+
+    def _settle(self) -> Outcome:
+        try:
+            return self._world.settle()
+        except DraftproofError as error:
+            return Outcome(
+                True, f"the candidate serves, but the former stable pair could not be unloaded: {error}"
+            )
+
+    def _measure_idle_s(self) -> float:
+        """Return the time since the latest awaited pair; a pause or a new controller restarts it."""
+        now_s, position = self._clock(), self._progress.position
+        awaited = position.phase, num_awaited(position, self._num_pairs.asked, self._num_pairs.replayed)
+        if awaited != self._awaited or position.paused_in or not position.is_judged:
+            self._awaited, self._grew_at_s = awaited, now_s
+        return now_s - self._grew_at_s
+
+    def _find_listener(self) -> int | None:
+        """Identify the candidate's process; None if it refuses connections or need not answer."""
+        position = self._progress.position
+        is_watched = position.is_judged or position.phase in ("paused", "promoting")
+        listener = self._world.listener(self._progress.candidate_socket) if is_watched else None
+        if listener or not is_watched:
+            self._answered_at_s = self._clock()
+        return listener
+
+    def _transition(self, decision: Decision, now_s: float) -> Transition | None:
+        before = self._progress.position
+        if decision.position.phase == before.phase:
+            return None
+        evidence = decision.evidence
+        if before.is_judged and self._analysis is not None:
+            evidence = {**analysis_section(self._analysis).document, **evidence}
+        weights = weights_at(decision.position, self._rollout.plan)
+        return Transition(now_s, before.phase, decision.position.phase, decision.reason, evidence, weights)
+
+    def _tell(self) -> None:
+        """Write the table of arms with a new lease."""
+        self._world.write(arm_table(self._rollout, self._progress, self._clock()))
+        if self._told != self._progress.generation:
+            self._told, self._told_at_s = self._progress.generation, self._clock()
+
+    def _let_lease_end(self) -> None:
+        """End the lease, because no controller watches the candidate from now on."""
+        table = arm_table(self._rollout, self._progress, self._clock())
+        self._world.write(replace(table, lease_until_s=0.0))

@@ -1,0 +1,161 @@
+"""The plan of a rollout, read from YAML: weights of the candidate, durations and thresholds."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from pipelines import configuration
+from pipelines.errors import CanaryError
+from pipelines.reporting.slo import Slo
+from pipelines.router.arms import Bands, ShadowSetting
+
+DEFAULT = Path(__file__).with_name("canary.yaml")
+
+_MIN_STABLE_WEIGHT = 0.01  # the candidate is compared with these requests
+_REMEDY = "correct the plan; the rollout was not started"
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The shadow phase, in which the candidate replays requests of the stable pair and no client sees it.
+
+    Attributes:
+        share: Largest share of the requests that is replayed; see ``Plan.replayed_share``.
+        max_per_s: Largest number of replays that start per second.
+        max_in_flight: Largest number of concurrent replays.
+        max_queue: Largest number of replays that wait.
+        min_pairs: Least number of replays before the phase ends.
+        bake_s: Least duration of the phase in seconds.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    max_per_s: PositiveFloat
+    max_in_flight: PositiveInt
+    max_queue: PositiveInt
+    min_pairs: PositiveInt
+    bake_s: NonNegativeFloat
+
+    @property
+    def setting(self) -> ShadowSetting:
+        """Setting for the router."""
+        return ShadowSetting(self.share, self.max_per_s, self.max_in_flight, self.max_queue)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step with a fixed weight of the candidate.
+
+    Attributes:
+        weight: Share of the requests that the candidate answers.
+        min_pairs: Least number of pairs of its requests and the stable pair's in this step before it ends;
+            replays do not count.
+        bake_s: Least duration of the step in seconds.
+    """
+
+    weight: float
+    min_pairs: PositiveInt
+    bake_s: NonNegativeFloat
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a rollout.
+
+    Attributes:
+        limits: Path of the file of limits relative to the plan's folder; "" for the default limits.
+        slo_ttft_s: Longest time to first token of a good request.
+        slo_itl_s: Longest time per output token of a good request.
+        control_weight: Share of the requests that the target alone answers, to measure the speed-up.
+        bands: Load bands by number of open requests; ``speed_up`` of the limits names each band.
+        slow_after_s: Time without a first token after which the router asks the next arm too.
+        shadow: Shadow phase, which comes first.
+        steps: Steps of rising weight. The last one lasts until there is a verdict.
+        hold_s: Time after which a candidate is rolled back whose metrics need review.
+        idle_s: Time without a new awaited pair after which the candidate is rolled back.
+        max_pairs: Number of the candidate's requests with a counterpart of the stable pair after which it is
+            rolled back if there is no verdict; it limits how many clients a rollout affects. The same number
+            of replays ends a rollout that could only decide by more of them.
+        down_after_s: Time after which the candidate is rolled back while its socket refuses connections.
+        drain_s: Time that requests of a rolled back pair have to finish before it is unloaded.
+        watch_s: Time after promotion for which the former stable pair stays loaded.
+        lease_s: Time after which the router sends all requests to the stable pair, unless the lease is
+            renewed.
+        tick_s: Time between looks.
+    """
+
+    limits: str
+    slo_ttft_s: PositiveFloat
+    slo_itl_s: PositiveFloat
+    control_weight: PositiveFloat  # without its requests the speed-up is unknown, and no candidate could pass
+    bands: Bands
+    slow_after_s: PositiveFloat
+    shadow: Shadow
+    steps: tuple[Step, ...]
+    hold_s: NonNegativeFloat
+    idle_s: PositiveFloat
+    max_pairs: PositiveInt
+    down_after_s: NonNegativeFloat
+    drain_s: NonNegativeFloat
+    watch_s: NonNegativeFloat
+    lease_s: float
+    tick_s: PositiveFloat
+
+    def replayed_share(self, weight: float) -> float:
+        """Compute the share of the stable pair's requests that the candidate replays at a weight.
+
+        Caps the candidate's load at that of the stable pair, because a busier process is slower and times are
+        compared.
+        """
+        stable = 1 - self.control_weight - weight
+        return min(self.shadow.share, max(0.0, round(1 - weight / stable, 3)))
+
+    def __post_init__(self) -> None:
+        if self.lease_s < 2 * self.tick_s:
+            raise _refuse(
+                "the lease would end before the next look",
+                f"lease_s={self.lease_s}",
+                f"at least twice tick_s={self.tick_s:g}",
+            )
+        if self.max_pairs < (num_awaited := sum(step.min_pairs for step in self.steps)):
+            raise _refuse(
+                "the rollout would end before its last step",
+                f"max_pairs={self.max_pairs}",
+                f"at least {num_awaited}, the sum of the steps' min_pairs",
+            )
+        weights = [step.weight for step in self.steps]
+        if not weights or any(later <= before for before, later in itertools.pairwise([0.0, *weights])):
+            raise _refuse(
+                "weights of the steps must rise",
+                f"steps: {weights}",
+                "at least one step, each above the last",
+            )
+        if self.control_weight + weights[-1] > 1 - _MIN_STABLE_WEIGHT:
+            raise _refuse(
+                "weights must leave a share for the stable pair",
+                f"control_weight={self.control_weight}, the last step {weights[-1]}",
+                f"a sum of at most {1 - _MIN_STABLE_WEIGHT}; the stable pair gets the rest",
+            )
+
+    @property
+    def slo(self) -> Slo:
+        """Service-level objective of a good request."""
+        return Slo(self.slo_ttft_s, self.slo_itl_s)
+
+
+def read_plan(path: Path = DEFAULT) -> Plan:
+    """Read a plan.
+
+    Raises:
+        CanaryError: The file cannot be read, or a key is unknown or missing or its value is invalid.
+    """
+    return configuration.read_yaml(Plan, path, CanaryError, _REMEDY)
+
+
+def _refuse(what: str, values: str, limit: str) -> CanaryError:
+    return CanaryError(what, values=values, limit=limit, remedy=_REMEDY)

@@ -1,0 +1,271 @@
+"""The state of rollouts in one SQLite file.
+
+Each look is one transaction, so a controller that is killed while it writes leaves the last complete state.
+Only the controller changes a rollout (``lock.sole_controller``); the command line adds orders, and any
+process may read. Rollouts that have ended stay in the file for their reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pipelines.canary.controller.arm_table import weights_at
+from pipelines.canary.controller.facts import Order
+from pipelines.canary.controller.phases import Position
+from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.report.record import RolloutRecord, Transition
+from pipelines.errors import CanaryError
+
+VERSION = 4
+APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
+BUSY_S = 10.0
+_OWN = 0o600  # the file contains prompts and answers
+
+_SCHEMA = """
+CREATE TABLE rollout (number INTEGER PRIMARY KEY, canary_id TEXT UNIQUE, document TEXT, progress TEXT);
+CREATE TABLE transition (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
+CREATE TABLE request (number INTEGER PRIMARY KEY, canary_id TEXT, arrived_at_s REAL, document TEXT);
+CREATE TABLE sample (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
+CREATE TABLE divergence (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
+CREATE TABLE orders (number INTEGER PRIMARY KEY, canary_id TEXT, word TEXT, is_taken INTEGER);
+CREATE INDEX request_of ON request (canary_id, arrived_at_s);
+"""
+
+
+class Store:
+    """The state file of the rollouts of one server.
+
+    Every method raises CanaryError if the file cannot be read or written, such as on a full disk.
+
+    Args:
+        path: State file; it is created if it is missing.
+
+    Raises:
+        CanaryError: The file belongs to another program or version, or cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+        with self._transaction():
+            self._claim()
+        path.chmod(_OWN)
+
+    @classmethod
+    def existing(cls, path: Path) -> Store:
+        """Open a state file that exists.
+
+        Raises:
+            CanaryError: The file does not exist, or as for the class.
+        """
+        if not path.is_file():
+            raise CanaryError(
+                "there is no rollout",
+                values=f"{path} does not exist",
+                limit="a rollout that was started",
+                remedy="start one with 'make canary CANDIDATE=<recipe>', or name its recipe with --recipe",
+            )
+        return cls(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def begin(self, rollout: Rollout, offset: int = 0) -> None:
+        """Add a rollout in phase ``preflight``.
+
+        Args:
+            rollout: Rollout with a new ``canary_id``.
+            offset: Length of the router's observation log in bytes; what is before it belongs to others.
+        """
+        position = Position("preflight", rollout.began_at_s)
+        begun = Transition(
+            rollout.began_at_s,
+            "",
+            "preflight",
+            "started",
+            {},
+            weights_at(position, rollout.plan),
+        )
+        with self._transaction():
+            progress = to_text(Progress(position, rollout.generation + 1, offset=offset))
+            self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
+                        rollout.canary_id, to_text(rollout), progress)  # fmt: skip
+            self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
+                        rollout.canary_id, to_text(begun))  # fmt: skip
+
+    def latest(self) -> Rollout | None:
+        """Return the rollout that was started last."""
+        row = self._read("SELECT document FROM rollout ORDER BY number DESC LIMIT 1")
+        return from_text(Rollout, row[0][0]) if row else None
+
+    def progress(self, rollout: Rollout) -> Progress:
+        """Return the progress of a rollout."""
+        row = self._read("SELECT progress FROM rollout WHERE canary_id = ?", rollout.canary_id)
+        return from_text(Progress, row[0][0])
+
+    def advance(
+        self,
+        rollout: Rollout,
+        progress: Progress,
+        requests: Sequence[ObservedRequest] = (),
+        divergences: Sequence[dict[str, Any]] = (),
+        transition: Transition | None = None,
+        order: int | None = None,
+        sample: Sample | None = None,
+    ) -> None:
+        """Write everything that one look found, or nothing of it.
+
+        Args:
+            rollout: Rollout to advance.
+            progress: New progress.
+            requests: New requests.
+            divergences: New divergences.
+            transition: Change of phase, if there was one.
+            order: Number of the order that was carried out, if any.
+            sample: New sample, if one was taken.
+        """
+        canary_id = rollout.canary_id
+        with self._transaction():
+            for request in requests:
+                self._write("INSERT INTO request (canary_id, arrived_at_s, document) VALUES (?, ?, ?)",
+                            canary_id, request.arrived_at_s, to_text(request))  # fmt: skip
+            for divergence in divergences:
+                self._write("INSERT INTO divergence (canary_id, document) VALUES (?, ?)",
+                            canary_id, to_text(divergence))  # fmt: skip
+            if sample is not None:
+                self._write("INSERT INTO sample (canary_id, document) VALUES (?, ?)",
+                            canary_id, to_text(sample))  # fmt: skip
+            if transition is not None:
+                self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
+                            canary_id, to_text(transition))  # fmt: skip
+            if order is not None:
+                self._write("UPDATE orders SET is_taken = 1 WHERE number = ?", order)
+            self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", to_text(progress), canary_id)
+
+    def give(self, rollout: Rollout, order: Order) -> None:
+        """Add an order for the controller."""
+        with self._transaction():
+            self._write("INSERT INTO orders (canary_id, word, is_taken) VALUES (?, ?, 0)",
+                        rollout.canary_id, order)  # fmt: skip
+
+    def next_order(self, rollout: Rollout) -> tuple[int, Order] | None:
+        """Return number and word of the oldest order that has not been carried out."""
+        rows = self._read(
+            "SELECT number, word FROM orders WHERE canary_id = ? AND NOT is_taken ORDER BY number LIMIT 1",
+            rollout.canary_id,
+        )
+        return (rows[0][0], cast(Order, rows[0][1])) if rows else None
+
+    def requests(self, rollout: Rollout) -> list[ObservedRequest]:
+        """Return all requests so far, including those before which others may still be missing."""
+        rows = self._read(
+            "SELECT document FROM request WHERE canary_id = ? ORDER BY number", rollout.canary_id
+        )
+        return [from_text(ObservedRequest, text) for (text,) in rows]
+
+    def samples(self, rollout: Rollout) -> list[Sample]:
+        """Return all samples in the order of time."""
+        rows = self._read(
+            "SELECT document FROM sample WHERE canary_id = ? ORDER BY number", rollout.canary_id
+        )
+        return [from_text(Sample, text) for (text,) in rows]
+
+    def record(self) -> RolloutRecord:
+        """Return everything that is known about the latest rollout.
+
+        Raises:
+            CanaryError: There is no rollout.
+        """
+        rollout = self.latest()
+        if rollout is None:
+            raise CanaryError(
+                "there is no rollout",
+                values=f"{self._path} contains none",
+                limit="a rollout that was started",
+                remedy="start one with 'make canary CANDIDATE=<recipe>'",
+            )
+        with self._transaction("DEFERRED"):  # a consistent snapshot
+            progress = self.progress(rollout)
+            requests = self.requests(rollout)
+            samples = self.samples(rollout)
+            transitions = self._read(
+                "SELECT document FROM transition WHERE canary_id = ? ORDER BY number", rollout.canary_id
+            )
+            divergences = self._read(
+                "SELECT document FROM divergence WHERE canary_id = ? ORDER BY number", rollout.canary_id
+            )
+        return RolloutRecord(
+            rollout.canary_id,
+            rollout.recipe_stable,
+            rollout.recipe_candidate,
+            rollout.began_at_s,
+            progress.position.phase,
+            tuple(from_text(Transition, text) for (text,) in transitions),
+            tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
+            tuple(samples),
+            tuple(json.loads(text) for (text,) in divergences),
+            rollout.limits,
+            rollout.plan.slo,
+        )
+
+    def _claim(self) -> None:
+        application, version = (
+            self._read(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")
+        )
+        if (application, version) == (APPLICATION, VERSION):
+            return
+        if application or version or self._read("SELECT name FROM sqlite_master"):
+            seen = f"version {version}" if application == APPLICATION else "not written by Draftproof"
+            raise self._unreadable(seen)
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            self._write(statement)
+        self._write(f"PRAGMA application_id = {APPLICATION}")
+        self._write(f"PRAGMA user_version = {VERSION}")
+
+    def _unreadable(self, seen: str) -> CanaryError:
+        return CanaryError(
+            "the state of the rollouts cannot be read",
+            values=f"{self._path}: {seen}",
+            limit=f"a file of version {VERSION}, written by this program",
+            remedy="continue with the version that wrote it, or move the file away; traffic is unchanged",
+        )
+
+    def _failed(self, error: sqlite3.Error) -> CanaryError:
+        return CanaryError(
+            "the state of the rollouts cannot be read or written",
+            values=f"{self._path}: {error}",
+            limit="an undamaged SQLite file that no other program locks, on a disk with free space",
+            remedy="correct what is named and run the same command again; without a controller the stable "
+            "pair gets all requests once the lease ends",
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        self._write(f"BEGIN {kind}")
+        try:
+            yield
+            self._write("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
+                self._write("ROLLBACK")
+            raise
+
+    def _write(self, statement: str, *values: Any) -> None:
+        self._read(statement, *values)
+
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from None

@@ -1,0 +1,244 @@
+"""The real world of a rollout: one Triton server, its run directory, and the two pairs in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.canary.checks.cold_start import cold_start
+from pipelines.canary.checks.memory import free_bytes
+from pipelines.canary.checks.preflight import examine
+from pipelines.canary.checks.process_figures import read_sample
+from pipelines.canary.controller.candidate import (
+    STABLE_MODEL,
+    CandidatePair,
+    Pair,
+    load_at_start,
+    remove,
+    render_beside,
+)
+from pipelines.canary.controller.facts import Outcome
+from pipelines.canary.controller.repository_api import RepositoryApi
+from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.server_address import ServerAddress
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.errors import CanaryError
+from pipelines.router.arms import ArmTable, read_table, write_table
+from pipelines.router.observation import Observation
+from pipelines.router.observation_log import log_end, read_observations
+from pipelines.socket_path import is_listening
+
+
+@dataclass(frozen=True)
+class InService:
+    """State of a server at the start of a rollout.
+
+    Attributes:
+        stable: Pair in service.
+        generation: Generation of the table of arms.
+    """
+
+    stable: Pair
+    generation: int
+
+
+def find_in_service(run_directory: Path) -> InService:
+    """Find the pair in service: the one that was promoted last, else the recipe's own.
+
+    Raises:
+        CanaryError: The table of arms cannot be read, or names a pair that does not exist.
+    """
+    path = arms_file(run_directory)
+    if not path.is_file():
+        return InService(Pair.read(run_directory), 0)
+    table = read_table(path)
+    return InService(_pair_at(run_directory, table.stable.socket), table.generation)
+
+
+def arms_file(run_directory: Path) -> Path:
+    """Return the path of the table of arms, which the router follows."""
+    return run_directory / "arms.json"
+
+
+def observations_file(run_directory: Path) -> Path:
+    """Return the path of the log of observations, which the router writes."""
+    return run_directory / "observations.jsonl"
+
+
+class TritonWorld:
+    """Implements ``World`` for a server of this machine or in a container.
+
+    Args:
+        run_directory: Run directory of the server.
+        address: Address of the server.
+        stable_socket: Socket of the pair in service.
+        recipe: Recipe of the candidate, or path of its package.
+        limits: Limits of the rollout.
+        candidate_socket: Socket of the candidate if it was loaded already, else "".
+        public_key: Key that must have signed a package; None to accept any package.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        address: ServerAddress,
+        stable_socket: str,
+        recipe: str,
+        limits: Limits,
+        candidate_socket: str = "",
+        public_key: Path | None = None,
+    ) -> None:
+        self._run = run_directory
+        self._address = address
+        self._stable_socket = stable_socket
+        self._recipe = recipe
+        self._limits = limits
+        self._candidate_socket = candidate_socket
+        self._public_key = public_key
+
+    def preflight(self) -> Outcome:
+        """Build, measure, render and check the candidate."""
+        candidate = self._render()
+        checks = examine(candidate, lambda: free_bytes(self._address.metrics))
+        evidence = {check.name: {"is_met": check.is_met, **check.evidence} for check in checks}
+        for check in checks:
+            if not check.is_met:
+                if not candidate.pair.loads_at_start:
+                    remove(self._run, candidate.pair)
+                seen = f"{json.dumps(check.evidence)}; {check.limit}; {check.remedy}"
+                return Outcome(False, f"refused, check failed: {check.name}; {seen}", evidence)
+        return Outcome(True, f"{len(checks)} checks pass", {**evidence, "socket": candidate.pair.socket})
+
+    def load(self) -> Outcome:
+        """Load the candidate's models."""
+        candidate = self._candidate()
+        pair = candidate.pair
+        began_s = time.monotonic()
+        with self._api() as api:
+            for model in pair.models:
+                api.load(model)
+        seconds = time.monotonic() - began_s
+        evidence = {
+            "socket": pair.socket,
+            "control_socket": pair.control_socket,
+            "same_target": candidate.same_target,
+            "models": list(pair.models),
+            "seconds": round(seconds, 2),
+        }
+        return Outcome(True, f"loaded in {seconds:.1f} s", evidence)
+
+    def probe(self) -> Outcome:
+        """Measure the candidate's acceptance with probes."""
+        pair = self._candidate().pair
+        found = cold_start(self._address.grpc, self._address.key, pair, self._recipe, self._limits)
+        return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
+
+    def unload(self) -> str:
+        """Unload the candidate's models, unless the candidate is the pair in service itself."""
+        if self._candidate_socket == self._stable_socket:
+            return "the candidate is the pair in service and stays loaded"
+        is_gone = self._unload_pair(self._candidate_socket)
+        return "the candidate is unloaded" if is_gone else "the recipe's own pair stays for generate"
+
+    def keep(self) -> Outcome:
+        """Make servers of this run directory load the candidate at their start."""
+        pair = _pair_at(self._run, self._candidate_socket)
+        if not pair.loads_at_start:
+            load_at_start(self._run, pair, wanted=True)
+        return Outcome(True, f"servers will load {pair.speculative_model} at their start")
+
+    def settle(self) -> Outcome:
+        """Unload the former stable pair."""
+        self._unload_pair(self._stable_socket)
+        pair = _pair_at(self._run, self._candidate_socket)
+        return Outcome(True, f"the router serves {pair.speculative_model} from now on")
+
+    def write(self, table: ArmTable) -> None:
+        """Replace the table of arms on disk."""
+        write_table(arms_file(self._run), table)
+
+    def observations(self, offset: int) -> tuple[list[Observation], int]:
+        """Read the router's log."""
+        return read_observations(observations_file(self._run), offset)
+
+    def observations_end(self) -> int:
+        """Return the current end of the router's log."""
+        return log_end(observations_file(self._run))
+
+    def sample(self) -> Sample:
+        """Read the metrics port."""
+        candidate, stable = (
+            _pair_at(self._run, socket) for socket in (self._candidate_socket, self._stable_socket)
+        )
+        return read_sample(self._address.metrics, candidate, stable, time.time())
+
+    def listener(self, socket: str) -> int | None:
+        """Connect to the socket, since Triton does not notice a process that was killed.
+
+        Returns:
+            Unix time in nanoseconds at which the process made its socket; every process makes a new one.
+        """
+        path = REPOSITORY_ROOT / socket
+        try:
+            made_at_ns = path.stat().st_mtime_ns
+        except OSError:
+            return None
+        return made_at_ns if is_listening(path) else None
+
+    def _unload_pair(self, socket: str) -> bool:
+        """Unload and remove a pair if it exists.
+
+        The recipe's own pair always stays, because ``generate`` and ``generate_unary`` answer from it.
+
+        Returns:
+            Whether the pair no longer exists.
+        """
+        pair = _find_pair(self._run, socket)
+        if pair is None or pair.speculative_model == STABLE_MODEL:
+            return pair is None
+        load_at_start(self._run, pair, wanted=False)
+        with self._api() as api:
+            for model in reversed(pair.models):
+                api.unload(model)
+        remove(self._run, pair)
+        return True
+
+    def _candidate(self) -> CandidatePair:
+        if not self._candidate_socket:
+            return self._render()
+        return self._beside_stable(_pair_at(self._run, self._candidate_socket))
+
+    def _render(self) -> CandidatePair:
+        free = free_bytes(self._address.metrics)
+        rendered = render_beside(self._recipe, self._run, free, public_key=self._public_key)
+        self._candidate_socket = rendered.pair.socket
+        return self._beside_stable(rendered.pair)
+
+    def _beside_stable(self, pair: Pair) -> CandidatePair:
+        return CandidatePair(pair, _pair_at(self._run, self._stable_socket), self._run)
+
+    def _api(self) -> RepositoryApi:
+        return RepositoryApi(self._address.http, self._address.key)
+
+
+def _pair_at(run_directory: Path, socket: str) -> Pair:
+    if (pair := _find_pair(run_directory, socket)) is not None:
+        return pair
+    raise CanaryError(
+        "no pair of the repository has the socket of the rollout",
+        values=f"socket={socket} in {run_directory}",
+        limit="a pair that was rendered there",
+        remedy=f"remove {arms_file(run_directory)}; the recipe's own pair then answers all requests",
+    )
+
+
+def _find_pair(run_directory: Path, socket: str) -> Pair | None:
+    for path in sorted((run_directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}")):
+        pair = Pair.read(run_directory, path.parent.name)
+        if pair.socket == socket:
+            return pair
+    return None

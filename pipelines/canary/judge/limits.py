@@ -1,0 +1,117 @@
+"""Limits of a candidate's regressions, read from YAML; unknown keys are errors.
+
+Every metric has two limits. It passes once its regression is shown to be below ``pass_below``, and fails once
+it is shown to be above ``rollback_above``. A metric that is only shown to be above ``pass_below`` needs
+review: more requests will not make it pass. Either limit may be the lower one, because showing that there is
+no regression can take more requests than showing that there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field, PositiveInt
+
+from pipelines import configuration
+from pipelines.errors import CanaryError
+from pipelines.router.arms import Band
+
+DEFAULT = Path(__file__).with_name("limits.yaml")
+
+# Ranges of possible regressions (``Measure.regression_range``). A limit must lie strictly inside: one at or
+# beyond an end would be reached never or always, and a bet on it would have no stake.
+Rise = Annotated[float, Field(gt=-1, lt=9)]
+Drop = Annotated[float, Field(gt=-9, lt=1)]
+Difference = Annotated[float, Field(gt=-1, lt=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+Regression = TypeVar("Regression")
+
+
+@dataclass(frozen=True)
+class Limit(Generic[Regression]):
+    """Limits of one metric, as a share of 1 or a difference of shares."""
+
+    pass_below: Regression
+    rollback_above: Regression
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Limits:
+    """Limits of all metrics.
+
+    Attributes:
+        alpha: Largest probability that a candidate fails that exceeds no ``rollback_above``, over all metrics
+            and however often the judge looks.
+        confidence: 1 less the largest probability that a candidate passes that has reached a ``pass_below``.
+        min_requests: Least number of pairs for which a metric is judged.
+        runtime: "exact" if every token must be the target's own, or "batch_dependent" if ties are excused.
+        quantile: Quantile of the end-to-end latency for ``e2e_tail``.
+        survival_positions: Number of draft positions, from the first, whose survival is judged; positions
+            that are rarely drafted are not judged.
+        answers: Share of prompts whose answers diverge in anything that a client sees; with "exact" a single
+            one fails.
+        errors: Rise of the share of requests that fail.
+        timeouts: Rise of the share of requests that time out.
+        goodput: Fall of the share of requests that keep the SLO.
+        acceptance_rate: Relative drop of the acceptance rate. This and the next two compare rounds of
+            replays with the same rounds of the original answers (``matched_rounds``).
+        acceptance_length: Relative drop of the mean acceptance length.
+        survival: Relative drop of the share of rounds that accepted a position, of those that drafted it.
+        manifest: Relative drop of acceptance rate, length and survival at the cold start from those measured
+            at the build. The figures are not random, so any drop above ``pass_below`` needs review.
+        ttft: Relative rise of the time to first token.
+        itl: Relative rise of the time per output token.
+        e2e_tail: Relative rise of a high quantile of end-to-end latency.
+        pause_s: Time between two responses of a streamed answer that counts as a pause; must be well above
+            the usual times of the stable pair.
+        pauses: Rise of the share of streamed answers with a pause.
+        resources_s: Seconds of service before the candidate's memory is judged.
+        memory: Growth of the resident memory of the candidate's processes in the second half of its service,
+            less the growth of the stable pair's (``resources``); not random, as ``manifest``.
+        cpu_per_token: Relative rise of the CPU time of the loop's process per output token.
+        speed_up: Load band -> rise of the mean time over that of the target alone, normalized by the length
+            of the answers. The speed-up is 1 / (1 + this), so ``pass_below: 0`` requires one above 1. Bands
+            with few requests are not judged.
+        least_share: Least share of the candidate's requests for which a load band is judged, and of its
+            replays for which a draft position is judged. Rarer ones would delay the verdict too long.
+    """
+
+    alpha: Annotated[float, Field(gt=0, lt=0.5)]
+    confidence: Annotated[float, Field(gt=0.5, lt=1)]
+    min_requests: PositiveInt
+    runtime: Literal["exact", "batch_dependent"]
+    quantile: Share
+    survival_positions: PositiveInt
+    answers: Limit[Share]
+    errors: Limit[Difference]
+    timeouts: Limit[Difference]
+    goodput: Limit[Difference]
+    acceptance_rate: Limit[Drop]
+    acceptance_length: Limit[Drop]
+    survival: Limit[Drop]
+    manifest: Limit[Drop]
+    ttft: Limit[Rise]
+    itl: Limit[Rise]
+    e2e_tail: Limit[Rise]
+    pause_s: Annotated[float, Field(gt=0, lt=3600)]
+    pauses: Limit[Difference]
+    resources_s: Annotated[float, Field(gt=0, lt=86400)]
+    memory: Limit[Rise]
+    cpu_per_token: Limit[Rise]
+    speed_up: Annotated[dict[Band, Limit[Rise]], Field(min_length=1)]
+    least_share: Annotated[float, Field(gt=0, lt=1 / 3)]  # one of three bands has at least that share
+
+
+def read_limits(path: Path = DEFAULT) -> Limits:
+    """Read limits from a YAML file.
+
+    Raises:
+        CanaryError: The file cannot be read, or a key is unknown or missing or its value is invalid.
+    """
+    return configuration.read_yaml(
+        Limits, path, CanaryError, "correct the limits; the rollout was not started"
+    )

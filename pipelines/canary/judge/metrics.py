@@ -1,0 +1,242 @@
+"""Build the metrics that a candidate is judged by from observed requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.canary.judge.counts import FloatArray
+from pipelines.canary.judge.limits import Limit, Limits
+from pipelines.canary.judge.matched_rounds import Counts, MatchedRounds, matched_rounds
+from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
+from pipelines.canary.judge.observed import Compared, ObservedRequest
+from pipelines.canary.judge.pairing import Pair, pair_up
+from pipelines.canary.judge.quantiles import QuantileRatio
+from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
+from pipelines.errors import CanaryError
+from pipelines.reporting.slo import Slo
+
+_Read = Callable[[ObservedRequest], float | None]
+
+_Count = Callable[[Counts], Counts]
+"""Maps draft tokens per round to events: of accepted tokens those that happened, of drafted the possible."""
+
+_SLOWEST = 2.0  # times the SLO; the scale of bets, so it must be near the times that occur
+
+_LEAST_SLICES = 10  # of time, with hundreds of tokens each
+
+_MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise cannot be measured
+
+_BY_SEVERITY: tuple[Compared, ...] = ("equal", "tie", "unknown", "diverged")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a candidate.
+
+    Attributes:
+        name: Name as in ``Limits``, with the position or load band after a slash.
+        measure: Regression and its observations.
+        limit: Limits of the regression.
+        is_exact: Whether a single event fails.
+        by_replays: Whether only replays give evidence of it.
+        is_measured: Whether it is not random, so that the estimate itself is compared with the limits.
+        least_trials: Least number of trials for which it is judged; None for ``Limits.min_requests``.
+        detail: Text for people in addition to its figures; "" for none.
+    """
+
+    name: str
+    measure: Measure
+    limit: Limit[float]
+    is_exact: bool = False
+    by_replays: bool = False
+    is_measured: bool = False
+    least_trials: int | None = None
+    detail: str = ""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether it fails by statistical evidence, which is corrected for the number of metrics."""
+        return not (self.is_exact or self.is_measured)
+
+
+def metrics_of(
+    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
+) -> list[Metric]:
+    """Build every metric that has limits.
+
+    Args:
+        requests: Requests of all arms.
+        limits: Limits, which determine the metrics.
+        slo: Service-level objective for goodput. It is also the unit of speed: latencies are compared as
+            multiples of what it allows for an answer of that length, capped at 2.
+        samples: Memory and CPU time of both pairs in the order of time; None if they are not judged.
+
+    Raises:
+        CanaryError: A load band has no limit.
+    """
+    _check_bands(requests, limits)
+    pairs = pair_up(requests, "candidate", "stable")
+    # A replay runs during or after the request that it repeats, so its times are not comparable.
+    timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
+    latencies = _values(timed, _infinite_if_failed(lambda each: each.e2e_latency_s))
+    return [
+        _answers(requests, limits),
+        Metric("errors", _rise(pairs, lambda each: each.failure == "error"), limits.errors),
+        Metric("timeouts", _rise(timed, lambda each: each.failure == "timeout"), limits.timeouts),
+        Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput),
+        *_acceptance(pairs, limits),
+        Metric(
+            "ttft", MedianRatio(*_values(timed, _infinite_if_failed(lambda each: each.ttft_s))), limits.ttft
+        ),
+        Metric("itl", MedianRatio(*_values(timed, _infinite_if_failed(lambda each: each.itl_s))), limits.itl),
+        Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail),
+        _pauses(timed, limits),
+        *(() if samples is None else _resources(samples, limits)),
+        *_speed_ups(requests, limits, slo),
+    ]
+
+
+def _check_bands(requests: Sequence[ObservedRequest], limits: Limits) -> None:
+    if unknown := {request.band for request in requests} - limits.speed_up.keys():
+        raise CanaryError(
+            "a load band has no limit",
+            values=", ".join(sorted(unknown)),
+            limit=f"speed_up names {', '.join(limits.speed_up)}",
+            remedy="add the band to speed_up in the limits, or use these bands in the plan",
+        )
+
+
+def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Metric:
+    """Count each prompt as one trial, because its answers diverge together; the worst answer counts."""
+    worst: dict[str, ObservedRequest] = {}
+    for request in sorted(requests, key=lambda request: request.arrived_at_s):
+        if request.arm == "candidate" and request.answer:
+            key = request.prompt_id or f"request {request.request_id}"
+            worst[key] = max(worst.get(key, request), request, key=_severity)
+    severity = np.array(list(map(_severity, worst.values())), np.float64)
+    is_exact = limits.runtime == "exact"
+    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 2, severity > 1)
+    differing = Counter(each.differs_in for each in worst.values() if each.differs_in)
+    detail = ", ".join(f"{what} of {_prompts(number)}" for what, number in differing.most_common())
+    return Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
+
+
+def _severity(request: ObservedRequest) -> int:
+    return _BY_SEVERITY.index(request.answer)
+
+
+def _prompts(number: int) -> str:
+    return "1 prompt" if number == 1 else f"{number} prompts"
+
+
+def _pauses(timed: Sequence[Pair], limits: Limits) -> Metric:
+    """Compare shares of answers with a pause; rare pauses change neither means nor most quantiles."""
+
+    def has_pause(request: ObservedRequest) -> float | None:
+        if request.ttft_s is None:  # it failed or was not streamed
+            return None
+        return float((request.longest_pause_s or 0.0) > limits.pause_s)
+
+    ours, theirs = _values(timed, has_pause)
+    if theirs.sum() > _MOST_PAUSING * len(theirs):
+        nothing = MeanDifference(ours[:0], theirs[:0])
+        detail = f"most answers of the stable pair also pause for more than pause_s={limits.pause_s:g}"
+        return Metric("pauses", nothing, limits.pauses, detail=detail)
+    return Metric("pauses", MeanDifference(ours, theirs), limits.pauses)
+
+
+def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
+    """Compare acceptance in matched rounds of replays (``matched_rounds``).
+
+    A candidate with another target may answer differently from the first token on. Then there are no matched
+    rounds and no metrics of acceptance.
+    """
+    replays = [pair for pair in pairs if pair.candidate.num_common_tokens is not None]
+    rounds = matched_rounds(replays)
+    has_rounds = np.bincount(rounds.pair, minlength=len(replays)) > 0
+    has_parted = np.array(list(map(_has_parted, replays)), np.bool_)
+    if (has_parted & ~has_rounds).sum() > (1 - limits.least_share) * len(replays):
+        return
+
+    def metric(name: str, count: _Count, limit: Limit[float]) -> Metric:
+        return Metric(name, MeanRatio(*_shares(rounds, count), sign=-1), limit, by_replays=True)
+
+    yield metric("acceptance_rate", lambda counts: counts, limits.acceptance_rate)
+    yield metric("acceptance_length", lambda counts: 1 + counts, limits.acceptance_length)
+    for position in range(1, limits.survival_positions + 1):
+        survival = metric(f"survival/{position}", _reaches(position), limits.survival)
+        if survival.measure.num > limits.least_share * has_rounds.sum():
+            yield survival
+
+
+def _has_parted(pair: Pair) -> bool:
+    return pair.candidate.num_common_tokens != pair.baseline.num_output_tokens
+
+
+def _reaches(position: int) -> _Count:
+    return lambda counts: (counts >= position).astype(np.int64)
+
+
+def _shares(rounds: MatchedRounds, count: _Count) -> tuple[FloatArray, FloatArray]:
+    """Return the share of possible events that happened, per request, for candidate and baseline."""
+    possible, ours, theirs = (
+        np.bincount(rounds.pair, count(tokens))
+        for tokens in (rounds.depth, rounds.by_candidate, rounds.by_baseline)
+    )
+    has_any = possible > 0
+    return ours[has_any] / possible[has_any], theirs[has_any] / possible[has_any]
+
+
+def _resources(samples: Sequence[Sample], limits: Limits) -> Iterator[Metric]:
+    growth = memory_growth(samples, limits.resources_s)
+    yield Metric("memory", growth, limits.memory, is_measured=True)
+    spent = cpu_per_token(samples)
+    yield Metric("cpu_per_token", spent, limits.cpu_per_token, least_trials=_LEAST_SLICES)
+
+
+def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:
+    def share_of_slowest(request: ObservedRequest) -> float | None:
+        if request.failure:
+            return 1.0
+        if request.e2e_latency_s is None or not request.num_output_tokens:
+            return None
+        allowed_s = slo.ttft_s + (request.num_output_tokens - 1) * slo.itl_s
+        return min(1.0, request.e2e_latency_s / (_SLOWEST * allowed_s))
+
+    pairs = pair_up(requests, "candidate", "control")
+    seen = Counter(each.band for each in requests if each.arm == "candidate" and not each.is_replay)
+    for band, limit in limits.speed_up.items():
+        if not seen[band] or seen[band] < limits.least_share * seen.total():
+            continue
+        of_band = [pair for pair in pairs if pair.candidate.band == band]
+        yield Metric(f"speed_up/{band}", MeanRatio(*_values(of_band, share_of_slowest), sign=1), limit)
+
+
+def _values(pairs: Sequence[Pair], read: _Read) -> tuple[FloatArray, FloatArray]:
+    """Read the values of pairs in which both requests have one."""
+    both = [(read(pair.candidate), read(pair.baseline)) for pair in pairs]
+    known = [(ours, theirs) for ours, theirs in both if ours is not None and theirs is not None]
+    table = np.array(known, np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _rise(pairs: Sequence[Pair], is_event: Callable[[ObservedRequest], bool]) -> MeanDifference:
+    return MeanDifference(*_values(pairs, lambda request: float(is_event(request))), sign=1)
+
+
+def _good_by(slo: Slo) -> _Read:
+    def is_good(request: ObservedRequest) -> float | None:
+        if request.failure:
+            return 0.0
+        return None if request.ttft_s is None else float(slo.is_kept_by(request))
+
+    return is_good
+
+
+def _infinite_if_failed(read: _Read) -> _Read:
+    """Count failed requests as infinitely slow."""
+    return lambda request: np.inf if request.failure else read(request)

@@ -1,0 +1,180 @@
+"""The verdict on a candidate: pass, fail, or inconclusive and how many trials are still needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.canary.judge.family import adjusted
+from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.metrics import Metric, metrics_of
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.judge.sequences import Bounds, bounds, trials_lacking
+from pipelines.reporting.slo import Slo
+
+Word = Literal["pass", "fail", "inconclusive"]
+Action = Literal["promote", "roll_back", "hold", "go_on"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Verdict on one metric.
+
+    Attributes:
+        metric: Metric that was judged.
+        verdict: ``fail`` if the regression is above ``rollback_above``, ``pass`` if below ``pass_below``.
+        needs_review: Whether the metric is inconclusive and above ``pass_below``, so that more requests will
+            not make it pass.
+        log_harm: Natural logarithm of the evidence that the regression is above ``rollback_above``, adjusted
+            for all metrics; -inf if the metric is not tested.
+        limits: Limits it was judged by.
+        num_tested: Number of metrics that are tested together.
+    """
+
+    metric: Metric
+    verdict: Word
+    needs_review: bool
+    log_harm: float
+    limits: Limits
+    num_tested: int
+
+    @property
+    def word(self) -> str:
+        """Verdict for people, with ``needs review`` for a kind of inconclusive."""
+        return "needs review" if self.needs_review else self.verdict
+
+    @property
+    def named(self) -> str:
+        """Name of the metric, with its detail in parentheses."""
+        metric = self.metric
+        return f"{metric.name} ({metric.detail})" if metric.detail else metric.name
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds of the regression; each holds at all times together with ``Limits.confidence``."""
+        return bounds(self.metric.measure, self.limits.confidence)
+
+    @property
+    def still_needed(self) -> int | None:
+        """Number of trials until there is a verdict if they continue as before; 0 if there is one.
+
+        None if no number is enough, because the observed regression lies between both limits.
+        """
+        if self.verdict != "inconclusive":
+            return 0
+        measure, limit = self.metric.measure, self.metric.limit
+        if self.metric.is_measured:  # time decides, not the number of trials
+            return None if self.needs_review else 0
+        missing = max(0, _least_trials(self.metric, self.limits) - measure.num)
+        if not measure.num:
+            return missing
+        ways = [trials_lacking(measure, "below", limit.pass_below, _needed(1 - self.limits.confidence))]
+        if not self.metric.is_exact:
+            enough = _needed(self.limits.alpha / self.num_tested)  # enough whatever the other metrics show
+            ways.append(trials_lacking(measure, "above", limit.rollback_above, enough))
+        known = [way for way in ways if way is not None]
+        return max(missing, min(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Verdicts on all metrics of a candidate.
+
+    Attributes:
+        judged: Verdicts in the order of ``metrics_of``.
+    """
+
+    judged: tuple[Judged, ...]
+
+    @property
+    def verdict(self) -> Word:
+        """The worst verdict of ``fail``, ``inconclusive`` and ``pass``; inconclusive without metrics."""
+        words = {each.verdict for each in self.judged} or {"inconclusive"}
+        return "fail" if "fail" in words else "inconclusive" if "inconclusive" in words else "pass"
+
+    @property
+    def action(self) -> Action:
+        """Action that follows from the verdict."""
+        if self.verdict == "inconclusive":
+            return "hold" if any(each.needs_review for each in self.judged) else "go_on"
+        return "promote" if self.verdict == "pass" else "roll_back"
+
+    @property
+    def still_needed(self) -> int | None:
+        """Number of trials until every metric has its verdict; None if no number is enough."""
+        needed = [each.still_needed for each in self.judged]
+        known = [each for each in needed if each is not None]
+        return max(known, default=0) if len(known) == len(needed) else None
+
+
+def analyse(
+    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None = None
+) -> Analysis:
+    """Judge a candidate by all requests since the rollout began; may be called at any time.
+
+    Args:
+        requests: Requests of all arms, without gaps (``ObservedRequest``).
+        limits: Limits of the candidate's regressions.
+        slo: Service-level objective of a good request.
+        samples: Memory and CPU time, as for ``metrics_of``.
+
+    Raises:
+        CanaryError: As ``metrics_of``.
+    """
+    return judge(metrics_of(requests, limits, slo, samples), limits)
+
+
+def judge(metrics: Sequence[Metric], limits: Limits) -> Analysis:
+    """Judge metrics together.
+
+    ``fail`` is corrected for their number: a candidate that exceeds no limit fails with probability alpha at
+    most over all metrics. ``pass`` needs no correction because all metrics must pass: a candidate that has
+    reached a limit passes only if the test of that metric errs.
+    """
+    tested = [metric for metric in metrics if metric.is_tested]
+    harms = iter(adjusted([_harm(metric, limits) for metric in tested]))
+    return Analysis(
+        tuple(
+            _judge(metric, next(harms) if metric.is_tested else -math.inf, limits, len(tested))
+            for metric in metrics
+        )
+    )
+
+
+def _judge(metric: Metric, harm: float, limits: Limits, num_tested: int) -> Judged:
+    measure = metric.measure
+    verdict: Word = "inconclusive"
+    needs_review = False
+    estimate = measure.estimate
+    if harm >= _needed(limits.alpha) or (metric.is_exact and estimate):
+        verdict = "fail"
+    elif metric.is_measured:
+        if estimate is not None and estimate > metric.limit.rollback_above:
+            verdict = "fail"
+        elif estimate is not None and estimate < metric.limit.pass_below:
+            verdict = "pass"
+        needs_review = verdict == "inconclusive" and estimate is not None
+    elif measure.num >= _least_trials(metric, limits):
+        needed = _needed(1 - limits.confidence)
+        if measure.log_evidence("below", metric.limit.pass_below) >= needed:
+            verdict = "pass"
+        else:
+            needs_review = measure.log_evidence("above", metric.limit.pass_below) >= needed
+    return Judged(metric, verdict, needs_review, harm, limits, num_tested)
+
+
+def _harm(metric: Metric, limits: Limits) -> float:
+    if metric.measure.num < _least_trials(metric, limits):
+        return -math.inf
+    return metric.measure.log_evidence("above", metric.limit.rollback_above)
+
+
+def _least_trials(metric: Metric, limits: Limits) -> int:
+    return limits.min_requests if metric.least_trials is None else metric.least_trials
+
+
+def _needed(alpha: float) -> float:
+    return -math.log(alpha)

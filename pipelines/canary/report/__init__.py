@@ -1,0 +1,1 @@
+"""Report a rollout as a JSON document, as a page, and on a terminal."""

@@ -1,0 +1,150 @@
+"""The record of one rollout, which gates and reports are made from, and its judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines import configuration
+from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.judge.verdict import Action, Word, analyse
+from pipelines.errors import CanaryError
+from pipelines.reporting.slo import Slo
+
+PROMOTING = ("promoting", "settling", "promoted")
+"""Phases after the decision to promote the candidate."""
+
+LEAVING = ("rolling_back", "rolled_back", "aborted")
+"""Phases after the decision to roll the candidate back."""
+
+_DECIDED: tuple[tuple[tuple[str, ...], Word, Action], ...] = (
+    (PROMOTING, "pass", "promote"),
+    (LEAVING, "fail", "roll_back"),
+)
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Transition:
+    """One change of the rollout's phase.
+
+    Attributes:
+        at_s: Unix time.
+        from_phase: Phase before; "" for the first transition.
+        to_phase: Phase after, as in ``RolloutRecord.phase``.
+        reason: Reason in a sentence.
+        evidence: Figures behind the decision, ready for JSON. Its "verdict", if any, is that of the candidate
+            at the time: a candidate can be rolled back without having failed, and an operator can promote one
+            that has not passed.
+        weights: Arm -> share of the requests from then on.
+    """
+
+    at_s: float
+    from_phase: str
+    to_phase: str
+    reason: str
+    evidence: dict[str, Any]
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RolloutRecord:
+    """Everything that is known about one rollout so far.
+
+    Attributes:
+        canary_id: Name of the rollout.
+        recipe_stable: Recipe of the pair in service.
+        recipe_candidate: Recipe of the new pair.
+        began_at_s: Start, as unix time.
+        phase: Phase as the controller names it: preflight, loading, cold_start, shadow, step/1 and so on,
+            promoting, settling, promoted, rolling_back, rolled_back, paused, aborted.
+        transitions: Changes of phase in the order of time.
+        requests: Requests without gaps (``ObservedRequest``), with arrivals as unix time.
+        samples: Memory and CPU time of both pairs in the order of time.
+        divergences: Answers that differ, as far as they were stored (``router.observation.Divergence``).
+        limits: Limits of the candidate's regressions.
+        slo: Service-level objective of a good request.
+    """
+
+    canary_id: str
+    recipe_stable: str
+    recipe_candidate: str
+    began_at_s: float
+    phase: str
+    transitions: tuple[Transition, ...]
+    requests: tuple[ObservedRequest, ...]
+    samples: tuple[Sample, ...]
+    divergences: tuple[dict[str, Any], ...]
+    limits: Limits
+    slo: Slo
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Judgement of a rollout at one time.
+
+    Attributes:
+        verdict: Verdict on the candidate.
+        action: Action that follows. ``promote`` only once that is decided: a candidate that passes earlier
+            continues with its steps (``go_on``). ``inconclusive`` with ``roll_back``: the candidate is rolled
+            back without having failed.
+        still_needed: Number of trials until the verdict; None if no number is enough.
+        phase: Phase of the rollout.
+        reason: Reason in a sentence.
+    """
+
+    verdict: Word
+    action: Action
+    still_needed: int | None
+    phase: str
+    reason: str
+
+
+def judgement(record: RolloutRecord) -> Judgement:
+    """Judge a rollout by its decision if there is one, else by the requests so far.
+
+    Raises:
+        CanaryError: As ``analyse``.
+    """
+    for phases, usual, follows in _DECIDED:
+        if record.phase in phases:
+            decision = _decision(record, phases)
+            is_open = decision.evidence.get("verdict") == "inconclusive"
+            return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
+    if is_waiting(record):
+        return Judgement("inconclusive", "hold", None, record.phase, record.transitions[-1].reason)
+    analysis = analyse(record.requests, record.limits, record.slo, record.samples)
+    words = {each.named: each.word for each in analysis.judged}
+    named = {
+        word: [name for name in words if words[name] == word]
+        for word in ("fail", "needs review", "inconclusive")
+    }
+    parts = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
+    reason = "; ".join(parts) or "every metric is within its limit"
+    action: Action = analysis.action
+    if record.phase == "paused" and action != "roll_back":
+        action = "hold"
+    elif action == "promote":
+        action = "go_on"
+    return Judgement(analysis.verdict, action, analysis.still_needed, record.phase, reason)
+
+
+def is_waiting(record: RolloutRecord) -> bool:
+    """Return whether a person has to decide, because the candidate's probes neither passed nor failed."""
+    latest = record.transitions[-1:]
+    return record.phase == "paused" and any(each.from_phase == "cold_start" for each in latest)
+
+
+def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:
+    """Return the transition into these phases."""
+    for transition in reversed(record.transitions):
+        if transition.to_phase in phases and transition.from_phase not in phases:
+            return transition
+    raise CanaryError(
+        "a rollout's record lacks the transition into its phase",
+        values=f"phase={record.phase}, transitions: {len(record.transitions)}",
+        limit=f"a transition into {' or '.join(phases)}",
+        remedy="write the record with this version of Draftproof",
+    )

@@ -1,0 +1,1 @@
+"""Shared parts of command-line programs: options, prompts, the server they use."""

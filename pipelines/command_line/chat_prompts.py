@@ -1,0 +1,128 @@
+"""Read chat messages of a prompt file, and render them with the chat template of the target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.command_line.prompts import Prompt, Prompts
+from pipelines.command_line.running_server import engine_to_serve
+from pipelines.deploy.server import run_directory
+from pipelines.errors import ChatTemplateError
+from pipelines.text.chat_template import ChatRenderer, ChatTemplate
+
+
+def json_of_messages(messages: Any) -> str:
+    """Return the messages of a conversation as JSON without spaces, with keys in their order.
+
+    Args:
+        messages: Value of the key ``messages``.
+
+    Raises:
+        ValueError: It is no conversation that a model can answer, with the reason.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages is no list of messages")
+    if not all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages):
+        raise ValueError("a message is no JSON object with a role")
+    for message in messages:
+        content = message.get("content")
+        # Calls of tools have no content.
+        if not isinstance(content, str | list) and (content is not None or message["role"] != "assistant"):
+            raise ValueError(f"a message of role {message['role']!r:.40} has no content, a text or a list")
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("the last message is the assistant's, and leaves nothing to answer")
+    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
+    return text
+
+
+def as_messages(prompts: Prompts, engine: Path) -> Prompts:
+    """Return prompts with each text as a user's message, if the target has a chat template.
+
+    Args:
+        prompts: The prompts.
+        engine: Directory of the target's engine.
+    """
+
+    def as_message(prompt: Prompt) -> Prompt:
+        if prompt.messages:
+            return prompt
+        messages = json_of_messages([{"role": "user", "content": prompt.text}])
+        return Prompt(prompt.prompt_id, "", messages=messages)
+
+    return prompts.change(as_message) if ChatTemplate.is_in(engine) else prompts
+
+
+def check_chats(prompts: Prompts, engine: Path | None) -> None:
+    """Refuse conversations for a target without a chat template.
+
+    Args:
+        prompts: The prompts.
+        engine: Directory of the target's engine; None if it is not known, such as that of another server.
+
+    Raises:
+        ChatTemplateError: A prompt is a conversation, and there is no template for it.
+    """
+    chats = [prompt.prompt_id for prompt in prompts.all if prompt.messages]
+    if not chats or (engine is not None and ChatTemplate.is_in(engine)):
+        return
+    place = "the target's engine is not known here" if engine is None else "the target has none"
+    raise ChatTemplateError(
+        "there is no chat template for prompts of messages",
+        values=f"{prompts.source}: {len(chats)} conversations, the first is {chats[0]}, {place}",
+        limit="the template in the target's engine on this machine, which base models do not have",
+        remedy="use an instruction-tuned target, or give texts as prompt, which the model continues",
+    )
+
+
+def check_chats_to_serve(prompts: Prompts, url: str, recipe: str) -> None:
+    """Refuse conversations for a target without a chat template before a server is started for them.
+
+    Args:
+        prompts: The prompts.
+        url: Address of a running server, whose engine it will be asked for; "" if one may be started.
+        recipe: Recipe of the server to start.
+
+    Raises:
+        ChatTemplateError: See ``check_chats``.
+        RecipeError: The recipe cannot be read.
+    """
+    engine = None if url else engine_to_serve(run_directory(recipe))
+    if engine is not None:
+        check_chats(prompts, engine)
+
+
+def render_chats(prompts: Prompts, engine: Path | None) -> Prompts:
+    """Return prompts with the texts of conversations, which end with the beginning of an answer.
+
+    Args:
+        prompts: The prompts.
+        engine: Directory of the target's engine; None if it is not known, such as that of another server.
+
+    Raises:
+        ChatTemplateError: There is no template for a conversation, or it does not render it.
+        EngineLoadError: The file with the template is invalid.
+    """
+    check_chats(prompts, engine)
+    if engine is None or not any(prompt.messages for prompt in prompts.all):
+        return prompts
+    with ChatRenderer(ChatTemplate.read(engine)) as renderer:
+        return prompts.change(lambda prompt: _rendered(prompt, renderer) if prompt.messages else prompt)
+
+
+def last_words(prompt: Prompt) -> str:
+    """Return what a person reads before the answer: the text, or the content of the last message."""
+    content = json.loads(prompt.messages)[-1].get("content") if prompt.messages else None
+    return f"{content}\n" if isinstance(content, str) else prompt.text
+
+
+def _rendered(prompt: Prompt, renderer: ChatRenderer) -> Prompt:
+    try:
+        text = renderer.render(json.loads(prompt.messages), add_generation_prompt=True)
+    except ChatTemplateError as error:
+        values = f"prompt {prompt.prompt_id}: {error.values}"
+        raise ChatTemplateError(error.what, values=values, limit=error.limit, remedy=error.remedy) from None
+    return replace(prompt, text=text)

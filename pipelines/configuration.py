@@ -1,0 +1,200 @@
+"""Turns parsed YAML or JSON into typed dataclasses with pydantic; mistakes become errors with four parts.
+
+Nothing is converted or ignored: unknown keys, missing keys, values of another type and numbers that are not
+finite are errors. The ranges of values are in the annotations (``pydantic.Field``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from pipelines.errors import DraftproofError
+
+_Document = TypeVar("_Document")
+
+strict = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+"""Decorator for the dataclass of a document; those of its sections need none."""
+
+
+def _refuse_key(value: object) -> None:
+    raise PydanticCustomError("unexpected_keyword_argument", "Unexpected keyword argument")
+
+
+from_reader = BeforeValidator(_refuse_key)
+"""Annotates a field that the reader of a document sets, and the document must not."""
+
+_UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
+_WHAT = {
+    _UNKNOWN: "unknown key",
+    _MISSING: "a key is missing",
+    "dataclass_type": "a section is not a mapping",
+    "dict_type": "a section is not a mapping",
+    "literal_error": "a value is not one of the choices",
+    "greater_than": "a value is out of range",
+    "greater_than_equal": "a value is out of range",
+    "less_than": "a value is out of range",
+    "less_than_equal": "a value is out of range",
+}
+
+
+def parse(kind: type[_Document], document: Any, error: type[DraftproofError], remedy: str) -> _Document:
+    """Fill a dataclass, including nested ones, from a document.
+
+    Args:
+        kind: A dataclass with the decorator ``strict``.
+        document: The document, as the YAML or JSON parser returned it.
+        error: Class of the error to raise.
+        remedy: Its remedy, unless the mistake suggests one.
+
+    Raises:
+        DraftproofError: A key is unknown or missing, or a value has the wrong type or is out of range.
+    """
+    # In strict mode pydantic fills tuples from lists and dataclasses from mappings only if it reads JSON.
+    return parse_json(kind, json.dumps(document, default=str), error, remedy)
+
+
+def parse_json(
+    kind: type[_Document], text: str | bytes, error: type[DraftproofError], remedy: str
+) -> _Document:
+    """Fill a dataclass from JSON; arguments and errors are as for ``parse``."""
+    try:
+        document: _Document = _adapter(typing.cast(type, kind)).validate_json(text)
+    except ValidationError as found:
+        # A misspelt key is missing too, and what is missing may explain the rest.
+        first = min(found.errors(), key=lambda each: (each["type"] != _UNKNOWN, each["type"] != _MISSING))
+        raise _explained(kind, first, error, remedy) from None
+    return document
+
+
+def read_yaml(kind: type[_Document], path: Path, error: type[DraftproofError], remedy: str) -> _Document:
+    """Fill a dataclass from a YAML file; arguments and errors are as for ``parse``."""
+    document = load_yaml(path, error, remedy)
+    try:
+        return parse(kind, document, error, remedy)
+    except DraftproofError as failure:
+        raise located(path, failure) from None
+
+
+def load_yaml(path: Path, error: type[DraftproofError], remedy: str) -> Any:
+    """Return the document in a YAML file; raises ``error`` with this remedy if it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as failure:
+        seen = " ".join(str(failure).split())
+        raise error(f"{path}: cannot be read", values=seen, limit="a YAML file", remedy=remedy) from None
+
+
+def read_json(
+    kind: type[_Document], path: Path, version: int, error: type[DraftproofError], remedy: str
+) -> _Document:
+    """Fill a dataclass from a JSON file that a program wrote; see ``parse_versioned``.
+
+    Raises:
+        DraftproofError: Also if the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as failure:
+        limit = f"format={version}, as JSON"
+        raise error(f"{path}: cannot be read", values=str(failure), limit=limit, remedy=remedy) from None
+    return parse_versioned(kind, content, path, version, error, remedy)
+
+
+def parse_versioned(
+    kind: type[_Document],
+    content: bytes,
+    path: Path,
+    version: int,
+    error: type[DraftproofError],
+    remedy: str,
+) -> _Document:
+    """Fill a dataclass from the content of a JSON file that a program wrote.
+
+    Args:
+        kind: A dataclass with the decorator ``strict``.
+        content: Content of the file.
+        path: The file, for the error.
+        version: What the key ``format`` must be.
+        error: Class of the error to raise.
+        remedy: Its remedy.
+
+    Raises:
+        DraftproofError: As for ``parse``, always with this remedy; also if another version wrote the file.
+    """
+    try:
+        document = json.loads(content)
+        found = document.pop("format", None) if isinstance(document, dict) else document
+        if found != version:
+            raise ValueError(f"format={found!r:.200}")
+        return parse(kind, document, error, remedy)
+    except DraftproofError as failure:
+        what, seen, limit = failure.what, failure.values, failure.limit
+    except (ValueError, RecursionError) as failure:
+        what, seen, limit = "cannot be read", " ".join(str(failure).split()), f"format={version}, as JSON"
+    raise error(f"{path}: {what}", values=seen, limit=limit, remedy=remedy)
+
+
+def located(place: str | Path, error: DraftproofError) -> DraftproofError:
+    """Return the error with the name of the file that it is about."""
+    return type(error)(f"{place}: {error.what}", values=error.values, limit=error.limit, remedy=error.remedy)
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _explained(
+    kind: type[Any], found: ErrorDetails, error: type[DraftproofError], remedy: str
+) -> DraftproofError:
+    *sections, key = found["loc"] or ("",)
+    prefix = _name(sections) + "." if sections else ""
+    name = _name(found["loc"]) or "the document"
+    what = _WHAT.get(found["type"], "a value has the wrong type")
+    if found["type"] in (_UNKNOWN, _MISSING):
+        known = _keys(kind, sections)
+        near = difflib.get_close_matches(str(key), known, 1, cutoff=0.5)
+        if found["type"] == _MISSING:
+            remedy = "add it"
+        else:
+            remedy = f"did you mean {prefix}{near[0]}?" if near else "remove it"
+        return error(what, values=name, limit=f"keys: {', '.join(known)}", remedy=remedy)
+    if found["type"] == "literal_error":
+        choices = re.findall("'(.*?)'", found["ctx"]["expected"])
+        if near := difflib.get_close_matches(str(found["input"]), choices, 1):
+            remedy = f"did you mean {near[0]}?"
+    limit = found["msg"].removeprefix("Input should be ")
+    return error(what, values=f"{name}={found['input']!r:.200}", limit=limit, remedy=remedy)
+
+
+def _name(location: typing.Iterable[int | str]) -> str:
+    parts = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in location if each != "[key]"]
+    return "".join(parts).lstrip(".")
+
+
+def _keys(kind: Any, sections: list[int | str]) -> list[str]:
+    """Return the keys of a section: fields of the dataclass that the path leads to."""
+    for name in sections:
+        hints = typing.get_type_hints(typing.get_origin(kind) or kind)
+        if name in hints:  # else an index of a tuple or a key of a dict, whose type was found already
+            kind = _dataclass(hints[str(name)])
+    hints = typing.get_type_hints(typing.get_origin(kind) or kind, include_extras=True)
+    return [name for name, hint in hints.items() if from_reader not in getattr(hint, "__metadata__", ())]
+
+
+def _dataclass(hint: Any) -> Any:
+    """Return the dataclass in a type such as ``tuple[Step, ...]`` or ``Growth | None``."""
+    if dataclasses.is_dataclass(typing.get_origin(hint) or hint):
+        return hint
+    return next(filter(None, map(_dataclass, typing.get_args(hint))), None)

@@ -1,0 +1,91 @@
+"""Try a pair of your own: ``draftproof try TARGET DRAFT``, directories or ids of the Hugging Face hub.
+
+The command checks that the two form a pair, plans the memory, downloads what is on the hub, writes a recipe,
+and then does what ``draftproof demo`` does: it compiles engines, starts a server, sends prompts to both
+models, compares the answers and prints acceptance and speed. Exit codes are those of ``draftproof demo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from pipelines.building import run_build
+from pipelines.command_line.options import whole_number
+from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.demo.__main__ import main as demonstrate
+from pipelines.program import EXIT_PASS, run_program
+
+_HUB = "hf://"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    recipe = ""
+
+    def write_recipe() -> int:
+        nonlocal recipe
+        if options.prompts is not None:
+            # A mistake shows before anything is downloaded.
+            choose_prompts(options.prompts, recipe="").for_judging().draw(1)
+        checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
+        output = (options.output or Path("-".join(map(_last_name, checkpoints)) + ".yaml")).resolve()
+        given = [*checkpoints, "--output", str(output)]
+        given += ["--quantization", options.quantization, "--max-seq-len", str(options.max_seq_len)]
+        given += [] if options.prompts is None else ["--prompts", str(options.prompts.resolve())]
+        result = run_build("build.own_pair", given, partial(print, flush=True))
+        recipe = str(result["recipe"])
+        print(f"recipe: {recipe}; next time: make serve RECIPE={recipe}", flush=True)
+        return EXIT_PASS
+
+    failed = run_program(write_recipe, result={"verdict": "fail"})
+    if failed:
+        return failed
+    return demonstrate(["--recipe", recipe])
+
+
+def named_checkpoint(text: str) -> str:
+    """Return a checkpoint as a recipe names it: an absolute path, or ``hf://ORGANIZATION/NAME@REVISION``.
+
+    ``ORGANIZATION/NAME`` is an id of the hub unless there is a directory ``ORGANIZATION``: then it is a path.
+    """
+    if text.startswith(_HUB):
+        return text
+    if _HUB_ID.fullmatch(text) and not Path(text.partition("/")[0]).exists():
+        return f"{_HUB}{text}"
+    return str(Path(text).resolve())
+
+
+def _last_name(checkpoint: str) -> str:
+    is_on_hub = checkpoint.startswith(_HUB)
+    return Path(checkpoint.partition("@")[0] if is_on_hub else checkpoint).name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="draftproof try", description="Serve and check a pair of your own.")
+    parser.add_argument(
+        "target", help="checkpoint of the target: a directory, or ORGANIZATION/NAME[@REVISION]"
+    )
+    parser.add_argument("draft", help="checkpoint of the draft, likewise")
+    parser.add_argument("--output", type=Path, help="recipe to write (default: TARGET-DRAFT.yaml)")
+    parser.add_argument(
+        "--quantization",
+        choices=("auto", "int8", "int4", "none", "checkpoint"),
+        default="auto",
+        help="auto: int4 for weights that have 4 bits already, else int8 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-seq-len", type=whole_number(64), default=2048, help="tokens of a request (%(default)s)"
+    )
+    add_prompts_option(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Find and start Triton itself."""

@@ -1,0 +1,95 @@
+"""Read ``launch.json``, which describes how to start a server; ``build/rendering/launch.py`` writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from pipelines import configuration
+from pipelines.errors import ServerStartError
+
+Runtime = Literal["embedded", "tensorrt_llm"]
+RUNTIMES = get_args(Runtime)
+FORMAT = 4
+"""Version of the rendered repository's format, as ``build/rendering/launch.py`` writes it."""
+
+_REMEDY = "run 'make repository'"
+
+
+@dataclass(frozen=True)
+class PackageOrigin:
+    """The package that a repository was rendered from; ``build/rendering/launch.py`` documents it."""
+
+    directory: str
+    sha256: str
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Launch:
+    """Settings for starting a recipe's server.
+
+    Attributes:
+        runtime: ``embedded`` or ``tensorrt_llm``.
+        container: Base image of ``image``.
+        image: Image with Triton and the packages of its Python models.
+        mode: ``orchestrator`` or ``leader``; None on the embedded runtime.
+        spawns_workers: Whether the server starts the ranks of its engines itself.
+        world_size: Ranks that MPI starts.
+        num_nodes: Machines that the ranks are spread over.
+        ranks_per_node: Ranks on each machine but the first, which has all others.
+        gpu_device_ids: GPUs of one machine, ascending.
+        package: The package that holds the engines; None if they are the checkout's.
+    """
+
+    runtime: Runtime = "embedded"
+    container: str = ""
+    image: str = ""
+    mode: Literal["orchestrator", "leader"] | None = None
+    spawns_workers: bool = False
+    world_size: PositiveInt = 1
+    num_nodes: PositiveInt = 1
+    ranks_per_node: PositiveInt = 1
+    gpu_device_ids: tuple[NonNegativeInt, ...] = ()
+    package: PackageOrigin | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> Launch:
+        """Read ``<directory>/launch.json``.
+
+        A repository without the file was not rendered by ``make repository``. It is served by the embedded
+        runtime's Triton, which has only the Python backend.
+
+        Raises:
+            ServerStartError: The file is invalid.
+        """
+        path = directory / "launch.json"
+        if not path.exists():
+            return cls()
+        launch = configuration.read_json(cls, path, FORMAT, ServerStartError, _REMEDY)
+        needs_gpu, gpus = launch.runtime != "embedded", launch.gpu_device_ids
+        if (
+            (launch.mode is not None) != needs_gpu
+            or bool(gpus) != needs_gpu
+            or list(gpus) != sorted(set(gpus))
+        ):
+            raise ServerStartError(
+                f"{path}: the runtime has other settings",
+                values=f"runtime={launch.runtime}, mode={launch.mode}, gpu_device_ids={list(gpus)}",
+                limit="a mode and ascending GPUs on tensorrt_llm, neither on embedded",
+                remedy=_REMEDY,
+            )
+        return launch
+
+    @property
+    def ready_timeout_s(self) -> float:
+        """Return how long to wait for all models to load, seconds.
+
+        The embedded demo is ready in less than 10 s. Engines of gigabytes are not, disks may be slow, and 120
+        seconds were too short for a target of 1.7 billion parameters on a busy machine. Engines of
+        TensorRT-LLM have up to hundreds of gigabytes.
+        """
+        return 600.0 if self.runtime == "embedded" else 1800.0

@@ -1,0 +1,88 @@
+"""Choose the models that a server loads at its start; it loads all others on request."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pipelines.errors import ServerStartError
+
+PAIR_FILE = "pair.json"
+"""File in a model's folder that describes its pair of engines (``build/rendering/pair_record.py``)."""
+
+_ENSEMBLE = re.compile(r'^platform: "ensemble"$', re.MULTILINE)
+_STEP = re.compile(r'^\s*model_name: "([^"]*)"$', re.MULTILINE)
+_SOCKET = re.compile(
+    r'^parameters \{ key: "((?:engine_|target_)?socket)" value: \{ string_value: "([^"]*)" \} \}$',
+    re.MULTILINE,
+)
+_ASKS = "engine_socket"
+
+
+def models_at_start(repository: Path) -> tuple[str, ...]:
+    """Return the names of the models that a server of this repository loads at its start.
+
+    Models of a rollout's candidate are not among them, because a model that cannot be loaded would keep the
+    server from starting.
+
+    Raises:
+        ServerStartError: A model's ``pair.json`` is invalid.
+    """
+    models = (path.parent for path in sorted(repository.glob("*/config.pbtxt")))
+    return tuple(folder.name for folder in models if _loads_at_start(folder / PAIR_FILE))
+
+
+def ensemble_steps(repository: Path) -> dict[str, tuple[str, ...]]:
+    """Names of the models that each ensemble of this repository asks."""
+    return {
+        name: tuple(_STEP.findall(config))
+        for name, config in _configs(repository).items()
+        if _ENSEMBLE.search(config)
+    }
+
+
+def asked_over_sockets(repository: Path) -> dict[str, tuple[str, ...]]:
+    """Names of the models whose sockets each model of this repository asks: without them it cannot answer."""
+    sockets = {name: _SOCKET.findall(config) for name, config in _configs(repository).items()}
+    server = {path: name for name, found in sockets.items() for key, path in found if key != _ASKS}
+    return {
+        name: tuple(server[path] for key, path in found if key == _ASKS and path in server)
+        for name, found in sockets.items()
+    }
+
+
+def loading_options(repository: Path) -> list[str]:
+    """Return the options of ``tritonserver`` for loading and unloading models while it runs.
+
+    With strict readiness, Triton would not be ready while any model is loading or unloading, nor ever again
+    after a model failed to load. The gateway asks for the readiness of individual models instead.
+    """
+    models = (f"--load-model={name}" for name in models_at_start(repository))
+    return ["--model-control-mode=explicit", "--strict-readiness=false", *models]
+
+
+def _configs(repository: Path) -> dict[str, str]:
+    paths = sorted(repository.glob("*/config.pbtxt"))
+    return {path.parent.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+def _loads_at_start(record: Path) -> bool:
+    if not record.exists():
+        return True
+    try:
+        answer = json.loads(record.read_text(encoding="utf-8"))["loads_at_start"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _invalid(record, repr(error)) from None
+    if type(answer) is not bool:
+        raise _invalid(record, f"loads_at_start={answer!r}")
+    return answer
+
+
+def _invalid(record: Path, values: str) -> ServerStartError:
+    return ServerStartError(
+        "a model's pair.json is invalid",
+        values=f"{record}: {values}",
+        limit="must be written by this version's 'make repository'",
+        remedy="remove the model's folder, or run 'make repository'",
+    )

@@ -1,0 +1,186 @@
+"""Sockets and keys of Triton itself, which only the server's user can reach.
+
+Triton 2.51 listens on a Unix socket if an address begins with ``unix:``, both for gRPC, which appends the
+port number to the name, and for metrics. Other users, browsers and other machines therefore cannot reach it;
+clients use the gateway. Triton's APIs also require a key. That key is on Triton's command line, which any
+user of the machine can read, so it protects nothing without the sockets. The server's key is not on a command
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.errors import ServerStartError
+from pipelines.socket_path import check_socket_path
+
+KEY_FILE = "key"
+"""File in a run directory with the key of its server, readable only by the server's user."""
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+_GRPC_PORT = 1  # only a part of the socket's name
+# All protocols except health.
+_RESTRICTED_PROTOCOLS = (
+    "inference,model-config,model-repository,metadata,logging,trace,shared-memory,statistics"
+)
+_STUB_TIMEOUT_S = 120  # for the process of a model to start
+
+
+@dataclass(frozen=True)
+class TritonPlace:
+    """Sockets, keys and shared memory of one Triton.
+
+    Attributes:
+        sockets: Folder of its sockets, relative to the checkout if it is inside.
+        server_key: Key that our models require, and the gateway for operations of operators.
+        triton_key: Key that Triton's own APIs require.
+        shared_memory_prefix: Prefix of the names of its regions in /dev/shm.
+    """
+
+    sockets: Path
+    server_key: str
+    triton_key: str
+    shared_memory_prefix: str
+
+    @classmethod
+    def make(cls, run_directory: Path) -> TritonPlace:
+        """Generate new keys, and write the server's key to its file.
+
+        Raises:
+            ServerStartError: The path of a socket is too long, or the directory is not writable.
+        """
+        sockets = run_directory / "triton"
+        if sockets.is_relative_to(REPOSITORY_ROOT):
+            sockets = sockets.relative_to(REPOSITORY_ROOT)
+        place = cls(
+            sockets,
+            secrets.token_urlsafe(32),
+            secrets.token_urlsafe(32),
+            f"{prefix_of(run_directory)}{secrets.token_hex(4)}_",
+        )
+        longest = max((place.grpc.removeprefix("unix:"), place.metrics), key=len)
+        check_socket_path(longest, ServerStartError)
+        try:
+            place.clear()
+            _write_private(run_directory / KEY_FILE, place.server_key)
+        except OSError as error:
+            raise ServerStartError(
+                "the run directory is not writable",
+                values=str(error),
+                limit="must belong to the server's user, for sockets, keys and logs",
+                remedy="make that user its owner, or use another run directory",
+            ) from None
+        return place
+
+    @classmethod
+    def from_environment(cls, run_directory: Path) -> TritonPlace:
+        """Read the variables that ``variables`` returned, in a rank that MPI started.
+
+        Raises:
+            ServerStartError: The variables are not set.
+        """
+        sockets = run_directory / "triton"
+        if sockets.is_relative_to(REPOSITORY_ROOT):
+            sockets = sockets.relative_to(REPOSITORY_ROOT)
+        names = ("DRAFTPROOF_KEY", "DRAFTPROOF_TRITON_KEY", "DRAFTPROOF_SHARED_MEMORY")
+        values = [os.environ.get(name, "") for name in names]
+        if not all(values):
+            raise ServerStartError(
+                "this rank does not have the keys of the server",
+                values=", ".join(name for name, value in zip(names, values, strict=True) if not value),
+                limit="the gateway sets these variables and mpirun forwards them",
+                remedy="start the server with 'python -m pipelines.deploy run', which starts mpirun",
+            )
+        return cls(sockets, *values)
+
+    @property
+    def grpc(self) -> str:
+        """Return the target of a gRPC channel to Triton."""
+        return f"unix:{self.sockets / 'grpc'}:{_GRPC_PORT}"
+
+    @property
+    def metrics(self) -> str:
+        """Return the path of the socket for metrics."""
+        return str(self.sockets / "metrics")
+
+    def options(self, exit_timeout_s: int, rank: int = 0) -> list[str]:
+        """Return the options of ``tritonserver`` for sockets, keys and shared memory.
+
+        Args:
+            exit_timeout_s: How long it waits for requests in flight at shutdown.
+            rank: MPI rank of this process; each has its own shared memory.
+        """
+        return [
+            "--allow-http=false",
+            f"--grpc-address=unix:{self.sockets / 'grpc'}",
+            f"--grpc-port={_GRPC_PORT}",
+            f"--metrics-address=unix:{self.metrics}",
+            f"--grpc-restricted-protocol={_RESTRICTED_PROTOCOLS}:draftproof-key={self.triton_key}",
+            f"--exit-timeout-secs={exit_timeout_s}",
+            "--disable-auto-complete-config",  # it would start every Python model twice
+            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}{rank}_",
+            f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables for the server's processes, which only their user can read."""
+        return {
+            "DRAFTPROOF_GRPC_ADDRESS": self.grpc,
+            "DRAFTPROOF_KEY": self.server_key,
+            "DRAFTPROOF_TRITON_KEY": self.triton_key,
+            "DRAFTPROOF_SHARED_MEMORY": self.shared_memory_prefix,
+        }
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the gRPC metadata with Triton's key."""
+        return (("triton-grpc-protocol-draftproof-key", self.triton_key),)
+
+    def clear(self) -> None:
+        """Remove the sockets and the shared memory that an ended Triton left, and create the folder."""
+        folder = REPOSITORY_ROOT / self.sockets
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for socket in folder.iterdir():
+            socket.unlink()
+        remove_shared_memory(self.shared_memory_prefix)
+
+    def close_shared_memory(self) -> None:
+        """Make the regions private, because boost creates them readable by all users, whatever the umask."""
+        for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                region.chmod(0o600)
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Remove the regions of /dev/shm with a prefix; call this only after their server has ended."""
+    for region in _SHARED_MEMORY.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            region.unlink()
+
+
+def prefix_of(run_directory: Path) -> str:
+    """Return the prefix of the regions of all servers of a run directory."""
+    return f"draftproof_{hashlib.sha256(os.fsencode(run_directory.resolve())).hexdigest()[:12]}_"
+
+
+def read_key(run_directory: Path) -> str:
+    """Return the server's key in a run directory; "" if this user cannot read one."""
+    try:
+        return (run_directory / KEY_FILE).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _write_private(path: Path, text: str) -> None:
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.unlink(missing_ok=True)
+    with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode("ascii") + b"\n")
+    staged.replace(path)

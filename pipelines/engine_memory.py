@@ -1,0 +1,76 @@
+"""Estimates the memory that engines of the embedded runtime take in the processes of a server.
+
+A process allocates its KV caches at its start, and its kernels hold the weights once: the copy that was read
+from the file leaves memory (decision 0050).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.errors import EngineLoadError
+
+PROCESS_BYTES = 250 << 20
+"""Python, OpenVINO and activations of a process.
+
+With it, the process of the INT8 pair in ``docs/results/server-memory.json`` is estimated at 2.28 GB. It used
+2.22.
+"""
+
+_NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+_SCALE_BYTES = {"float32": 0, "float16": 0, "int8": 8}  # scale and zero point of a token in a head
+
+
+def block_bytes(num_tokens: int, num_layers: int, num_kv_heads: int, head_size: int, dtype: str) -> int:
+    """Return the bytes of a block of a KV cache, all layers together."""
+    key_bytes = head_size * _NUMBER_BYTES[dtype] + _SCALE_BYTES[dtype]
+    return 2 * num_tokens * num_layers * num_kv_heads * key_bytes
+
+
+def read_sizes(engine: Path) -> tuple[int, int]:
+    """Read the bytes of an engine's weights, and of one block of its KV cache.
+
+    Args:
+        engine: Directory of the engine.
+
+    Raises:
+        EngineLoadError: ``engine.json`` or ``engine.bin`` cannot be read.
+    """
+    path = engine / "engine.json"
+    try:
+        sizes = json.loads(path.read_text(encoding="utf-8"))
+        block = block_bytes(
+            sizes["kv_block_size"],
+            sizes["num_layers"],
+            sizes["num_kv_heads"],
+            sizes["head_size"],
+            sizes["kv_cache_dtype"],
+        )
+        return (engine / "engine.bin").stat().st_size, block
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineLoadError(
+            "the memory need of an engine cannot be read",
+            values=f"{path}: {error!r}",
+            limit="engine.json and engine.bin as 'make engines' writes them",
+            remedy="run 'make engines' for the recipe",
+        ) from None
+
+
+def pair_bytes(draft: Path, target: Path, num_kv_blocks: Mapping[str, int]) -> int:
+    """Return the bytes that the process of a pair takes.
+
+    Args:
+        draft: Directory of the draft's engine.
+        target: Directory of the target's engine.
+        num_kv_blocks: Blocks of the KV caches by role.
+
+    Raises:
+        EngineLoadError: See ``read_sizes``.
+    """
+    taken = PROCESS_BYTES
+    for role, engine in (("draft", draft), ("target", target)):
+        weights, block = read_sizes(engine)
+        taken += weights + num_kv_blocks[role] * block
+    return taken

@@ -1,0 +1,301 @@
+"""Manages the blocks of the paged KV cache and reuses their contents.
+
+Blocks that no request uses keep their contents until they are evicted, least recently used first. They form a
+tree: a node is a block, and its path from the root holds the tokens before it. A request starts from the
+longest path that matches its tokens. Each lane of an executor has a tree of its own.
+
+The last bits of a key depend on whether its position was computed as prompt (in a chunk) or as output (as a
+row). So a node also records how many of its positions are prompt, and a block is reused only if the request
+would have computed it in the same way. A warm cache therefore never changes an output.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK, BlockPool
+from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+
+
+@dataclass(eq=False)
+class CachedBlock:
+    """A node of the tree: a block with known contents.
+
+    Attributes:
+        token_ids: int32, tokens whose keys and values the block holds; only a leaf may be partially filled.
+        num_prompt: Number of leading tokens that were computed as prompt.
+    """
+
+    block: int
+    token_ids: TokenIds
+    num_prompt: int
+    parent: CachedBlock | None
+    children: dict[tuple[bytes, int], CachedBlock] = field(default_factory=dict)
+    openings: dict[int, list[CachedBlock]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Key of the node among its siblings."""
+        return (self.token_ids.tobytes(), self.num_prompt)
+
+
+@dataclass
+class BlockTable:
+    """The blocks of one request.
+
+    Attributes:
+        blocks: Blocks in order, each with ``block_size`` positions.
+        num_committed: Number of leading blocks that are in the tree.
+        last_node: Node of the last committed block; the root if there is none.
+    """
+
+    blocks: list[int]
+    num_committed: int
+    last_node: CachedBlock
+
+
+class KvCache:
+    """Allocates, shares, caches and evicts blocks. The keys and values are stored elsewhere.
+
+    Attributes:
+        quota: Number of blocks that its requests may use.
+        num_used: Number of blocks that its requests use.
+
+    Args:
+        pool: Blocks of the engine.
+        block_size: Positions in a block.
+        copy_block: Copies keys and values of one block (first argument) to another (second).
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, copy_block: Callable[[int, int], None]) -> None:
+        self.block_size = block_size
+        self.num_used = 0
+        self._pool = pool
+        self._copy_block = copy_block
+        self._num_users = [0] * (pool.num_blocks + 1)
+        self._node_of: list[CachedBlock | None] = [None] * (pool.num_blocks + 1)
+        self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks without users, oldest first
+        self._root = CachedBlock(SCRATCH_BLOCK, NO_TOKENS, 0, None)
+        self.quota = pool.join(self)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of further blocks that its requests may use, including cached ones."""
+        return self.quota - self.num_used
+
+    @property
+    def num_held(self) -> int:
+        """Number of blocks that its requests use, and of cached ones."""
+        return self.num_used + len(self._unused)
+
+    def start(self, token_ids: TokenIds, num_prompt: int) -> tuple[BlockTable, int]:
+        """Find the cached part of a request's tokens.
+
+        At least the last token is left to compute, for its logits, and never exactly one token of the prompt,
+        because a chunk has at least two.
+
+        Args:
+            token_ids: int32 [n], n >= 1, all known tokens.
+            num_prompt: Leading tokens that the request computes as prompt.
+
+        Returns:
+            The request's table and the number of cached leading positions.
+        """
+        size = self.block_size
+        limit = len(token_ids) - 1
+        if num_prompt > limit:
+            limit = max(num_prompt - 2, 0)
+        node = self._root
+        blocks: list[int] = []
+        for node in self._path(token_ids[:limit], num_prompt):
+            self._use(node.block)
+            blocks.append(node.block)
+        num_cached = len(blocks) * size
+        table = BlockTable(blocks, len(blocks), node)
+        num_cached += self._reuse_part(table, token_ids[num_cached:limit], num_prompt - num_cached)
+        if num_prompt - num_cached == 1:
+            self._drop_user(blocks.pop())
+            num_cached -= size
+            assert node.parent is not None
+            table.num_committed, table.last_node = len(blocks), node.parent
+        return table, num_cached
+
+    def count_cached(self, token_ids: TokenIds) -> int:
+        """Return how many leading tokens of a prompt are cached in whole blocks."""
+        return self.block_size * sum(1 for _ in self._path(token_ids, len(token_ids)))
+
+    def _path(self, token_ids: TokenIds, num_prompt: int) -> Iterator[CachedBlock]:
+        """Return the nodes that hold the leading tokens as the request would compute them."""
+        size = self.block_size
+        node = self._root
+        for begin in range(0, len(token_ids) - size + 1, size):
+            prompt_here = min(max(num_prompt - begin, 0), size)
+            child = node.children.get((token_ids[begin : begin + size].tobytes(), prompt_here))
+            if child is None:
+                return
+            yield child
+            node = child
+
+    def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
+        """Continue in a leaf or a copy of a block that begins like ``wanted``; returns positions gained."""
+        if not len(wanted):
+            return 0
+        best, best_length, best_is_leaf = None, 0, False
+        for node in table.last_node.openings.get(int(wanted[0]), ()):
+            length = count_accepted(node.token_ids, wanted)
+            prompt_here = min(max(num_prompt, 0), self.block_size)
+            if node.num_prompt != prompt_here:
+                length = min(length, node.num_prompt, prompt_here)
+            if num_prompt - length == 1:
+                length -= 1
+            # On a tie, prefer a block that ends there, which needs no copy.
+            is_leaf = length == len(node.token_ids) < self.block_size
+            if length > best_length or (is_leaf and length == best_length and not best_is_leaf):
+                best, best_length, best_is_leaf = node, length, is_leaf
+        if best is None:
+            return 0
+        self._use(best.block)
+        if best_is_leaf:
+            # The usual case: a request continues after a round.
+            self._forget(best)
+            table.blocks.append(best.block)
+            return best_length
+        copy = self._allocate()
+        if copy is not None:
+            self._copy_block(best.block, copy)
+            table.blocks.append(copy)
+        self._drop_user(best.block)
+        return 0 if copy is None else best_length
+
+    def grow(self, table: BlockTable, num_positions: int) -> bool:
+        """Allocate blocks for the first ``num_positions`` positions of a request.
+
+        Returns:
+            False, without allocating anything, if there are not enough blocks.
+        """
+        num_missing = -(-num_positions // self.block_size) - len(table.blocks)
+        if num_missing > self.num_free_blocks:
+            return False
+        for _ in range(num_missing):
+            block = self._allocate()
+            assert block is not None
+            table.blocks.append(block)
+        return True
+
+    def commit(self, table: BlockTable, token_ids: TokenIds, num_computed: int, num_prompt: int) -> None:
+        """Add a request's full blocks to the tree, so that other requests can share them.
+
+        Args:
+            table: The request's table.
+            token_ids: int32, its known tokens.
+            num_computed: Leading positions whose keys and values are final.
+            num_prompt: Leading positions that were computed as prompt.
+        """
+        size = self.block_size
+        while (table.num_committed + 1) * size <= num_computed:
+            self._commit_next(table, token_ids, size, num_prompt)
+
+    def _commit_next(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, num_prompt: int) -> None:
+        begin = table.num_committed * self.block_size
+        node = CachedBlock(
+            block=table.blocks[table.num_committed],
+            token_ids=token_ids[begin : begin + num_tokens].copy(),
+            num_prompt=min(max(num_prompt - begin, 0), num_tokens),
+            parent=table.last_node,
+        )
+        twin = table.last_node.children.get(node.key)
+        if twin is None:
+            self._remember(node)
+            twin = node
+        else:  # another request computed the same block, with the same bits
+            self._use(twin.block)
+            self._drop_user(node.block)
+            table.blocks[table.num_committed] = twin.block
+        table.num_committed += 1
+        table.last_node = twin
+
+    def release(self, table: BlockTable, token_ids: TokenIds, num_computed: int, num_prompt: int) -> None:
+        """Free a request's blocks and keep their contents for reuse; arguments as in ``commit``."""
+        self.commit(table, token_ids, num_computed, num_prompt)
+        num_rest = num_computed - table.num_committed * self.block_size
+        if num_rest > 0:
+            self._commit_next(table, token_ids, num_rest, num_prompt)
+        self._give_back(table)
+
+    def discard(self, table: BlockTable) -> None:
+        """Free a request's blocks without reusing uncommitted contents."""
+        self._give_back(table)
+
+    def _give_back(self, table: BlockTable) -> None:
+        # Last block first, so that a node is always evicted before its ancestors.
+        for block in reversed(table.blocks):
+            self._drop_user(block)
+        table.blocks.clear()
+        table.num_committed = 0
+        table.last_node = self._root
+
+    def evict_oldest(self) -> int:
+        """Forget the cached block that was unused for longest, and return it."""
+        block, _ = self._unused.popitem(last=False)
+        node = self._node_of[block]
+        assert node is not None and not node.children
+        self._forget(node)
+        return block
+
+    def _use(self, block: int) -> None:
+        self.num_used += not self._num_users[block]
+        self._num_users[block] += 1
+        self._unused.pop(block, None)
+
+    def _drop_user(self, block: int) -> None:
+        self._num_users[block] -= 1
+        if self._num_users[block]:
+            return
+        self.num_used -= 1
+        if self._node_of[block] is None:
+            self._pool.free.append(block)
+        else:
+            self._unused[block] = None
+
+    def _allocate(self) -> int | None:
+        if self.num_used >= self.quota:
+            return None
+        block = self._pool.take(self)
+        self._use(block)
+        return block
+
+    def _remember(self, node: CachedBlock) -> None:
+        assert node.parent is not None
+        node.parent.children[node.key] = node
+        node.parent.openings.setdefault(int(node.token_ids[0]), []).append(node)
+        self._node_of[node.block] = node
+
+    def _forget(self, node: CachedBlock) -> None:
+        assert node.parent is not None
+        del node.parent.children[node.key]
+        siblings = node.parent.openings[int(node.token_ids[0])]
+        siblings.remove(node)
+        if not siblings:
+            del node.parent.openings[int(node.token_ids[0])]
+        self._node_of[node.block] = None
+
+    def check(self) -> set[int]:
+        """Assert for tests that the tree is consistent, and return the blocks that this cache holds."""
+        free, unused = set(self._pool.free), set(self._unused)
+        used = {block for block, users in enumerate(self._num_users) if users}
+        assert len(free) == len(self._pool.free)
+        assert not used & unused and not free & (used | unused) and len(used) == self.num_used
+        assert SCRATCH_BLOCK not in free | unused | used
+        reachable: dict[int, CachedBlock] = {}
+        pending = [self._root]
+        while pending:
+            for child in pending.pop().children.values():
+                assert child.block not in reachable and self._node_of[child.block] is child
+                reachable[child.block] = child
+                pending.append(child)
+        assert reachable.keys() == {block for block, node in enumerate(self._node_of) if node is not None}
+        assert unused <= reachable.keys() and not free & reachable.keys()
+        return used | unused

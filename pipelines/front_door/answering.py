@@ -1,0 +1,126 @@
+"""Answers a request, in one response or as a stream of events, in the format of its endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from aiohttp import web
+from pydantic_core import to_json
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.errors import DraftproofError, InvalidRequestError
+from pipelines.front_door.access.clients import client_of
+from pipelines.front_door.errors import DEFECT
+from pipelines.front_door.events import EventStream
+from pipelines.front_door.observing.exchange import EXCHANGE
+from pipelines.front_door.router_calls import RouterCalls, merged
+
+_LOG = logging.getLogger(__name__)
+
+
+class Format(Protocol):
+    """Writes the answers to one request."""
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """Return the document of a response that is not streamed; called on another thread.
+
+        Log probabilities of many tokens take seconds.
+        """
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+        """Return the events before the first chunk of an answer."""
+
+    def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+        """Return the events for a chunk of an answer."""
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """Return the events after all answers."""
+
+
+async def answer(
+    request: web.Request,
+    router: RouterCalls,
+    asked: Sequence[CompletionRequest],
+    form: Format,
+    *,
+    streaming: bool,
+) -> web.StreamResponse:
+    """Ask ``router`` for every answer of a request and send them.
+
+    If the client leaves, aiohttp cancels this coroutine, and so the requests.
+
+    Args:
+        request: The client's request.
+        router: Connection to ``router``.
+        asked: One request for each answer.
+        form: Writes the answers.
+        streaming: Whether they are sent as events.
+
+    Raises:
+        DraftproofError: The request failed before anything was sent.
+        ConnectionResetError: The client has left.
+    """
+    _check_number(len(asked), router.max_requests)
+    with client_of(request).tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
+        exchange = request[EXCHANGE]
+        exchange.ask(asked, streaming=streaming)
+        if not streaming:
+            answers = await router.generate_all(asked)
+            for number, chunk in enumerate(answers):
+                exchange.add(number, chunk)
+            return await asyncio.to_thread(lambda: json_response(form.whole(answers)))
+        return await _stream(request, router, asked, form)
+
+
+async def _stream(
+    request: web.Request, router: RouterCalls, asked: Sequence[CompletionRequest], form: Format
+) -> web.StreamResponse:
+    events, exchange = EventStream(request), request[EXCHANGE]
+    begun: set[int] = set()
+    try:
+        async with aclosing(merged([router.stream(each) for each in asked])) as arriving:
+            async for number, chunk in arriving:
+                exchange.add(number, chunk)
+                before = () if number in begun else form.begin(number)
+                begun.add(number)
+                if chunk.prompt_log_probs:  # of a whole prompt
+                    after = await asyncio.to_thread(list, form.chunk(number, chunk))
+                else:
+                    after = list(form.chunk(number, chunk))
+                await events.send(*before, *after)
+        await events.send(*form.end())
+        await events.done()
+    except DraftproofError as error:
+        if not events.has_begun:
+            raise
+        exchange.error = error
+        await events.fail(error)
+    except ConnectionError:
+        raise  # the client has left
+    except Exception:
+        if not events.has_begun:
+            raise
+        _LOG.exception("%s failed in its stream", request.path)
+        exchange.error = DEFECT
+        await events.fail(DEFECT)
+    return events.response
+
+
+def _check_number(num_answers: int, limit: int) -> None:
+    if num_answers > limit:
+        raise InvalidRequestError(
+            "the request has too many answers",
+            values=f"{num_answers} answers: prompts times n",
+            limit=f"{limit}, the server's max_batch_size and max_queue_size together",
+            remedy="send several requests, one after the other",
+        )
+
+
+def json_response(document: Any, status: int = 200) -> web.Response:
+    """Return a document as JSON."""
+    return web.Response(body=to_json(document), status=status, content_type="application/json")

@@ -1,0 +1,1 @@
+"""Answers the paths of OpenAI's API."""

@@ -1,0 +1,151 @@
+"""Answers ``POST /v1/responses``, without storing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from aiohttp import web
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.front_door.answering import answer
+from pipelines.front_door.messages.parts import Content, Part, Thought
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.response_document import ResponseDocument
+from pipelines.front_door.messages.style import THINK_END
+from pipelines.front_door.requests.body import read_body
+from pipelines.front_door.requests.conversation import chat_prompt
+from pipelines.front_door.requests.responses import ResponsesBody
+from pipelines.front_door.requests.sampling import check_model, sampling_request
+from pipelines.front_door.router_calls import RouterCalls
+from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.tokens.text_log_probs import TextLogProbs
+
+
+async def answer_response(
+    request: web.Request, model: ServedModel, router: RouterCalls
+) -> web.StreamResponse:
+    """Answer one request.
+
+    Raises:
+        DraftproofError: The request is invalid, or no answer could be had.
+    """
+    body = await read_body(ResponsesBody, request)
+    check_model(body.model, model)
+    body.check()
+    num_log_probs = body.num_log_probs
+    plan = body.plan(model.style(with_tools=bool(body.tools)))
+    prompt = await chat_prompt(model, body.to_conversation())
+    model.check_length(len(prompt.ids), "input")
+    room = model.max_seq_len - len(prompt.ids)
+    asked = replace(
+        sampling_request(
+            body, model.defaults, room if body.max_output_tokens is None else body.max_output_tokens
+        ),
+        prompt_ids=prompt.ids,
+        guide=plan.guide(prompt.thinking),
+        num_log_probs=num_log_probs,
+        skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
+    )
+    form = _ResponseFormat(body, model, asked, plan.new_reader(prompt.thinking))
+    return await answer(request, router, [asked], form, streaming=body.stream)
+
+
+class _ResponseFormat:
+    """Writes the answer to one request.
+
+    Args:
+        body: The request.
+        model: The model.
+        asked: The request to the model.
+        reader: Reads the answer.
+    """
+
+    def __init__(
+        self, body: ResponsesBody, model: ServedModel, asked: CompletionRequest, reader: MessageReader
+    ) -> None:
+        self._model = model
+        self._asked = asked
+        self._reader = reader
+        self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
+        self._output_ids: list[int] = []
+        self._has_thoughts = False
+        self._response = ResponseDocument(
+            {
+                "model": model.name,
+                "system_fingerprint": model.fingerprint,
+                "seed": asked.seed,
+                "instructions": body.instructions,
+                "max_output_tokens": body.max_output_tokens,
+                "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                "top_logprobs": asked.num_log_probs or 0,
+                "tools": [asdict(function) for function in body.tools],
+                "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+                "parallel_tool_calls": body.parallel_tool_calls is not False,
+                "reasoning": body.reasoning or {"effort": None, "summary": None},
+                "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+                "metadata": body.metadata or {},
+                "user": body.user,
+            }
+        )
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """See ``Format``."""
+        for _ in self.chunk(0, answers[0]):
+            pass
+        return self._response.document
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+        """See ``Format``."""
+        return tuple(self._response.begin())  # before the chunk changes the response
+
+    def chunk(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """See ``Format``."""
+        self._output_ids += chunk.output_ids
+        if self._log_probs is not None:
+            self._log_probs.add(chunk)
+        for part in self._reader.read(chunk.text):
+            yield from self._add(part)
+        if chunk.finish_reason:
+            for part in self._reader.end():
+                yield from self._add(part)
+            if self._log_probs is not None and (rest := self._log_probs.rest()):
+                yield from self._response.add(Content("", place=0), rest)
+            if chunk.continued_elsewhere:
+                self._response.document["continued_elsewhere"] = True
+            yield from self._response.end(chunk.finish_reason, self._usage())
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """See ``Format``."""
+        return ()
+
+    def _add(self, part: Part) -> Iterator[dict[str, Any]]:
+        self._has_thoughts |= isinstance(part, Thought)
+        if self._log_probs is not None and isinstance(part, Content):
+            return self._response.add(part, self._log_probs.take(part))
+        return self._response.add(part)
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt, num_output = len(self._asked.prompt_ids), len(self._output_ids)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self._num_thought_tokens()},
+            "total_tokens": num_prompt + num_output,
+        }
+
+    def _num_thought_tokens(self) -> int:
+        """Return the number of tokens up to the end of the thoughts."""
+        if not self._has_thoughts:
+            return 0
+        mark, end = THINK_END.encode(), b""
+        for number, token_id in enumerate(self._output_ids, 1):
+            end += self._model.bytes_of(token_id)
+            if mark in end:
+                return number
+            end = end[-len(mark) :]
+        return len(self._output_ids)

@@ -1,0 +1,101 @@
+"""Answers ``POST /tokenize`` and ``POST /detokenize``, which vLLM has."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from pydantic import JsonValue
+
+from pipelines import configuration
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.answering import json_response
+from pipelines.front_door.messages.tools import Tool
+from pipelines.front_door.requests.body import read_body
+from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
+from pipelines.front_door.requests.prompts import TokenIds, check_ids, encode
+from pipelines.front_door.requests.sampling import check_model
+from pipelines.front_door.router_calls import RouterCalls
+from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.tokens.log_probs import token_text
+from pipelines.text.chunk_boundary import decode_chunk
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class TokenizeBody:
+    """The fields of ``/tokenize``; ``prompt`` or ``messages``."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    tools: tuple[Tool, ...] = ()
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    return_token_strs: bool = False
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class DetokenizeBody:
+    """The fields of ``/detokenize``."""
+
+    model: str = ""
+    tokens: tuple[int, ...]
+
+
+async def tokenize(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:
+    """Return the tokens of a text or a conversation.
+
+    Raises:
+        InvalidRequestError: The request is invalid.
+    """
+    body = await read_body(TokenizeBody, request)
+    check_model(body.model, model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError(
+            "a request has one prompt, as text or as messages",
+            values="both" if body.messages else "neither",
+            limit="exactly one of prompt and messages",
+            remedy="send one of them",
+        )
+    if body.messages is not None:
+        conversation = Conversation(
+            messages=body.messages,
+            functions=tuple(tool.function for tool in body.tools),
+            variables=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        ids = (await chat_prompt(model, conversation)).ids
+    else:
+        add = True if body.add_special_tokens is None else body.add_special_tokens
+        ids = await encode(model, body.prompt or "", "prompt", add_special_tokens=add)
+    document: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_seq_len}
+    if body.return_token_strs:
+        document["token_strs"] = await asyncio.to_thread(_token_texts, model, ids)
+    return json_response(document)
+
+
+async def detokenize(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:
+    """Return the text of tokens, special ones by their names.
+
+    Raises:
+        InvalidRequestError: An id is outside the vocabulary.
+    """
+    body = await read_body(DetokenizeBody, request)
+    check_model(body.model, model)
+
+    def work() -> str:
+        ids = check_ids(model, list(body.tokens), "tokens")
+        return decode_chunk(b"".join(map(model.bytes_of, ids)))
+
+    return json_response({"prompt": await asyncio.to_thread(work)})
+
+
+def _token_texts(model: ServedModel, ids: TokenIds) -> list[str]:
+    return [token_text(model.bytes_of(token_id)) for token_id in ids]

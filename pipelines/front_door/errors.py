@@ -1,0 +1,157 @@
+"""Turns errors into OpenAI's error object, with the four parts of ours in it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from aiohttp import hdrs, web
+from pydantic_core import to_json
+
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.errors import (
+    ChatTemplateError,
+    DraftproofError,
+    EngineFailedError,
+    ForbiddenError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ProcessEndedError,
+    PromptTooLongError,
+    RateLimitError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerBusyError,
+    ServerUnavailableError,
+    UnauthorizedError,
+)
+
+_LOG = logging.getLogger(__name__)
+
+_FIELD = re.compile(r"[a-z_]+(?=$|[=[.]|\S* (?:has|gives) )")
+_LONGEST_PART = 300  # characters: an error may quote what a client sent, which may be of any length
+
+DEFECT = InternalError(
+    "the server failed on this request",
+    limit="this is a bug in Draftproof",
+    remedy="the server's log has the traceback",
+)
+
+# Class -> status, OpenAI's type and code. The first that fits counts.
+_KINDS: tuple[tuple[type[DraftproofError], int, str, str | None], ...] = (
+    (UnauthorizedError, 401, "authentication_error", "invalid_api_key"),
+    (ForbiddenError, 403, "permission_error", "origin_not_allowed"),
+    (RateLimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
+    (ChatTemplateError, 400, "invalid_request_error", "chat_template"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (ServerBusyError, 503, "server_error", "overloaded"),
+    (ServerUnavailableError, 503, "server_error", "unavailable"),
+    (ProcessEndedError, 503, "server_error", "unavailable"),
+    (RequestCancelledError, 503, "server_error", "unavailable"),  # by a server that stops
+    (RequestTimeoutError, 504, "server_error", "timeout"),
+    (EngineFailedError, 500, "server_error", "engine_failed"),
+    (DraftproofError, 500, "server_error", "internal_error"),
+)
+
+
+_AGAIN = "send the request again later, or to another server"
+
+
+def status_of(error: DraftproofError) -> int:
+    """Return the HTTP status of an error."""
+    return _kind(error)[0]
+
+
+def headers_of(error: DraftproofError) -> dict[str, str]:
+    """Return the HTTP headers of an error besides those of its body."""
+    if isinstance(error, UnauthorizedError):
+        return {"WWW-Authenticate": "Bearer"}
+    return {"Retry-After": "1"} if status_of(error) in (429, 503) else {}
+
+
+def error_document(error: DraftproofError) -> dict[str, Any]:
+    """Return OpenAI's error object."""
+    status, kind, code = _kind(error)
+    named = _FIELD.match(error.values)
+    param = named[0][:_LONGEST_PART] if named and isinstance(error, InvalidRequestError) else None
+    error = _without_internals(error, status)
+    parts = [_cut(part) for part in (error.what, error.values, error.limit, error.remedy)]
+    names = ("what", "values", "limit", "remedy")
+    return {
+        "error": {
+            "message": "; ".join(filter(None, parts)),
+            "type": kind,
+            "param": param,
+            "code": code,
+            **dict(zip(names, parts, strict=True)),
+        }
+    }
+
+
+def error_body(error: DraftproofError) -> bytes:
+    """Return OpenAI's error object as JSON."""
+    return to_json(error_document(error))
+
+
+def error_response(error: DraftproofError, status: int = 0) -> web.Response:
+    """Return the response that tells a client of an error.
+
+    Args:
+        error: The error.
+        status: HTTP status; 0 for the error's own.
+    """
+    return web.Response(
+        body=error_body(error),
+        status=status or status_of(error),
+        content_type="application/json",
+        headers=headers_of(error),
+    )
+
+
+def error_of_http(
+    request: web.Request, error: web.HTTPException, settings: FrontDoorSettings
+) -> web.Response:
+    """Return the response for an error of aiohttp."""
+    limits = {
+        404: ("path not found", "the paths of GET /openapi.json"),
+        405: ("method not allowed", f"one of {error.headers.get(hdrs.ALLOW, '')}"),
+        408: ("the body did not arrive in time", f"{settings.body_timeout_s:g} s"),
+        413: ("the body is too large", f"{settings.max_body_bytes} bytes"),
+        415: ("compressed bodies are not supported", "a body without Content-Encoding"),
+    }
+    what, limit = limits.get(error.status, (error.reason or "the request cannot be read", "HTTP/1.1"))
+    response = error_response(
+        InvalidRequestError(
+            what,
+            values=f"{request.method} {request.path!r}",
+            limit=limit,
+            remedy="see docs/reference/openai.md",
+        ),
+        error.status,
+    )
+    if hdrs.ALLOW in error.headers:
+        response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+    return response
+
+
+def _without_internals(error: DraftproofError, status: int) -> DraftproofError:
+    """Return an error without names of models, addresses and paths of the server."""
+    if isinstance(error, (ServerBusyError, RequestTimeoutError)) or status < 500:
+        return error
+    if isinstance(error, (ServerUnavailableError, RequestCancelledError)):
+        return type(error)(error.what, remedy=_AGAIN)
+    if error is not DEFECT:
+        _LOG.warning("a request failed: %s", error)
+    return type(error)(error.what, remedy=_AGAIN) if isinstance(error, EngineFailedError) else DEFECT
+
+
+def _cut(part: str) -> str:
+    return part if len(part) <= _LONGEST_PART else f"{part[:_LONGEST_PART]}..."
+
+
+def _kind(error: DraftproofError) -> tuple[int, str, str | None]:
+    return next((status, kind, code) for found, status, kind, code in _KINDS if isinstance(error, found))

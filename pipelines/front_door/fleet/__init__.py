@@ -1,0 +1,1 @@
+"""Sends requests to several servers of the same pair; what one leaves unfinished, another continues."""

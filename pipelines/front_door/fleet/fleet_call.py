@@ -1,0 +1,135 @@
+"""Sends one request to servers of a fleet (the ``ArmClient`` of ``router.failover``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.errors import (
+    ProcessEndedError,
+    RequestCancelledError,
+    ServerBusyError,
+    ServerUnavailableError,
+)
+from pipelines.front_door.fleet.chunks import without_first
+from pipelines.front_door.fleet.retry_budget import RetryBudget
+from pipelines.front_door.fleet.server import FleetServer
+from pipelines.router.breaker import Outcome
+from pipelines.text.vocabulary import Vocabulary
+
+
+class FleetCall:
+    """One request, and the servers that may answer it.
+
+    Attributes:
+        may_read: Whether chunks are read; not while the client takes none, which would be kept in memory.
+
+    Args:
+        request: The request, with a seed.
+        servers: The servers by their addresses.
+        budget: Limits retries after a full queue.
+        vocabulary: Bytes of the tokens.
+    """
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        servers: Mapping[str, FleetServer],
+        budget: RetryBudget,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self._request = request
+        self._servers = servers
+        self._budget = budget
+        self._vocabulary = vocabulary
+        self._was_busy = False
+
+    async def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
+        """Stream the answer from its start."""
+        if self._was_busy and not self._budget.take():
+            raise ServerBusyError(
+                "the servers of the fleet are full",
+                values=f"no retry left for {arm}",
+                limit="a fifth of the requests may be sent to a second server",
+                remedy="send the request again later",
+            )
+        async with aclosing(self._stream(arm, self._request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def resume(self, arm: str, output_ids: Sequence[int], last: Chunk) -> AsyncGenerator[Chunk, None]:
+        """Stream what follows the tokens that the client has; counts of drafting are those of the rest."""
+        rest = self._request
+        if output_ids:
+            rest = replace(rest, resume_output_ids=tuple(output_ids), return_prompt_log_probs=False)
+        async with aclosing(self._stream(arm, rest)) as chunks:
+            async for chunk in chunks:
+                yield replace(chunk, sequence_length=last.sequence_length + chunk.sequence_length)
+
+    async def _stream(self, arm: str, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
+        last: Chunk | None = None
+        has_begun = bool(request.resume_output_ids)
+        try:
+            self._check_ready(arm)
+            async with aclosing(self._servers[arm].calls.stream(request)) as chunks:
+                async for chunk in chunks:
+                    await self.may_read.wait()
+                    has_begun = True
+                    if chunk.finish_reason:
+                        last = chunk  # until the stream has ended, because this one is closed then
+                    else:
+                        yield chunk
+        except (ServerUnavailableError, RequestCancelledError) as error:
+            # The client would close this stream. An answer that has begun waits for a server.
+            kind = ProcessEndedError if has_begun else ServerUnavailableError
+            raise kind(
+                "the server does not answer",
+                values=f"{arm}: {error.what}; {error.values}",
+                limit="a server of the fleet must be ready",
+                remedy="send the request again",
+            ) from None
+        if last is not None:
+            yield last
+
+    def _check_ready(self, arm: str) -> None:
+        """Refuse to ask a server that is away, which may take long to say so."""
+        if not self._servers[arm].is_ready:
+            raise ServerUnavailableError(
+                "the server is not ready",
+                values=arm,
+                limit="a server of the fleet must be ready",
+                remedy="send the request again later",
+            )
+
+    def begin(self, arm: str) -> Callable[[Outcome], None]:
+        """Record that a server is asked."""
+        end = self._servers[arm].begin()
+
+        def note(outcome: Outcome) -> None:
+            self._was_busy = self._was_busy or outcome == "busy"
+            end(outcome)
+
+        return note
+
+    def may_hedge(self, arm: str) -> bool:
+        """Whether another server is asked because this one is silent: only if it has stopped answering."""
+        return not self._servers[arm].is_ready
+
+    def output_ids(self, chunk: Chunk) -> Sequence[int]:
+        """Return the new tokens of a chunk."""
+        return chunk.output_ids
+
+    def is_last(self, chunk: Chunk) -> bool:
+        """Whether a chunk ends the answer."""
+        return bool(chunk.finish_reason)
+
+    def without_first(self, chunk: Chunk, num_tokens: int) -> Chunk:
+        """Return a chunk without its first tokens and their text."""
+        skip = self._request.skip_special_tokens
+        return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)

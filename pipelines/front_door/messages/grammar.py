@@ -1,0 +1,175 @@
+r"""Writes the Lark grammar of an answer with thoughts, tool calls or a structured answer.
+
+The grammar begins with the answer and covers all of it: free text, up to the mark behind which it limits the
+tokens. So it remains a function of the output so far, and the answer with a draft is that of the target alone
+(``docs/decisions/0059-grammars-under-speculation.md``).
+
+Free text is a terminal that excludes the mark, and text that ends with the mark is one that contains it only
+there, ``/(?s:.*)MARK/ & ~/(?s:.*)MARK(?s:.+)/``. Special tokens are written by their ids, ``<[5]>``.
+
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
+from pipelines.front_door.messages.style import (
+    ARGS,
+    CALL_ID,
+    SPACE,
+    THINK_BEGIN,
+    THINK_END,
+    CallStyle,
+    MessageStyle,
+)
+from pipelines.front_door.messages.tools import Calling, Function, parameters_of
+
+_ANY = "(?s:.*)"
+
+
+class Thinking(Enum):
+    """Tells whether an answer begins with thoughts.
+
+    Attributes:
+        NONE: The answer has no thoughts: the prompt has closed them, or the model has none.
+        POSSIBLE: It may begin with thoughts.
+        BEGUN: The prompt has opened them, so it begins inside.
+    """
+
+    NONE = "none"
+    POSSIBLE = "possible"
+    BEGUN = "begun"
+
+
+def guide_of_answer(
+    style: MessageStyle, thinking: Thinking, calling: Calling | None, content: GuideTensors | None
+) -> GuideTensors | None:
+    """Return the guide of an answer; None if nothing limits it.
+
+    Args:
+        style: How the model writes messages; it has a style of calls if there is a calling.
+        thinking: Whether thoughts come before the answer.
+        calling: The functions that it may call; None for none.
+        content: The guide of its text; None for free text.
+
+    Raises:
+        InvalidRequestError: The content's guide cannot stand behind thoughts or beside tools.
+    """
+    if calling is None and (content is None or thinking is Thinking.NONE):
+        return content
+    writer = _Writer(style, thinking)
+    writer.write_answer(calling, content)
+    return ("lark_grammar", "\n".join(writer.rules) + "\n")
+
+
+class _Writer:
+    """Collects the rules and terminals of one grammar.
+
+    Attributes:
+        rules: Lines of the grammar.
+    """
+
+    def __init__(self, style: MessageStyle, thinking: Thinking) -> None:
+        self.rules: list[str] = []
+        self._style = style
+        self._thinking = thinking
+
+    def write_answer(self, calling: Calling | None, content: GuideTensors | None) -> None:
+        """Write the rules of an answer; see ``guide_of_answer``."""
+        answers = []
+        if calling is None or calling.mode != "required":
+            answers.append(self._text(calling) if content is None else lark_of(content))
+        if calling is not None and calling.mode != "none":
+            assert self._style.calls is not None
+            answers.append(self._calls(self._style.calls, calling, content))
+        # Free text contains the spaces behind thoughts; a rule for them beside it would be ambiguous.
+        is_free = content is None and (calling is None or calling.mode != "required")
+        self.rules.insert(0, f"start: {self._thoughts(gap='' if is_free else 'SPACE?')} answer")
+        self._add("answer", " | ".join(answers))
+        self._add("SPACE", r"/[ \n\r\t]{1,4}/")
+
+    def _thoughts(self, gap: str) -> str:
+        """Return the item for thoughts and the spaces behind them."""
+        if self._thinking is Thinking.NONE:
+            return ""
+        until_end = f"{self._until(THINK_END, 'THOUGHTS')} {gap}"
+        if self._thinking is Thinking.BEGUN:
+            return until_end
+        return f"({self._literal(THINK_BEGIN)} {until_end})?"
+
+    def _text(self, calling: Calling | None) -> str:
+        """Return the item for free text, in which nothing opens a call or thoughts."""
+        style = self._style.calls
+        excluded = []
+        if self._thinking is Thinking.POSSIBLE:
+            excluded.append(rf"\s*{_escaped(THINK_BEGIN)}{_ANY}")
+        if calling is not None and style is not None:
+            excluded.append(f"{_ANY}{_escaped(style.mark)}{_ANY}")
+            if style.is_bare:
+                excluded.append(rf'\s*\{{\s*"name"\s*:\s*"{_ANY}')
+        self._add("TEXT", _without(excluded))
+        return "TEXT"
+
+    def _calls(self, style: CallStyle, calling: Calling, content: GuideTensors | None) -> str:
+        """Return the item for tool calls with what stands before them."""
+        if style.is_bare and content is not None and calling.mode == "auto":
+            raise InvalidRequestError(
+                "a structured answer cannot be told from a tool call",
+                values=f"response_format beside tools; the model writes calls as {style.name}",
+                limit="one of them: both are bare JSON",
+                remedy='send tool_choice="required" or "none", or no response_format',
+            )
+        calls = [self._call(number, style, each) for number, each in enumerate(calling.functions)]
+        self._add("call", " | ".join(calls))
+        if style.is_bare:
+            return f"({self._literal(style.mark)})? call" if style.mark in self._style.special else "call"
+        is_behind_text = calling.mode == "auto" and content is None
+        first = self._until(style.mark, "BEFORE") if is_behind_text else self._literal(style.mark)
+        if style.is_list:
+            more = f" (/{SPACE},{SPACE}/ call)*" if calling.is_parallel else ""
+            return rf"{first} /{SPACE}\[{SPACE}/ call{more} /{SPACE}\]/"
+        more = f" ({self._literal(style.mark)} call)*" if calling.is_parallel else ""
+        return f"{first} call{more}"
+
+    def _call(self, number: int, style: CallStyle, function: Function) -> str:
+        """Return the item for a call of one function."""
+        schema = enforceable({"type": "object", **parameters_of(function)}, strict=function.strict is True)
+        if not style.arguments:
+            call_id = f"({self._literal(CALL_ID)} /[A-Za-z0-9]{{9}}/)?"
+            return f"{json.dumps(function.name)} {call_id} {self._literal(ARGS)} %json {schema}"
+        self._add(f"HEAD_{number}", rf"/{SPACE}{style.head(_escaped(function.name))}/")
+        end = f" {self._literal(style.end)}" if style.end else ""
+        return rf"HEAD_{number} %json {schema} /{SPACE}\}}/{end}"
+
+    def _until(self, mark: str, name: str) -> str:
+        """Return the item for free text up to a mark and the mark itself."""
+        thoughts = rf"\s*{_escaped(THINK_BEGIN)}{_ANY}"
+        excluded = [thoughts] if self._thinking is Thinking.POSSIBLE and mark != THINK_END else []
+        if mark in self._style.special:
+            self._add(name, _without([f"{_ANY}{_escaped(mark)}{_ANY}", *excluded]))
+            return f"{name}? {self._literal(mark)}"
+        self._add(name, _without([f"{_ANY}{_escaped(mark)}(?s:.+)", *excluded], _ANY + _escaped(mark)))
+        return name
+
+    def _literal(self, mark: str) -> str:
+        """Return the item for a mark, behind a few spaces if it is text."""
+        token_id = self._style.special.get(mark)
+        return rf"/{SPACE}{_escaped(mark)}/" if token_id is None else f"<[{token_id}]>"
+
+    def _add(self, name: str, body: str) -> None:
+        self.rules.append(f"{name}: {body}")
+
+
+def _without(excluded: list[str], included: str = _ANY) -> str:
+    """Return the terminal for text that matches one regular expression and none of the others."""
+    return " & ".join([f"/{included}/", *(f"~/{each}/" for each in excluded)])
+
+
+def _escaped(text: str) -> str:
+    """Return a regular expression for a text, inside slashes."""
+    return re.escape(text).replace("/", r"\/")

@@ -1,0 +1,191 @@
+"""Reads the parts of a message from the text that a model writes, as it arrives.
+
+While a model may call tools, the grammar keeps its text in the form that is read here, so a text can only be
+cut off. However it is divided into chunks, the joined parts are the same.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Iterator
+
+from pipelines.front_door.messages.grammar import Thinking
+from pipelines.front_door.messages.parts import CallArguments, CallBegin, Content, Part, Thought
+from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle
+
+_MISTRAL_ID_SIZE = 9
+
+
+def new_call_id(style: CallStyle) -> str:
+    """Return a new id of a call; templates of Mistral want nine letters and digits."""
+    if style.is_mistral:
+        alphabet = string.ascii_letters + string.digits
+        return "".join(secrets.choice(alphabet) for _ in range(_MISTRAL_ID_SIZE))
+    return f"call_{secrets.token_hex(12)}"
+
+
+class MessageReader:
+    """Reads one message.
+
+    Spaces around thoughts and before calls are left out. A call that is cut off before its arguments is too.
+
+    Args:
+        thinking: Whether the text begins with thoughts.
+        style: How calls are written; None if there can be none.
+        is_structured: Whether text beside calls has a form of its own, so that calls open only at its place.
+        new_id: Returns the id of a call.
+    """
+
+    def __init__(
+        self,
+        thinking: Thinking,
+        style: CallStyle | None = None,
+        *,
+        is_structured: bool = False,
+        new_id: Callable[[CallStyle], str] = new_call_id,
+    ) -> None:
+        self._style = style
+        self._is_at_start = style is not None and (style.is_bare or is_structured)
+        self._new_id = new_id
+        self._text = ""  # that is not read yet
+        self._num_received = 0  # characters
+        self._is_ended = False
+        self._has_thought = False
+        self._depth = 0  # of braces in arguments
+        self._is_quoted = self._is_escaped = False
+        self._read_more = {
+            Thinking.NONE: self._read_begin,
+            Thinking.POSSIBLE: self._read_think_begin,
+            Thinking.BEGUN: self._read_thoughts,
+        }[thinking]
+
+    def read(self, text: str) -> list[Part]:
+        """Return the parts that the next piece of text completes."""
+        self._text += text
+        self._num_received += len(text)
+        return list(self._advance())
+
+    def end(self) -> list[Part]:
+        """Return the parts that were held back, after the last piece."""
+        self._is_ended = True
+        return list(self._advance())
+
+    def _advance(self) -> Iterator[Part]:
+        while True:
+            before = self._read_more, len(self._text)
+            yield from self._read_more()
+            if (self._read_more, len(self._text)) == before:
+                return
+
+    def _read_think_begin(self) -> Iterator[Part]:
+        begins = _begins_with(self._text, [THINK_BEGIN])
+        if begins:
+            self._text = self._text.lstrip()[len(THINK_BEGIN) :]
+            self._read_more = self._read_thoughts
+        elif begins is False or self._is_ended:
+            self._read_more = self._read_begin
+        yield from ()
+
+    def _read_thoughts(self) -> Iterator[Part]:
+        if not self._has_thought:
+            self._text = self._text.lstrip()
+        piece, found = self._take_until(THINK_END)
+        if piece:
+            self._has_thought = True
+            yield Thought(piece)
+        if found:
+            self._text = self._text[len(THINK_END) :]
+            self._read_more = self._read_space
+
+    def _read_space(self) -> Iterator[Part]:
+        self._text = self._text.lstrip()
+        if self._text:
+            self._read_more = self._read_begin
+        yield from ()
+
+    def _read_begin(self) -> Iterator[Part]:
+        """Find out whether a message that is either one begins as text or as a call."""
+        self._read_more = self._read_content
+        if self._style is not None and self._is_at_start:
+            openings = [[self._style.mark], *([["{", '"name"', ":", '"']] if self._style.is_bare else [])]
+            begins = [_begins_with(self._text, opening) for opening in openings]
+            if True in begins:
+                self._read_more = self._read_head
+            elif None in begins and not self._is_ended:
+                self._read_more = self._read_begin
+        yield from ()
+
+    def _read_content(self) -> Iterator[Part]:
+        place = self._num_received - len(self._text)
+        if self._style is None or self._is_at_start:
+            piece, found, self._text = self._text, False, ""
+        else:
+            piece, found = self._take_until(self._style.mark)
+        if piece:
+            yield Content(piece, place)
+        if found:
+            self._read_more = self._read_head
+
+    def _read_head(self) -> Iterator[Part]:
+        assert self._style is not None
+        head = re.search(self._style.head(f"({NAME})"), self._text)
+        if head is not None:
+            self._text = self._text[head.end() :]
+            self._read_more = self._read_arguments
+            yield CallBegin(self._new_id(self._style), head[1])
+
+    def _read_arguments(self) -> Iterator[Part]:
+        if not self._depth:
+            self._text = self._text.lstrip()
+        end = self._end_of_arguments()
+        piece, self._text = self._text[:end], self._text[end:]
+        if piece:
+            yield CallArguments(piece)
+            if not self._depth:
+                self._read_more = self._read_head
+
+    def _end_of_arguments(self) -> int:
+        """Return how many of the characters belong to the JSON object, and keep its state behind them."""
+        for place, character in enumerate(self._text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped = character == "\\"
+                self._is_quoted = character != '"'
+            elif character == '"':
+                self._is_quoted = True
+            elif character in "{}":
+                self._depth += 1 if character == "{" else -1
+                if not self._depth:
+                    return place + 1
+        return len(self._text)
+
+    def _take_until(self, mark: str) -> tuple[str, bool]:
+        """Return text up to a mark, without spaces before it, and whether the mark follows.
+
+        What may still become spaces and a mark is held back.
+        """
+        place = self._text.find(mark)
+        if place >= 0:
+            piece, self._text = self._text[:place].rstrip(), self._text[place:]
+            return piece, True
+        if self._is_ended:
+            piece, self._text = self._text, ""
+            return piece, False
+        sizes = range(min(len(mark) - 1, len(self._text)), 0, -1)
+        num_begun = next((size for size in sizes if self._text.endswith(mark[:size])), 0)
+        num_kept = len(self._text[: len(self._text) - num_begun].rstrip())
+        piece, self._text = self._text[:num_kept], self._text[num_kept:]
+        return piece, False
+
+
+def _begins_with(text: str, pieces: list[str]) -> bool | None:
+    """Return whether a text begins with these pieces and any spaces; None if it is too short to know."""
+    for piece in pieces:
+        text = text.lstrip()
+        if not text.startswith(piece):
+            return None if piece.startswith(text) else False
+        text = text[len(piece) :]
+    return True

@@ -1,0 +1,1 @@
+"""Shows operators what the front door does."""

@@ -1,0 +1,165 @@
+"""Records what happens to one request, for metrics, logs and traces."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.errors import DraftproofError
+
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Ending = Literal["stop", "length", "abort", "error"]
+"""How an answer ended, in vLLM's words: ``abort`` if the client left, ``error`` if the server failed."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A chunk with tokens.
+
+    Attributes:
+        at_s: When it arrived, on ``time.monotonic``'s clock.
+        num_tokens: Its tokens.
+        num_accepted: Those of them that were accepted draft tokens.
+    """
+
+    at_s: float
+    num_tokens: int
+    num_accepted: int
+
+
+@dataclass
+class Answer:
+    """One answer to a request, so far.
+
+    Attributes:
+        request: What ``router`` was asked.
+        num_output_tokens: Output tokens so far.
+        arrivals: The chunks with tokens.
+        last: The latest chunk; None before the first.
+        texts: Text of each chunk.
+    """
+
+    request: CompletionRequest
+    num_output_tokens: int = 0
+    arrivals: list[Arrival] = field(default_factory=list)
+    last: Chunk | None = None
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> str:
+        """Return "stop" or "length"; "" if the answer is not complete."""
+        return self.last.finish_reason if self.last else ""
+
+
+@dataclass
+class Exchange:
+    """One request and its response.
+
+    Attributes:
+        path: Path of the endpoint as it is declared; "" for a path that does not exist.
+        request_id: Id of the request: the header ``X-Request-Id``, or a random one.
+        trace_headers: The headers of W3C Trace Context that the client sent.
+        began_s: Arrival on ``time.monotonic``'s clock.
+        began_unix_ns: Arrival in Unix time.
+        ended_s: End of the response on ``time.monotonic``'s clock.
+        is_streamed: Whether the answers were sent as events.
+        answers: The answers, in the order of their numbers; empty if no model was asked.
+        status: HTTP status of the response; 0 if the client left before its end.
+        key_name: Name of the API key; "" for none.
+        has_left: Whether the client left before the end.
+        error: Why the request failed; None if it did not.
+    """
+
+    path: str
+    request_id: str
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+    began_unix_ns: int = field(default_factory=time.time_ns)
+    ended_s: float = 0.0
+    is_streamed: bool = False
+    answers: list[Answer] = field(default_factory=list)
+    status: int = 0
+    key_name: str = ""
+    has_left: bool = False
+    error: DraftproofError | None = None
+
+    def ask(self, requests: Sequence[CompletionRequest], *, streaming: bool) -> None:
+        """Record what ``router`` is asked."""
+        self.answers = [Answer(request) for request in requests]
+        self.is_streamed = streaming
+
+    def add(self, number: int, chunk: Chunk) -> None:
+        """Record a chunk of an answer."""
+        answer = self.answers[number]
+        answer.last = chunk
+        answer.texts.append(chunk.text)
+        if chunk.output_ids:
+            answer.num_output_tokens += len(chunk.output_ids)
+            answer.arrivals.append(
+                Arrival(chunk.received_at_s, len(chunk.output_ids), sum(chunk.accepted_mask))
+            )
+
+    def ending(self, answer: Answer) -> Ending:
+        """Return how an answer ended."""
+        if answer.finish_reason in ("stop", "length"):
+            return "stop" if answer.finish_reason == "stop" else "length"
+        return "abort" if self.has_left else "error"
+
+
+_REQUEST_ID = "X-Request-Id"
+_TRACE_CONTEXT = ("traceparent", "tracestate")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+EXCHANGE: web.RequestKey[Exchange] = web.RequestKey("exchange", Exchange)
+
+
+def watching(*observers: Callable[[Exchange], None]) -> Middleware:
+    """Return a middleware that records each exchange and passes it to the observers when it has ended."""
+
+    @web.middleware
+    async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource else ""
+        headers = {name: request.headers[name] for name in _TRACE_CONTEXT if name in request.headers}
+        exchange = request[EXCHANGE] = Exchange(path, _request_id(request), headers)
+        try:
+            response = await handler(request)
+            if not exchange.has_left:
+                exchange.status = response.status
+            return response
+        except asyncio.CancelledError:
+            exchange.has_left = True
+            raise
+        finally:
+            exchange.ended_s = time.monotonic()
+            for observe in observers:
+                try:
+                    observe(exchange)
+                except Exception:  # the client has its answer
+                    _LOG.exception("request %s was not recorded", exchange.request_id)
+
+    return watch
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Tell the client the id of its request."""
+    if (exchange := request.get(EXCHANGE)) is not None:
+        response.headers[_REQUEST_ID] = exchange.request_id
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get(_REQUEST_ID, "")
+    return given if _ID.fullmatch(given) else secrets.token_hex(12)

@@ -1,0 +1,142 @@
+"""Publishes the metrics of a server's models under vLLM's names, summed over its models.
+
+Dashboards and the endpoint pickers of Kubernetes gateways read these names. Sources:
+``vllm/v1/metrics/loggers.py`` and ``vllm/v1/spec_decode/metrics.py`` of vLLM 0.32.0, and
+``docs/proposals/003-model-server-protocol`` of kubernetes-sigs/gateway-api-inference-extension.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pipelines.front_door.observing.request_metrics import ENGINE, LABELS
+
+# vLLM's name -> ours.
+_COUNTERS = {
+    "vllm:spec_decode_num_drafts": "spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+    "vllm:generation_tokens": "draftproof_output_tokens_total",
+}
+_GAUGES = {
+    "vllm:num_requests_running": "draftproof_requests_running",
+    "vllm:num_requests_waiting": "draftproof_requests_waiting",
+}
+_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "draftproof_ttft_seconds",
+    "vllm:request_time_per_output_token_seconds": "draftproof_itl_seconds",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+_CACHE_CONFIG = "vllm:cache_config_info"
+
+DESCRIPTIONS = {
+    "vllm:spec_decode_num_drafts": "Rounds that verified draft tokens",
+    "vllm:spec_decode_num_draft_tokens": "Draft tokens verified",
+    "vllm:spec_decode_num_accepted_tokens": "Draft tokens accepted",
+    _PER_POSITION: "Draft tokens accepted, by position in the draft",
+    "vllm:generation_tokens": "Output tokens",
+    "vllm:num_requests_running": "Requests being processed",
+    "vllm:num_requests_waiting": "Requests in the queue",
+    _KV_USAGE: "Used share of the KV blocks, of draft or target, whichever is fuller",
+    _CACHE_CONFIG: "Size of the target's KV cache, as labels; always 1",
+    "vllm:time_to_first_token_seconds": "Time from accepting a request to its first tokens",
+    "vllm:request_time_per_output_token_seconds": "Time per output token after the first, per request",
+}
+
+_READ = re.compile(r"^(?:draftproof|spec_decode)_\w+.*", re.MULTILINE)
+
+# The parts of a pair that hold a cache; requests are counted once, by the pair or by the target alone.
+_ENGINES_WITH_CACHE = ("target", "draft")
+_ENGINES_WITH_REQUESTS = ("pair", "control")
+
+Samples = dict[str, list[Sample]]
+
+
+def samples_of(published: str) -> Samples:
+    """Return our own samples in a text in Prometheus' format, by name."""
+    found: Samples = defaultdict(list)
+    for family in text_string_to_metric_families("\n".join(_READ.findall(published))):
+        for sample in family.samples:
+            found[sample.name].append(sample)
+    return found
+
+
+def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | None) -> Iterator[Metric]:
+    """Yield the metrics of the models under vLLM's names.
+
+    Those without a source are left out: engines of NVIDIA's server publish their caches elsewhere.
+
+    Args:
+        samples: Samples of the models.
+        model_name: Value of vLLM's label ``model_name``.
+        kv_block_size: Positions in a KV block; None if unknown.
+    """
+    of_model = (model_name, ENGINE)
+    for name, source in _COUNTERS.items():
+        if source in samples:
+            counter = CounterMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
+            counter.add_metric(of_model, _sum(samples[source]))
+            yield counter
+    accepted = CounterMetricFamily(_PER_POSITION, DESCRIPTIONS[_PER_POSITION], labels=(*LABELS, "position"))
+    by_position = _by(samples["spec_decode_num_accepted_tokens_per_pos_total"], "position")
+    for position, each in sorted(by_position.items(), key=lambda item: int(item[0])):
+        accepted.add_metric((*of_model, position), _sum(each))
+    yield accepted
+    for name, source in _GAUGES.items():
+        counted = [each for each in samples[source] if each.labels.get("engine") in _ENGINES_WITH_REQUESTS]
+        if counted:
+            gauge = GaugeMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
+            gauge.add_metric(of_model, _sum(counted))
+            yield gauge
+    for name, source in _HISTOGRAMS.items():
+        by_bound = _by(samples[f"{source}_bucket"], "le")
+        if by_bound:
+            histogram = HistogramMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
+            buckets = [(bound, _sum(by_bound[bound])) for bound in sorted(by_bound, key=float)]
+            histogram.add_metric(of_model, buckets, _sum(samples[f"{source}_sum"]))
+            yield histogram
+    yield from _caches(samples, model_name, kv_block_size)
+
+
+def _caches(samples: Samples, model_name: str, kv_block_size: int | None) -> Iterator[Metric]:
+    in_total, free = (
+        {(each.labels["model"], each.labels["engine"]): each.value for each in samples[name]}
+        for name in ("draftproof_kv_blocks", "draftproof_kv_blocks_free")
+    )
+    usages = [
+        1 - free[key] / number
+        for key, number in in_total.items()
+        if key in free and number and key[1] in _ENGINES_WITH_CACHE
+    ]
+    if usages:
+        usage = GaugeMetricFamily(_KV_USAGE, DESCRIPTIONS[_KV_USAGE], labels=LABELS)
+        usage.add_metric((model_name, ENGINE), max(usages))
+        yield usage
+    of_target = [number for (_, engine), number in in_total.items() if engine == "target"]
+    if of_target and kv_block_size is not None:
+        config = GaugeMetricFamily(
+            _CACHE_CONFIG,
+            DESCRIPTIONS[_CACHE_CONFIG],
+            labels=(*LABELS, "block_size", "num_gpu_blocks"),
+        )
+        config.add_metric((model_name, ENGINE, str(kv_block_size), f"{min(of_target):.0f}"), 1)
+        yield config
+
+
+def _by(samples: list[Sample], label: str) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.labels[label]].append(sample)
+    return found
+
+
+def _sum(samples: list[Sample]) -> float:
+    return sum(sample.value for sample in samples)

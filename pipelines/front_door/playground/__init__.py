@@ -1,0 +1,1 @@
+"""A page to try the served model in a browser."""

@@ -1,0 +1,1 @@
+"""Reads bodies of requests and turns their fields into requests to ``router``."""

@@ -1,0 +1,62 @@
+"""Reads JSON bodies into the dataclasses that describe them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic_core import from_json, to_json
+
+from pipelines import configuration
+from pipelines.errors import InvalidRequestError
+
+_QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
+_MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up for microseconds
+_REMEDY = "send a JSON object with the fields of docs/reference/openai.md"
+
+_Body = TypeVar("_Body")
+
+
+async def read_body(kind: type[_Body], request: web.Request) -> _Body:
+    """Fill a dataclass from the JSON body of a request; ``null`` counts as absent.
+
+    Args:
+        kind: A dataclass with the decorator ``configuration.strict``.
+        request: The request.
+
+    Raises:
+        InvalidRequestError: It is not a JSON object, or a field is unknown, missing or wrong.
+    """
+    content = await request.read()
+    if len(content) <= _QUICK_BYTES:
+        return parse_body(kind, content)
+    return await asyncio.to_thread(parse_body, kind, content)
+
+
+def parse_body(kind: type[_Body], content: bytes) -> _Body:
+    """Fill a dataclass from a JSON body; arguments and errors are as for ``read_body``."""
+    num_values = sum(map(content.count, (b"{", b"[", b":")))
+    if num_values > _MAX_VALUES:
+        raise InvalidRequestError(
+            "the body has too many values",
+            values=f"{num_values} times one of {{ [ :",
+            limit=f"{_MAX_VALUES}, also inside texts",
+            remedy="send fewer or shorter ones",
+        )
+    try:
+        document = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(
+            "the body is not JSON", values=str(error), limit="one JSON object in UTF-8", remedy=_REMEDY
+        ) from None
+    if not isinstance(document, dict):
+        raise InvalidRequestError(
+            "the body is not a JSON object",
+            values=f"{type(document).__name__}: {str(document)[:80]}",
+            limit="one JSON object",
+            remedy=_REMEDY,
+        )
+    given = to_json({name: value for name, value in document.items() if value is not None})
+    remedy = "correct it; docs/reference/openai.md lists the fields"
+    return configuration.parse_json(kind, given, InvalidRequestError, remedy)

@@ -1,0 +1,197 @@
+"""Turns the messages of a conversation into what chat templates read, and renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from pipelines.errors import ChatTemplateError, InvalidRequestError
+from pipelines.front_door.messages.grammar import Thinking
+from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle
+from pipelines.front_door.messages.tools import Function, tools_for_template
+from pipelines.front_door.requests.prompts import TokenIds, encode
+from pipelines.front_door.served_model import ServedModel
+
+Message = dict[str, JsonValue]
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "name", "self"}
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation to render.
+
+    Attributes:
+        messages: The messages, as OpenAI's API has them.
+        functions: Functions that the model is told of.
+        variables: Further variables of the template, such as ``enable_thinking``.
+        add_generation_prompt: End with the beginning of an answer.
+        continue_final_message: End inside the last message.
+    """
+
+    messages: tuple[Message, ...]
+    functions: tuple[Function, ...] = ()
+    variables: Mapping[str, JsonValue] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation.
+
+    Attributes:
+        ids: Its tokens.
+        thinking: Whether the answer begins with thoughts.
+    """
+
+    ids: TokenIds
+    thinking: Thinking
+
+
+async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPrompt:
+    """Render a conversation with the chat template of the model.
+
+    Raises:
+        ChatTemplateError: The model has no template, or it refuses the conversation.
+        InvalidRequestError: A message is none that a template could render.
+        PromptTooLongError: The conversation is longer than any prompt; see ``ServedModel.check_size``.
+    """
+    if model.chat is None:
+        raise ChatTemplateError(
+            "the model has no chat template",
+            values=f"model={model.name!r}",
+            limit="chat needs the template of the model's checkpoint; base models have none",
+            remedy="serve an instruction-tuned model, or send a prompt to /v1/completions",
+        )
+    style = model.style(with_tools=bool(conversation.functions))
+    messages = [_for_template(message, number, style) for number, message in enumerate(conversation.messages)]
+    # A conversation whose texts alone are too long is not rendered.
+    model.check_size("".join(str(message.get("content") or "") for message in messages), "messages")
+    text = await model.chat.render(
+        messages,
+        tools=tools_for_template(conversation.functions) or None,
+        # A conversation that is continued has no beginning of another answer.
+        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
+        continue_final_message=conversation.continue_final_message,
+        **_checked_variables(conversation.variables or {}),
+    )
+    ids = await encode(model, text, "messages", add_special_tokens=False, parse_special_tokens=True)
+    last = messages[-1].get("content") if conversation.continue_final_message else None
+    return ChatPrompt(ids, _thinking(style, text, last if isinstance(last, str) else ""))
+
+
+def variables_of_effort(effort: JsonValue) -> dict[str, JsonValue]:
+    """Return the template's variables for OpenAI's effort of reasoning: "none" turns thoughts off."""
+    return {"enable_thinking": False} if effort == "none" else {}
+
+
+def _thinking(style: MessageStyle, text: str, continued: str) -> Thinking:
+    """Return where the answer stands to thoughts, by the end of the prompt or the message it continues."""
+    if not style.can_think:
+        return Thinking.NONE
+    if continued:
+        is_open = continued.rfind(THINK_BEGIN) > continued.rfind(THINK_END)
+        return Thinking.BEGUN if is_open else Thinking.NONE
+    end = text.rstrip()
+    if end.endswith(THINK_BEGIN):
+        return Thinking.BEGUN
+    return Thinking.NONE if end.endswith(THINK_END) else Thinking.POSSIBLE
+
+
+def _for_template(message: Message, number: int, style: MessageStyle) -> Message:
+    name = f"messages[{number}]"
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequestError(
+            "a message has no role",
+            values=f"{name}={message!r:.200}",
+            limit="a role such as system, user, assistant or tool",
+            remedy="add it",
+        )
+    found = {**message}
+    if role == "developer" and not style.has_developer:
+        found["role"] = "system"  # its older name
+    if "content" in message:
+        found["content"] = _text_of(message["content"], f"{name}.content")
+    thoughts = message.get("reasoning")
+    if thoughts is not None and "reasoning_content" not in message:  # vLLM's name, and that of templates
+        found["reasoning_content"] = thoughts
+    if message.get("tool_calls") is not None:
+        found["tool_calls"] = _calls(message["tool_calls"], f"{name}.tool_calls", style)
+    return {key: value for key, value in found.items() if value is not None or key == "content"}
+
+
+def _text_of(content: JsonValue, name: str) -> JsonValue:
+    """Return a content as a text: parts are joined by line feeds, as vLLM does."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            raise InvalidRequestError(
+                "the content of a message is not text",
+                values=f"{name}={content!r:.200}",
+                limit="a text, or parts with type text and a text",
+                remedy="send text; this model takes no images, sounds or files",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _calls(calls: JsonValue, name: str, style: MessageStyle) -> list[JsonValue]:
+    """Return the tool calls of an assistant's message, with arguments as the template takes them."""
+    if not isinstance(calls, list):
+        raise _wrong_call(name, calls)
+    return [_call(call, f"{name}[{number}]", style) for number, call in enumerate(calls)]
+
+
+def _call(call: JsonValue, name: str, style: MessageStyle) -> JsonValue:
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(call, dict)
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
+        raise _wrong_call(name, call)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            raise _wrong_call(f"{name}.function.arguments", arguments) from None
+    if not isinstance(arguments, dict):
+        raise _wrong_call(f"{name}.function.arguments", arguments)
+    given = arguments if style.takes_objects else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": given}}
+
+
+def _wrong_call(name: str, found: JsonValue) -> InvalidRequestError:
+    return InvalidRequestError(
+        "a tool call of a message is not valid",
+        values=f"{name}={found!r:.200}",
+        limit='objects with "id", "type" and "function", which has a name, and arguments as a JSON object',
+        remedy="send the tool calls as the server returned them",
+    )
+
+
+def _checked_variables(variables: Mapping[str, JsonValue]) -> Mapping[str, Any]:
+    taken = sorted(_RESERVED & set(variables))
+    if taken:
+        raise InvalidRequestError(
+            "a variable of the chat template has a reserved name",
+            values=f"chat_template_kwargs.{taken[0]}",
+            limit="variables such as enable_thinking",
+            remedy="send it as a field of the request",
+        )
+    return variables

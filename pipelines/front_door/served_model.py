@@ -1,0 +1,162 @@
+"""Reads from a rendered repository what the front door must know about the model that it serves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from tritonclient.grpc import model_config_pb2
+
+from pipelines.client.request import CompletionRequest
+from pipelines.errors import PromptTooLongError, ServerStartError
+from pipelines.front_door.chat_renderers import ChatRenderers
+from pipelines.front_door.messages.style import MessageStyle
+from pipelines.manifest import read_checked
+from pipelines.text.chat_template import ChatTemplate
+from pipelines.text.prompt_tokenizer import PromptTokenizer
+
+ROUTER = "router"
+"""Model that answers: it chooses the pair, and another one if that fails."""
+
+SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters for which a checkpoint may recommend values."""
+
+_SAMPLING = "sampling.json"  # written by build/checkpoints/sampling_defaults_file.py
+_PAIR = "speculative/pair.json"
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model of a recipe.
+
+    Attributes:
+        name: Name of the recipe, which clients send as ``model``.
+        fingerprint: Digest of the target's engine. Servers with the same one give the same answers.
+        engine: Directory of the target's engine.
+        max_seq_len: Most tokens of prompt and answer together.
+        max_requests: Most requests that are answered or wait at a time.
+        created_s: Unix time at which the repository was rendered.
+        tokenizer: Tokenizer of the target.
+        defaults: Sampling parameters of requests that name none.
+        chat: Renders conversations; None if the model has no chat template.
+    """
+
+    name: str
+    fingerprint: str
+    engine: Path
+    max_seq_len: int
+    max_requests: int
+    created_s: int
+    tokenizer: PromptTokenizer
+    defaults: CompletionRequest
+    chat: ChatRenderers | None
+
+    @classmethod
+    def read(cls, directory: Path) -> ServedModel:
+        """Read the rendered repository of a run directory.
+
+        Args:
+            directory: ``.run/<recipe>``.
+
+        Raises:
+            ServerStartError: The repository is missing or was not rendered by this version.
+            EngineLoadError: The tokenizer has changed since.
+        """
+        repository = directory / "model_repository"
+        path = repository / ROUTER / "config.pbtxt"
+        try:
+            config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+            parameters = {name: value.string_value for name, value in config.parameters.items()}
+            pair = json.loads((repository / _PAIR).read_text(encoding="utf-8"))
+            tokenizer = Path(parameters["tokenizer_file"])
+            engine = Path(pair["target_engine_dir"])
+            return cls(
+                name=pair["name"],
+                fingerprint=pair["target_digest"][:_DIGITS],
+                engine=engine,
+                max_seq_len=int(parameters["max_seq_len"]),
+                max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
+                created_s=int(path.stat().st_mtime),
+                chat=ChatRenderers(ChatTemplate.read(engine)) if ChatTemplate.is_in(engine) else None,
+                defaults=_defaults(engine),
+                tokenizer=PromptTokenizer(read_checked(tokenizer, parameters["tokenizer_sha256"]), tokenizer),
+            )
+        except (OSError, ValueError, KeyError, TypeError, text_format.ParseError) as error:
+            raise ServerStartError(
+                "the rendered repository cannot be read",
+                values=f"{repository}: {error!r}",
+                limit="must be rendered by this version",
+                remedy="run 'make repository'",
+            ) from None
+
+    def style(self, *, with_tools: bool) -> MessageStyle:
+        """Return how the model writes thoughts and calls, by its template with or without tools."""
+        return self._styles[with_tools]
+
+    @cached_property
+    def _styles(self) -> dict[bool, MessageStyle]:
+        if self.chat is None:
+            return {False: MessageStyle(), True: MessageStyle()}
+        template, special = self.chat.template, self.tokenizer.vocabulary.special.items()
+        ids = {name.decode(): token_id for token_id, name in special}
+        return {
+            tools: MessageStyle.of(template.source(None, with_tools=tools), ids) for tools in (False, True)
+        }
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """The values of sampling parameters that a request leaves out, by their names."""
+        return {name: getattr(self.defaults, name) for name in SAMPLING_PARAMETERS}
+
+    def check_length(self, num_tokens: int, name: str) -> None:
+        """Refuse a prompt that leaves no room for an answer.
+
+        Raises:
+            PromptTooLongError: It has ``max_seq_len`` tokens or more.
+        """
+        if num_tokens >= self.max_seq_len:
+            raise self._too_long(f"{name} has {num_tokens} tokens")
+
+    def check_size(self, text: str, name: str) -> None:
+        """Refuse a text that must have too many tokens, before it is tokenized.
+
+        Raises:
+            PromptTooLongError: Its tokens would be more than ``max_seq_len`` even if all were the longest.
+        """
+        num_bytes = len(text.encode())
+        if num_bytes > self.max_seq_len * self._longest:
+            raise self._too_long(f"{name} has {num_bytes} bytes")
+
+    @cached_property
+    def _longest(self) -> int:
+        vocabulary = self.tokenizer.vocabulary
+        return max(map(len, (*vocabulary.bytes_of, *vocabulary.special.values())))
+
+    def _too_long(self, values: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            "the prompt is too long",
+            values=values,
+            limit=f"max_seq_len={self.max_seq_len} tokens, prompt and output together",
+            remedy="shorten the prompt, or serve with a larger max_seq_len",
+        )
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a prompt's tokens, with the names of special ones."""
+        return b"".join(map(self.bytes_of, token_ids)).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of a token; the name of a special one."""
+        vocabulary = self.tokenizer.vocabulary
+        return vocabulary.special.get(token_id) or vocabulary.join([token_id])
+
+
+def _defaults(engine: Path) -> CompletionRequest:
+    """Return OpenAI's defaults with those that the checkpoint recommends."""
+    path = engine / _SAMPLING
+    recommended = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return CompletionRequest(**{"temperature": 1.0, **recommended})

@@ -1,0 +1,1 @@
+"""Tells where the single tokens of an answer came from and how likely they were."""

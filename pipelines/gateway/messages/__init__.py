@@ -1,0 +1,1 @@
+"""Checks and rewrites requests for gRPC and HTTP."""

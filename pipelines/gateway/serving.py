@@ -1,0 +1,110 @@
+"""Serves one Triton's models to clients, over HTTP and gRPC, with metrics on a port of their own.
+
+OpenAI's API is served by a process of its own, which sends its requests to the gRPC port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from grpc._cython import cygrpc  # type: ignore[import-untyped]
+
+from pipelines.deploy.endpoint import Endpoint
+from pipelines.deploy.identity import ServerIdentity
+from pipelines.deploy.triton.place import TritonPlace
+from pipelines.errors import ServerStartError
+from pipelines.gateway import metrics
+from pipelines.gateway.grpc_server import GrpcServer
+from pipelines.gateway.http_server import HttpServer
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.supervision.front_door_process import FrontDoorProcess
+from pipelines.gateway.supervision.supervisor import Supervisor
+from pipelines.gateway.supervision.triton_process import TritonProcess
+from pipelines.gateway.triton import Triton
+
+_LOGS_OF_SERVERS = ("aiohttp.server", "grpc._cython.cygrpc")
+_BACKLOG = 4096  # connections of a burst that wait to be accepted
+_KEEPALIVE_S = 75.0
+_SHUTDOWN_S = 2.0  # for sending final errors
+
+
+async def serve(
+    directory: Path,
+    endpoint: Endpoint,
+    place: TritonPlace,
+    process: TritonProcess,
+    stopping: asyncio.Event,
+) -> None:
+    """Serve until ``stopping`` is set.
+
+    Args:
+        directory: ``.run/<recipe>`` with the rendered repository.
+        endpoint: Addresses for clients.
+        place: Sockets and files of Triton.
+        process: The Triton that was just started.
+        stopping: Ends the server.
+
+    Raises:
+        ServerStartError: A port cannot be listened on, or Triton cannot be started.
+        RepositoryError: The description of the pair cannot be read.
+    """
+    for logger in _LOGS_OF_SERVERS:
+        logging.getLogger(logger).addFilter(_is_of_the_server)
+    calls = OpenCalls()
+    async with Triton(place) as triton, contextlib.AsyncExitStack() as fronts:
+        supervisor = Supervisor(directory, endpoint, place, triton, calls, stopping)
+        ports, host = endpoint.ports, endpoint.address
+        try:
+            await listen(fronts, HttpServer(triton, supervisor, calls).application(), host, ports.http)
+            bracketed = f"[{host}]" if ":" in host else host
+            identity = ServerIdentity.read(directory)
+            methods = GrpcServer(triton, supervisor, calls, identity)
+            grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
+            front_door = None
+            if ports.openai:
+                front_door = FrontDoorProcess(directory, endpoint, stopping)
+                fronts.push_async_callback(front_door.close)
+            published = metrics.application(triton, supervisor, calls, front_door)
+            await listen(fronts, published, host, ports.metrics)
+        except (OSError, RuntimeError) as error:
+            raise ServerStartError(
+                "a port cannot be listened on",
+                values=f"{host}, {ports}: {error}",
+                limit="the ports must be free",
+                remedy="choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
+            ) from None
+        fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
+        await supervisor.run(process)
+
+
+async def listen(
+    fronts: contextlib.AsyncExitStack, application: web.Application, host: str, port: int
+) -> None:
+    """Serve an application over HTTP until ``fronts`` exits.
+
+    Raises:
+        OSError: The port cannot be listened on.
+    """
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,  # a disconnected client cancels its request
+        auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
+        keepalive_timeout=_KEEPALIVE_S,
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    await runner.setup()
+    fronts.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
+
+
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    """Filter out errors caused by clients, such as invalid HTTP or disconnects, which would fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    of_a_client = (HttpProcessingError, web.RequestPayloadError, ConnectionError, cygrpc.ExecuteBatchError)
+    return not isinstance(error, of_a_client)

@@ -1,0 +1,159 @@
+"""Runs the front door as a child process and replaces it when it ends or hangs.
+
+The gateway owns the listening socket and the front door inherits it, so connections that arrive while the
+process is replaced wait instead of being refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from pipelines.deploy.endpoint import Endpoint
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.ports import HOST
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.time_limit import within
+
+_LOG = logging.getLogger(__name__)
+
+_BACKLOG = 4096  # connections of a burst that wait to be accepted
+_SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
+_PROBE_INTERVAL_S = 2.0
+_STARTS_WITHIN_S = 120.0  # to the first answer, on a machine that loads engines at the same time
+_HANGS_AFTER_S = 10.0  # without an answer
+_MAX_PAUSE_S = 5.0  # between two starts of a process that keeps ending
+_LASTS_S = 30.0  # after which a process counts as having started well
+_STOP_PATIENCE_S = 5.0
+_LOOK_INTERVAL_S = 0.1
+
+
+class FrontDoorProcess:
+    """The front door of one server, on ``endpoint.ports.openai``.
+
+    Attributes:
+        num_restarts: How often the process was replaced.
+        answers: Whether it answered the latest probe.
+
+    Args:
+        directory: ``.run/<recipe>`` with the rendered repository.
+        endpoint: Addresses of the server.
+        stopping: Ends the server: the front door then refuses new requests and ends after the running ones.
+
+    Raises:
+        OSError: The port cannot be listened on.
+        ServerStartError: The settings are invalid.
+    """
+
+    def __init__(self, directory: Path, endpoint: Endpoint, stopping: asyncio.Event) -> None:
+        self.num_restarts = 0
+        self.answers = False
+        self._directory = directory
+        settings = FrontDoorSettings.read(endpoint.front_door)
+        is_wildcard = endpoint.address in ("0.0.0.0", "::")
+        near = ("::1" if ":" in endpoint.address else HOST) if is_wildcard else endpoint.address
+        host = f"[{near}]" if ":" in near else near
+        self._url = f"{settings.url(endpoint.ports.openai)}/health"
+        self._options = [
+            *("--gateway", f"{host}:{endpoint.ports.grpc}", "--metrics", f"{host}:{endpoint.ports.metrics}"),
+            *("--drain-s", str(endpoint.drain_s)),
+        ]
+        if endpoint.front_door is not None:
+            self._options += ["--settings", str(endpoint.front_door)]
+        family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
+        self._listening = socket.create_server(
+            (settings.address, endpoint.ports.openai), family=family, backlog=_BACKLOG
+        )
+        # Connections inherit both. What a client does not read stays small, and is dropped after a while.
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        timeout_ms = round(1000 * settings.write_timeout_s)
+        self._listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = stopping
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End it, and kill it if it does not end in time."""
+        self._task.cancel()
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(_STOP_PATIENCE_S, self._ended(self._process))
+            self._process.kill()
+            self._process.communicate()  # closes its standard input
+        self._listening.close()
+
+    async def _run(self) -> None:
+        pause_s = 0.1
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            try:
+                process = self._process = self._start()
+            except OSError as error:  # such as too many processes
+                _LOG.error("the front door cannot be started: %s", error)
+            else:
+                await self._watch(process)
+                if self._stopping.is_set():
+                    return
+                _LOG.error("the front door ended with exit code %s, restarting it", process.returncode)
+                process.communicate()  # closes its standard input
+            self.num_restarts += 1
+            pause_s = 0.1 if time.monotonic() - began_s > _LASTS_S else min(2 * pause_s, _MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the process has ended; it is killed when it hangs."""
+        probing = asyncio.create_task(self._kill_when_it_hangs(process))
+        try:
+            await self._ended(process)
+        finally:
+            probing.cancel()
+            self.answers = False
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        number = self._listening.fileno()
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pipelines.front_door", str(self._directory)),
+                *("--fd", str(number), *self._options),
+            ],
+            cwd=REPOSITORY_ROOT,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)},
+            stdin=subprocess.PIPE,  # its end tells the process that the gateway has ended
+            pass_fds=(number,),
+        )
+
+    async def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        is_told = False
+        while process.poll() is None:
+            if self._stopping.is_set() and not is_told:
+                process.send_signal(signal.SIGTERM)
+                is_told = True
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def _kill_when_it_hangs(self, process: subprocess.Popen[bytes]) -> None:
+        heard_s = time.monotonic() + _STARTS_WITHIN_S - _HANGS_AFTER_S
+        timeout = aiohttp.ClientTimeout(total=_HANGS_AFTER_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while time.monotonic() - heard_s < _HANGS_AFTER_S:
+                await asyncio.sleep(_PROBE_INTERVAL_S)
+                try:
+                    # Not checked: the certificate is for the name that clients use, not for this address.
+                    async with session.get(self._url, ssl=False):
+                        heard_s = time.monotonic()
+                        self.answers = True
+                except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                    self.answers = False
+        _LOG.error("the front door does not answer")
+        process.kill()

@@ -1,0 +1,131 @@
+"""Pings Triton and each model on the same path as requests.
+
+A ping goes through Triton and the model's process to the thread that answers requests, and back. It does not
+use the engine: long steps have their own time limit (``executor/engine.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import DraftproofError
+from pipelines.gateway.messages.inference_checks import DTYPE_BYTES
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
+
+PING_PARAMETER = f"{OWN_PREFIX}ping"
+"""Request parameter that marks a ping (``pipelines/serving/triton/server_key.py``)."""
+
+INTERVAL_S = 3.0  # without any response, until a ping is sent: ten models are ten pings
+SILENT_AFTER_S = 1.5  # without an answer to a ping, until the model counts as not ready
+HANGS_AFTER_S = 8.0  # until its process is replaced
+TRITON_HANGS_AFTER_S = 20.0  # until Triton is restarted, which ends all answers
+
+
+class Heartbeat:
+    """Pings all models of one Triton.
+
+    Args:
+        triton: Connections to Triton.
+        calls: Tracks responses to clients, which make pings unnecessary.
+    """
+
+    def __init__(self, triton: Triton, calls: OpenCalls) -> None:
+        self._triton = triton
+        self._calls = calls
+        self._pings: dict[str, asyncio.Task[None]] = {}
+        self._owes_since_s: dict[str, float] = {}
+        self._messages: dict[str, bytes] = {}
+        self._triton_ping: asyncio.Task[None] | None = None
+        self._triton_heard_at_s = time.monotonic()
+
+    def beat(self, model: str) -> None:
+        """Send a ping, unless the model has recently responded or a ping is pending."""
+        if model not in self._pings and time.monotonic() - self._calls.heard_at_s(model) > INTERVAL_S:
+            self._owes_since_s.setdefault(model, time.monotonic())
+            self._pings[model] = asyncio.create_task(self._ping(model))
+
+    def is_silent(self, model: str) -> bool:
+        """Whether a model has not answered a ping for so long that it should get no requests."""
+        return self._silence_s(model) > SILENT_AFTER_S
+
+    def hangs(self, model: str) -> bool:
+        """Whether a model has not answered a ping for so long that its process must be replaced."""
+        return self._silence_s(model) > HANGS_AFTER_S
+
+    def beat_triton(self) -> None:
+        """Send a ping to Triton itself, unless one is pending."""
+        if self._triton_ping is None or self._triton_ping.done():
+            self._triton_ping = asyncio.create_task(self._ping_triton())
+
+    def triton_hangs(self) -> bool:
+        """Whether Triton has been silent for so long that it must be restarted."""
+        heard_at_s = max(self._triton_heard_at_s, self._calls.latest_heard_at_s)  # a model answers through it
+        return time.monotonic() - heard_at_s > TRITON_HANGS_AFTER_S
+
+    def excuse(self, seconds: float) -> None:
+        """Ignore a period in which this process itself could not run."""
+        self._triton_heard_at_s += seconds
+        for model in self._owes_since_s:
+            self._owes_since_s[model] += seconds
+
+    def forget(self, model: str) -> None:
+        """Forget the state of a model."""
+        task = self._pings.pop(model, None)
+        if task is not None:
+            task.cancel()
+        self._owes_since_s.pop(model, None)
+        self._messages.pop(model, None)
+
+    def _silence_s(self, model: str) -> float:
+        if model not in self._owes_since_s:
+            return 0.0
+        return time.monotonic() - max(self._owes_since_s[model], self._calls.heard_at_s(model))
+
+    async def _ping_triton(self) -> None:
+        if await self._triton.is_live():
+            self._triton_heard_at_s = time.monotonic()
+
+    async def _ping(self, model: str) -> None:
+        is_silent = False
+        try:
+            if model not in self._messages:
+                if not await self._triton.is_ready(model):
+                    return  # it is still loading
+                self._messages[model] = _message(
+                    model, await self._triton.config(model), self._triton.server_key
+                )
+            async for response in self._triton.responses(self._messages[model]):
+                is_silent = says_that_a_process_is_silent(response.error_message)
+                if not is_silent:
+                    self._calls.hear(model)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DraftproofError):
+            pass  # Triton has ended, which the supervisor notices itself
+        finally:
+            if self._pings.get(model) is asyncio.current_task():
+                del self._pings[model]
+                if not is_silent:
+                    self._owes_since_s.pop(model, None)
+
+
+def _message(model: str, config: dict[str, Any], server_key: str) -> bytes:
+    """Return a request with all required inputs, filled with zeros."""
+    message = service_pb2.ModelInferRequest(model_name=model)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    message.parameters[KEY_PARAMETER].string_param = server_key
+    message.parameters[PING_PARAMETER].bool_param = True
+    for tensor in config["input"]:
+        if tensor.get("optional"):
+            continue
+        datatype = tensor["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES")
+        shape = [1, *(max(1, int(size)) for size in tensor["dims"])]
+        message.inputs.add(name=tensor["name"], datatype=datatype, shape=shape)
+        message.raw_input_contents.append(bytes(DTYPE_BYTES.get(datatype, 4) * math.prod(shape)))
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,343 @@
+"""Starts Triton, supervises it and its model processes, and replaces those that died or hang.
+
+A dead model process is replaced by unloading and loading the model, while other models continue to answer
+(docs/decisions/0038-a-gateway-in-front-of-triton.md has the times). Triton itself notices neither case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from pipelines.deploy.endpoint import Endpoint
+from pipelines.deploy.triton.command import triton_command
+from pipelines.deploy.triton.models import asked_over_sockets, ensemble_steps, models_at_start
+from pipelines.deploy.triton.place import TritonPlace
+from pipelines.errors import (
+    DraftproofError,
+    ProcessEndedError,
+    RequestCancelledError,
+    ServerStartError,
+    ServerUnavailableError,
+)
+from pipelines.gateway.input_datatypes import InputDatatypes
+from pipelines.gateway.messages.json_requests import Datatypes
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.supervision.heartbeat import Heartbeat
+from pipelines.gateway.supervision.model_processes import ModelProcess, find_model_processes
+from pipelines.gateway.supervision.triton_process import TritonProcess
+from pipelines.gateway.supervision.unloads import Unloads
+from pipelines.gateway.triton import Triton
+from pipelines.time_limit import within
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.25  # between checks of the processes
+_START_INTERVAL_S = 0.05  # between checks of a Triton that is starting
+# To replace a model; after that Triton is restarted. Requests of the router wait as long (RETURNS_WITHIN_S).
+RELOAD_TIMEOUT_S = 60.0
+_SEARCH_INTERVAL_S = 5.0  # between searches for processes of newly loaded models
+_MAX_STARTS_FOR_ITS_RACE = 3
+_MAX_RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
+_STOP_PATIENCE_S = 15.0  # for Triton's models to stop, after the time for requests in flight
+_DRAIN_POLL_S = 0.05
+
+
+class Supervisor:
+    """Supervises one server (``health.Health``).
+
+    Attributes:
+        num_restarts: Restarts of Triton.
+        num_replaced: Replaced processes by model.
+
+    Args:
+        directory: ``.run/<recipe>`` with the rendered repository.
+        endpoint: Addresses of the server.
+        place: Sockets and files of Triton.
+        triton: Connections to Triton.
+        calls: Tracks open requests.
+        stopping: Set to make ``run`` return.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        endpoint: Endpoint,
+        place: TritonPlace,
+        triton: Triton,
+        calls: OpenCalls,
+        stopping: asyncio.Event,
+    ) -> None:
+        self.num_restarts = 0
+        self.num_replaced: dict[str, int] = {}
+        self._directory = directory
+        self._endpoint = endpoint
+        self._place = place
+        self._triton = triton
+        self._calls = calls
+        self._process: TritonProcess | None = None
+        self._is_serving = False
+        self._stopping = stopping
+        self._models: dict[str, ModelProcess] = {}
+        self._replacing: dict[str, asyncio.Task[None]] = {}
+        self._heartbeat = Heartbeat(triton, calls)
+        self._unloads = Unloads(triton)
+        self._datatypes = InputDatatypes(triton)
+        self._steps = ensemble_steps(directory / "model_repository")
+        self._asked = asked_over_sockets(directory / "model_repository")
+
+    async def run(self, process: TritonProcess) -> None:
+        """Serve until ``stopping`` is set.
+
+        Args:
+            process: The Triton that was just started.
+
+        Raises:
+            ServerStartError: Triton cannot be started or keeps crashing.
+        """
+        restarts: list[float] = []
+        try:
+            await self._start(process)
+            while not self._stopping.is_set():
+                if not await self._watch():
+                    break
+                now_s = time.monotonic()
+                restarts = [at_s for at_s in restarts if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
+                if len(restarts) > _MAX_RESTARTS:
+                    raise ServerStartError(
+                        "Triton keeps crashing",
+                        values=f"{len(restarts)} times in {_RESTARTS_WITHIN_S:g} s",
+                        limit=f"{_MAX_RESTARTS} times",
+                        remedy="read its last lines in the server's log",
+                    )
+                self.num_restarts += 1
+                await self._start(self._new_process())
+        finally:
+            await self._end()
+
+    def check_open(self, model: str) -> None:
+        """See ``Health``."""
+        if self._stopping.is_set():
+            raise _unavailable("the server is shutting down", f"model {model}", "use another server")
+        if not self._is_serving:
+            raise _unavailable("the server is starting", f"model {model}", "send the request again later")
+        if not self._replacing.keys().isdisjoint(self._needed(model)):
+            raise _unavailable("the model is being replaced", f"model {model}", "send the request again")
+
+    async def is_ready(self) -> bool:
+        """See ``Health``."""
+        if not self._is_serving or self._stopping.is_set():
+            return False
+        wanted = models_at_start(self._directory / "model_repository")
+        return all(map(self._can_answer, wanted)) and await self._triton.ready_models() >= set(wanted)
+
+    async def is_model_ready(self, model: str) -> bool:
+        """See ``Health``."""
+        if not self._is_serving or not self._can_answer(model):
+            return False
+        return model.isprintable() and "/" not in model and await self._triton.is_ready(model)
+
+    async def datatypes(self, model: str) -> Datatypes:
+        """See ``Health``."""
+        return await self._datatypes.of(model)
+
+    async def control(self, model: str, action: str) -> None:
+        """See ``Health``."""
+        self._datatypes.forget(model)
+        if action == "load":
+            self._unloads.forget(model)
+        elif process := self._models.pop(model, None):  # it is expected to end
+            assert self._process is not None
+            self._heartbeat.forget(model)
+            self._unloads.watch(process, self._process.kill)
+        await self._triton.control(model, action)
+        self._datatypes.forget(model)  # a request during the load may have read those of before
+        self._search()
+
+    def triton_ended(self, values: str) -> ServerUnavailableError:
+        """See ``Health``."""
+        return _unavailable("Triton ended and is being restarted", values, "send the request again")
+
+    @property
+    def unanswering(self) -> set[str]:
+        """Models whose process died or hangs; their published metrics are stale."""
+        return {model for model in self._models if not self._answers(model)}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models with a process of their own."""
+        return tuple(sorted(self._models))
+
+    def _answers(self, model: str) -> bool:
+        process = self._models.get(model)
+        answers = process is None or (process.is_alive and not process.is_stopped)
+        return answers and model not in self._replacing and not self._heartbeat.is_silent(model)
+
+    def _can_answer(self, model: str) -> bool:
+        return all(map(self._answers, self._needed(model)))
+
+    def _needed(self, model: str) -> set[str]:
+        """Return a model, the steps of an ensemble, and the models whose sockets these ask."""
+        needed: set[str] = set()
+        left = [model]
+        while left:
+            name = left.pop()
+            if name not in needed:
+                needed.add(name)
+                left += (*self._steps.get(name, ()), *self._asked.get(name, ()))
+        return needed
+
+    def _new_process(self) -> TritonProcess:
+        return TritonProcess(triton_command(self._directory, self._place, self._endpoint), self._place)
+
+    async def _start(self, process: TritonProcess) -> None:
+        """Wait until the models of a Triton that was just started are ready.
+
+        Raises:
+            ServerStartError: Triton ended, or a model could not be loaded.
+        """
+        wanted = set(models_at_start(self._directory / "model_repository"))
+        for attempt in range(1, _MAX_STARTS_FOR_ITS_RACE + 1):
+            self._process = process
+            while not (process.has_ended or self._stopping.is_set()):
+                if await self._triton.ready_models() >= wanted:
+                    self._search()
+                    self._is_serving = True
+                    return
+                await self._pause(_START_INTERVAL_S)
+            if self._stopping.is_set():
+                return
+            exit_code = process.ended.result()
+            await process.clear()
+            if not process.met_its_race or attempt == _MAX_STARTS_FOR_ITS_RACE:
+                break
+            _LOG.warning("Triton hit its race condition in creating shared memory, attempt %d", attempt)
+            process = self._new_process()
+        raise ServerStartError(
+            "Triton ended before it was ready",
+            values=f"exit code {exit_code}",
+            limit="every model of the repository must load",
+            remedy="read the lines above; 'make doctor' shows what this machine lacks",
+        )
+
+    async def _watch(self) -> bool:
+        """Supervise the processes; returns True if Triton ends, False if the server is to stop."""
+        assert self._process is not None
+        self._heartbeat = Heartbeat(self._triton, self._calls)  # pings to an earlier Triton no longer count
+        next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
+        while not self._process.has_ended:
+            if self._stopping.is_set():
+                return False
+            if time.monotonic() >= next_search_s:
+                self._search()
+                self._heartbeat.beat_triton()
+                next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
+            if self._heartbeat.triton_hangs():
+                _LOG.error("Triton does not answer")
+                self._process.kill()
+            for model, process in tuple(self._models.items()):
+                if model in self._replacing:
+                    continue
+                if not process.is_alive:
+                    self._replace(model, "its process has ended")
+                elif self._heartbeat.hangs(model):
+                    process.kill()
+                    self._replace(model, "its process did not answer")
+                else:
+                    self._heartbeat.beat(model)
+            # Nothing else is awaited: if the pause lasts longer, this process is late, and no other hangs.
+            paused_at_s = time.monotonic()
+            await self._pause(LOOK_INTERVAL_S)
+            self._heartbeat.excuse(max(0.0, time.monotonic() - paused_at_s - LOOK_INTERVAL_S))
+        _LOG.error("Triton ended with exit code %s", self._process.ended.result())
+        self._is_serving = False
+        self._calls.end_all(self.triton_ended(f"exit code {self._process.ended.result()}"))
+        for task in self._replacing.values():
+            task.cancel()
+        self._replacing.clear()
+        self._unloads.forget_all()
+        self._models.clear()
+        await self._process.clear()
+        return True
+
+    def _search(self) -> None:
+        """Find the processes of models that were loaded since the last search."""
+        for process in find_model_processes(self._place.shared_memory_prefix):
+            if process.model not in self._replacing:
+                self._models[process.model] = process
+        self._place.close_shared_memory()
+
+    def _replace(self, model: str, reason: str) -> None:
+        self._replacing[model] = asyncio.create_task(self._replaced(model, reason))
+
+    async def _replaced(self, model: str, reason: str) -> None:
+        """Replace a model's process; its open requests end with an error first."""
+        triton = self._process
+        assert triton is not None
+        try:
+            error = ProcessEndedError(
+                "the model's process ended during the request",
+                values=f"model {model}: {reason}",
+                limit="it is replaced within seconds",
+                remedy="send the request again",
+            )
+            # An ensemble that asks it waits for ever, as Triton does not end its steps either.
+            ensembles = [name for name, steps in self._steps.items() if model in steps]
+            num_ended = sum(self._calls.end(each, error) for each in (model, *ensembles))
+            if not await self._triton.is_ready(model):
+                self._models.pop(model, None)  # it was unloaded
+                return
+            began_s = time.monotonic()
+            _LOG.error("model %s: %s; ended %d requests, replacing it", model, reason, num_ended)
+            await within(RELOAD_TIMEOUT_S, self._reload(model))
+            self.num_replaced[model] = self.num_replaced.get(model, 0) + 1
+            _LOG.warning("model %s answers again after %.1f s", model, time.monotonic() - began_s)
+        except (DraftproofError, asyncio.TimeoutError) as error:
+            _LOG.error("model %s cannot be replaced, so Triton is restarted: %r", model, error)
+            triton.kill()  # by now it may have ended itself and another one may run
+        finally:
+            if self._replacing.get(model) is asyncio.current_task():
+                del self._replacing[model]
+                self._heartbeat.forget(model)
+                self._search()
+
+    async def _reload(self, model: str) -> None:
+        for action in ("unload", "load"):
+            await self._triton.control(model, action)
+        self._models.pop(model, None)
+
+    async def _end(self) -> None:
+        """Let requests finish, then stop Triton; the remaining requests get an error."""
+        self._stopping.set()
+        deadline_s = time.monotonic() + self._endpoint.drain_s
+        while self._calls.num_open and self._is_serving and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self._calls.end_all(
+            RequestCancelledError(
+                "the server shut down before the answer was complete",
+                values=f"{self._calls.num_open} requests were open",
+                limit=f"{self._endpoint.drain_s} s for requests in flight",
+                remedy="send the request to another server, or again when this one is back",
+            )
+        )
+        for task in self._replacing.values():
+            task.cancel()
+        self._unloads.forget_all()
+        self._triton.end_spare_streams()
+        if self._process is not None:
+            await self._process.stop(_STOP_PATIENCE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but wake up when the server is to stop or Triton has ended."""
+        assert self._process is not None
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((stopping, self._process.ended), timeout=seconds, return_when="FIRST_COMPLETED")
+        stopping.cancel()
+
+
+def _unavailable(what: str, values: str, remedy: str) -> ServerUnavailableError:
+    return ServerUnavailableError(
+        what, values=values, limit="a server whose models are loaded", remedy=remedy
+    )

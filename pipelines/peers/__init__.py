@@ -1,1 +1,0 @@
-"""Our server beside other engines, on the same weights, prompts and cores."""

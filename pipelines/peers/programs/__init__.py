@@ -1,1 +1,0 @@
-"""One program per engine, run by the interpreter of that engine's own environment."""

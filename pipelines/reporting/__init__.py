@@ -1,0 +1,1 @@
+"""Shared parts of reports: sections, charts, pages, conditions of a measurement."""

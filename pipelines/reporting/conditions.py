@@ -1,0 +1,115 @@
+"""Collect the conditions of a measurement, which are stored with every result."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
+_FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # flags that determine kernels
+
+
+def conditions(program: str, arguments: Sequence[str], **more: Any) -> dict[str, Any]:
+    """Collect machine, versions, commit and load, ready for JSON; host name and paths are not included.
+
+    Args:
+        program: Module that runs, such as ``pipelines.bench``.
+        arguments: Its command line, which may contain paths.
+        more: Conditions that only the caller knows, such as ``recipe`` or ``triton_version``.
+    """
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["python", "-m", program, *arguments]),
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": _cpu_info("model name"),
+        "cpu_flags": sorted(flag for flag in _cpu_info("flags").split() if _FLAGS.match(flag)),
+        "num_cores": len(os.sched_getaffinity(0)),  # cores that this process may use
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: _version_of(name) for name in _PACKAGES},
+        **more,
+    }
+
+
+def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
+    """Read the description of each engine that a server on this machine has loaded.
+
+    Args:
+        engine_dirs: Role -> engine directory.
+
+    Returns:
+        Role -> fingerprint and keys that determine speed; an empty entry for a directory that is not on this
+        machine.
+    """
+    keys = (
+        *("quantization", "num_parameters", "weight_bytes_per_step"),
+        *("kv_cache_dtype", "attention", "num_threads"),
+    )
+    found: dict[str, Any] = {}
+    for role, directory in engine_dirs.items():
+        document = _json(directory / "engine.json")
+        embedded = {"fingerprint": directory.name, **{key: document.get(key) for key in keys}}
+        found[role] = embedded if document else _tensorrt_llm_conditions(directory)
+    return found
+
+
+def _tensorrt_llm_conditions(directory: Path) -> dict[str, Any]:
+    """Read the same from the ``config.json`` of ``trtllm-build``."""
+    document = _json(directory / "config.json")
+    network = document.get("pretrained_config", {})
+    if not network:
+        return {}
+    quantization = network.get("quantization", {})
+    return {
+        "fingerprint": directory.name,
+        "tensorrt_llm": document.get("version"),
+        "quantization": quantization.get("quant_algo"),
+        "kv_cache_dtype": quantization.get("kv_cache_quant_algo"),
+        "tp_size": network.get("mapping", {}).get("tp_size"),
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document
+
+
+def _cpu_info(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,65 @@
+"""Sections of a report: subject, verdict, figures and power.
+
+Proofs and rollouts produce sections; terminal, page and JSON document render them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["pass", "fail", "inconclusive", "info"]
+"""``info`` is for figures that are not judged."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        columns: Titles of the columns.
+        rows: Rows, with one cell per column.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"a row does not have {len(self.columns)} cells")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a report.
+
+    Attributes:
+        title: Subject of the section.
+        verdict: Verdict.
+        summary: Verdict and its reasons in a sentence or two.
+        table: Figures, or None.
+        power: Faults that would have been detected, with probabilities; "" if nothing is judged.
+        document: Figures for machines, ready for JSON.
+    """
+
+    title: str
+    verdict: Verdict
+    summary: str
+    table: Table | None = None
+    power: str = ""
+    document: dict[str, Any] = field(default_factory=dict)
+
+
+def joint_verdict(sections: Sequence[Section]) -> Verdict:
+    """Combine verdicts: ``fail`` overrides ``inconclusive``, which overrides ``pass``.
+
+    Returns:
+        The joint verdict; ``fail`` if no section has one, because a report without tests must not pass.
+    """
+    verdicts = {section.verdict for section in sections}
+    if "fail" in verdicts:
+        return "fail"
+    if "inconclusive" in verdicts:
+        return "inconclusive"
+    return "pass" if "pass" in verdicts else "fail"

@@ -1,0 +1,263 @@
+"""Defines the table of arms: which arms answer, with which share of the requests, and until when.
+
+The controller of a rollout writes the table to a JSON file, and the router follows the file, so shares change
+without a restart and survive one. The candidate's share is valid for a lease only: if the controller dies,
+all requests return to the stable pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from pipelines import configuration
+from pipelines.atomic_file import write_whole
+from pipelines.errors import CanaryError
+from pipelines.socket_path import check_socket_path
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+
+Arm = Literal["stable", "candidate", "control"]
+"""The pair in service, the new pair, and the target of the pair in service without drafting."""
+
+Band = Literal["low", "medium", "high"]
+
+Expected = Literal["stable", "own_target"]
+"""The answer that a replay on the candidate must equal: the stable pair's if both have the same target,
+otherwise that of the candidate's own target without drafting."""
+
+Weights = dict[Arm, float]
+"""Share of the requests that is routed to each arm; the shares sum to 1."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+_REMEDY = "correct the table; the last valid one stays in use"
+_ROUNDING = 1e-9  # rounding error of a sum of three weights
+
+
+@dataclass(frozen=True)
+class ArmSetting:
+    """Settings of one arm.
+
+    Attributes:
+        socket: Path of the Unix socket of its model.
+        weight: Share of the requests, 0 to 1.
+    """
+
+    socket: str
+    weight: Share
+
+    def __post_init__(self) -> None:
+        check_socket_path(self.socket, CanaryError)
+
+
+@dataclass(frozen=True)
+class ShadowSetting:
+    """Limits for replays on the candidate; one with a target of its own answers each replay twice.
+
+    Attributes:
+        share: Share of the requests that is replayed, 0 to 1.
+        max_per_s: Replays started per second.
+        max_in_flight: Concurrent replays.
+        max_queue: Replays that may wait.
+    """
+
+    share: Share
+    max_per_s: PositiveFloat
+    max_in_flight: PositiveInt
+    max_queue: PositiveInt
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Load bands of the server by the number of requests in flight.
+
+    Attributes:
+        medium_from: Requests in flight from which the load is medium.
+        high_from: Requests in flight from which the load is high.
+    """
+
+    medium_from: PositiveInt
+    high_from: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.high_from <= self.medium_from:
+            seen, limit = f"bands.high_from={self.high_from}", f"above medium_from={self.medium_from}"
+            raise _refuse("the load would never be medium", seen, limit)
+
+    def band(self, num_open: int) -> Band:
+        """Return the load band of a request.
+
+        Args:
+            num_open: Requests in flight over all arms when it arrived, including itself.
+        """
+        if num_open < self.medium_from:
+            return "low"
+        return "medium" if num_open < self.high_from else "high"
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class ArmTable:
+    """The table of arms.
+
+    Attributes:
+        generation: Grows with each change; the router publishes the one that it follows.
+        canary_id: The rollout; "" for none.
+        salt: Salt of the hash that routes requests (``choice``).
+        stable: The pair in service.
+        candidate: The new pair; None outside a rollout.
+        control: The target of the stable pair without drafting; None if not served.
+        shadow: Limits for replays; None for no replays.
+        replays_match: The answer that a replay must equal.
+        bands: Load bands.
+        lease_until_s: Unix time at which the candidate's share returns to the stable pair.
+        slow_after_s: Time without a token after which the next arm is asked too.
+
+    Raises:
+        CanaryError: The table is invalid.
+    """
+
+    generation: NonNegativeInt
+    canary_id: str
+    salt: str
+    stable: ArmSetting
+    candidate: ArmSetting | None
+    control: ArmSetting | None
+    shadow: ShadowSetting | None
+    replays_match: Expected
+    bands: Bands
+    lease_until_s: NonNegativeFloat
+    slow_after_s: PositiveFloat
+
+    def __post_init__(self) -> None:
+        weights = {arm: setting.weight for arm, setting in self.settings.items()}
+        if abs(sum(weights.values()) - 1) > _ROUNDING:
+            seen = ", ".join(f"{arm}={weight!r}" for arm, weight in weights.items())
+            raise _refuse("the weights must sum to 1", f"{seen}: {sum(weights.values())!r}", "a sum of 1")
+        sockets = [setting.socket for setting in self.settings.values()]
+        if len(set(sockets)) < len(sockets):
+            raise _refuse("two arms share a socket", f"sockets {', '.join(sockets)}", "one socket per arm")
+        if self.shadow is not None and self.candidate is None:
+            raise _refuse("shadow needs a candidate", "shadow without candidate", "both or neither")
+
+    @property
+    def settings(self) -> dict[Arm, ArmSetting]:
+        """Settings of the arms that exist, in the order stable, candidate, control."""
+        named: dict[Arm, ArmSetting | None] = {
+            "stable": self.stable,
+            "candidate": self.candidate,
+            "control": self.control,
+        }
+        return {arm: setting for arm, setting in named.items() if setting is not None}
+
+    def weights(self, now_s: float) -> Weights:
+        """Return the current share of each arm, with the lease applied.
+
+        Args:
+            now_s: Unix time.
+        """
+        weights = {arm: setting.weight for arm, setting in self.settings.items()}
+        if "candidate" in weights and now_s >= self.lease_until_s:
+            weights["stable"] += weights["candidate"]
+            weights["candidate"] = 0.0
+        return weights
+
+    def shadow_at(self, now_s: float) -> ShadowSetting | None:
+        """Return the limits for replays; None after the lease."""
+        return self.shadow if now_s < self.lease_until_s else None
+
+
+def read_table(path: Path) -> ArmTable:
+    """Read a file that ``write_table`` wrote.
+
+    Raises:
+        CanaryError: The file cannot be read, has another version or is invalid.
+    """
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CanaryError(
+            f"{path}: the table of arms cannot be read",
+            values=" ".join(str(error).split()),
+            limit="a JSON file",
+            remedy="let the controller write it again ('python -m pipelines.canary resume'), or delete it: "
+            "then the stable pair answers all requests",
+        ) from None
+    except CanaryError as error:
+        raise configuration.located(path, error) from None
+
+
+def _parse(raw: Any) -> ArmTable:
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        seen = f"format={raw.get('format')!r:.200}" if isinstance(raw, dict) else f"{raw!r:.200}"
+        raise _refuse("the table of arms has another version", seen, f"format={FORMAT}")
+    settings = {key: value for key, value in raw.items() if key != "format"}
+    return configuration.parse(ArmTable, settings, CanaryError, _REMEDY)
+
+
+def write_table(path: Path, table: ArmTable) -> None:
+    """Replace the file atomically: readers see the old table or the new one."""
+    document = {"format": FORMAT, **dataclasses.asdict(table)}
+    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+class LiveArms:
+    """Follows the table in a file and keeps the last valid one.
+
+    The router's loop and the thread that publishes gauges both read it.
+
+    Args:
+        path: The file; it need not exist.
+        default: The table to use while there is no file.
+    """
+
+    def __init__(self, path: Path, default: ArmTable) -> None:
+        self._path = path
+        self._default = default
+        self._table = default
+        self._seen: tuple[int, ...] | None = None
+        self._lock = threading.Lock()  # else a slow reader could put back an older table than a fast one
+
+    def read(self) -> ArmTable:
+        """Return the current table; an invalid file is logged once and ignored."""
+        with self._lock:
+            seen = self._stamp()
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._follow(self._default if seen is None else read_table(self._path))
+                except CanaryError as error:
+                    _LOG.error("the table of arms is invalid, so the last valid one stays in use: %s", error)
+            return self._table
+
+    def _follow(self, table: ArmTable) -> None:
+        before, self._table = self._table, table
+        if (before.settings, before.shadow) != (table.settings, table.shadow):  # not just a new lease
+            _LOG.warning(
+                "following table of arms, generation %d: %s, shadow %s",
+                table.generation,
+                table.settings,
+                table.shadow,
+            )
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        """Identify the file's version, even if it is replaced twice within one tick of its clock."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _refuse(what: str, values: str, limit: str) -> CanaryError:
+    return CanaryError(what, values=values, limit=limit, remedy=_REMEDY)

@@ -1,0 +1,191 @@
+"""Stops sending requests to an arm that fails, and probes it with one request at a time.
+
+This is Nygard's circuit breaker (Release It!, 2007). It opens after consecutive failures, the sign of an arm
+that is down, or when too large a share of the latest requests failed, the sign of one that is unreliable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerBusyError,
+    TransportError,
+)
+
+_LOG = logging.getLogger(__name__)
+
+State = Literal["closed", "open", "half_open"]
+
+Outcome = Literal["answered", "error", "timeout", "busy", "unreached", "refused", "differs", "cancelled"]
+"""Outcome of a request to an arm:
+
+answered    the whole answer arrived
+error       the arm failed
+timeout     another arm produced a token while this one was silent for too long
+busy        the queue was full
+unreached   the arm could not be reached, or its response could not be read
+refused     the arm rejected the request as invalid
+differs     its tokens differ from those that the client already has
+cancelled   the client disconnected, its deadline passed, or another arm was faster
+"""
+
+FAILURES: frozenset[Outcome] = frozenset({"error", "timeout"})
+"""Outcomes that count against an arm, here and when a candidate is judged. Clients can cause all the others,
+and must not be able to open a breaker or have a candidate rolled back."""
+
+_NOT_THE_ARMS: tuple[tuple[type[Exception], Outcome], ...] = (
+    (InvalidRequestError, "refused"),
+    (RequestTimeoutError, "cancelled"),  # the client's deadline; the outcome "timeout" is the router's
+    (RequestCancelledError, "cancelled"),
+    (ServerBusyError, "busy"),
+    (TransportError, "unreached"),
+)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return the outcome for an error; "error" if the arm caused it."""
+    return next((outcome for kind, outcome in _NOT_THE_ARMS if isinstance(error, kind)), "error")
+
+
+@dataclass(frozen=True)
+class BreakerSetting:
+    """When a breaker opens, and for how long.
+
+    Attributes:
+        max_in_a_row: Consecutive failures that open it.
+        max_share: Share of failures among the latest outcomes that opens it.
+        min_outcomes: Outcomes needed before the share counts.
+        max_outcomes: Number of latest outcomes that count.
+        window_s: Age at which an outcome no longer counts.
+        first_pause_s: Time until the first probe.
+        last_pause_s: Upper limit of the pause, which doubles with each failed probe and when the arm fails
+            again within ``window_s`` after the breaker closed.
+    """
+
+    max_in_a_row: int = 5
+    max_share: float = 0.5
+    min_outcomes: int = 20
+    max_outcomes: int = 100
+    window_s: float = 30.0
+    first_pause_s: float = 1.0
+    last_pause_s: float = 60.0
+
+
+class Breaker:
+    """A circuit breaker. It belongs to a socket, so a promoted candidate keeps its breaker.
+
+    All times are monotonic seconds.
+
+    Attributes:
+        num_opened: How often it opened.
+
+    Args:
+        name: Name of the arm for the log.
+        setting: Limits.
+    """
+
+    def __init__(self, name: str, setting: BreakerSetting | None = None) -> None:
+        self.num_opened = 0
+        self._name = name
+        self._setting = setting or BreakerSetting()
+        self._outcomes: deque[tuple[float, bool]] = deque(
+            maxlen=self._setting.max_outcomes
+        )  # time, has failed
+        self._num_in_a_row = 0
+        self._is_open = False
+        self._num_turns = 0  # how often it opened, closed or began a new pause
+        self._pause_s = 0.0
+        self._pause_ends_s = 0.0
+        self._returned_at_s = float("-inf")
+        self._has_probe = False
+
+    def state(self, now_s: float) -> State:
+        """Return the state: closed lets requests pass, open does not, half open lets one probe pass."""
+        if not self._is_open:
+            return "closed"
+        return "open" if now_s < self._pause_ends_s else "half_open"
+
+    def lets_through(self, now_s: float) -> bool:
+        """Whether the next request may be sent to the arm."""
+        state = self.state(now_s)
+        return state == "closed" or (state == "half_open" and not self._has_probe)
+
+    def begin(self, now_s: float) -> Asked:
+        """Record a request to the arm; one is also sent through an open breaker if no other arm is left."""
+        is_probe = self.state(now_s) == "half_open" and not self._has_probe
+        self._has_probe = self._has_probe or is_probe
+        return Asked(self, self._num_turns, is_probe)
+
+    def note(self, asked: Asked, outcome: Outcome, now_s: float) -> None:
+        """Record an outcome; requests that began before the latest change of state are ignored."""
+        if asked.num_turns != self._num_turns:
+            return
+        if asked.is_probe:
+            self._has_probe = False
+        has_failed = outcome in FAILURES
+        if not has_failed and outcome != "answered":
+            return
+        if not self._is_open:
+            self._count(has_failed, now_s)
+        elif not has_failed:
+            self._close(now_s)
+        elif asked.is_probe:
+            self._pause(2 * self._pause_s, now_s)
+
+    def _count(self, has_failed: bool, now_s: float) -> None:
+        setting = self._setting
+        self._outcomes.append((now_s, has_failed))
+        while self._outcomes[0][0] < now_s - setting.window_s:
+            self._outcomes.popleft()
+        self._num_in_a_row = self._num_in_a_row + 1 if has_failed else 0
+        num_failed = sum(failed for _, failed in self._outcomes)
+        is_ill = len(self._outcomes) >= setting.min_outcomes and (
+            num_failed >= setting.max_share * len(self._outcomes)
+        )
+        if self._num_in_a_row >= setting.max_in_a_row or is_ill:
+            self._open(num_failed, now_s)
+
+    def _open(self, num_failed: int, now_s: float) -> None:
+        _LOG.warning(
+            "%s: breaker opened, %d of the latest %d requests failed",
+            self._name,
+            num_failed,
+            len(self._outcomes),
+        )
+        self.num_opened += 1
+        self._is_open = True
+        is_relapse = now_s < self._returned_at_s + self._setting.window_s
+        self._pause(2 * self._pause_s if is_relapse else self._setting.first_pause_s, now_s)
+
+    def _pause(self, pause_s: float, now_s: float) -> None:
+        self._num_turns += 1
+        self._pause_s = min(pause_s, self._setting.last_pause_s)
+        self._pause_ends_s = now_s + self._pause_s
+
+    def _close(self, now_s: float) -> None:
+        _LOG.warning("%s: breaker closed, the arm answers again", self._name)
+        self._num_turns += 1
+        self._is_open = self._has_probe = False
+        self._returned_at_s = now_s
+        self._num_in_a_row = 0
+        self._outcomes.clear()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request to an arm, created by ``Breaker.begin``."""
+
+    breaker: Breaker
+    num_turns: int
+    is_probe: bool
+
+    def note(self, outcome: Outcome, now_s: float) -> None:
+        """Record the outcome; see ``Breaker.note``."""
+        self.breaker.note(self, outcome, now_s)

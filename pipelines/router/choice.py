@@ -1,0 +1,72 @@
+"""Chooses the arm of a request: at random over keys, but always the same arm for one key.
+
+A key is hashed to a point in [0, 1). The candidate owns the points at the bottom, the control those at the
+top, and the stable pair those between::
+
+    0          candidate             stable                 control       1
+    |--------------------->|                         |<-------------------|
+
+A share that grows takes keys from the stable pair only and moves none that it has already, so a session that
+reached the candidate stays there through all steps of a rollout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from pipelines.errors import InvalidRequestError
+from pipelines.router.arms import Arm, Weights
+
+_BITS = 53  # the precision of a float: more bits could round up to 1
+
+
+def point(salt: str, key: str, purpose: str) -> float:
+    """Hash a key to [0, 1): uniform over keys, independent between salts and between purposes.
+
+    The salt makes rollouts independent of each other. It is no secret: whoever can read the table of arms can
+    choose a key for an arm.
+
+    Args:
+        salt: Salt of the rollout.
+        key: The session or the request.
+        purpose: What the point decides, at most 16 bytes.
+    """
+    salt_digest = hashlib.blake2b(_bytes(salt)).digest()
+    digest = hashlib.blake2b(_bytes(key), digest_size=8, key=salt_digest, person=_bytes(purpose)).digest()
+    return (int.from_bytes(digest, "big") >> (64 - _BITS)) / (1 << _BITS)
+
+
+def choose(weights: Weights, salt: str, key: str) -> Arm:
+    """Return the arm of a request.
+
+    Args:
+        weights: Share of each arm, from ``ArmTable.weights``.
+        salt: Salt of the rollout; another salt redistributes all keys.
+        key: The session, or the request's id if it has no session.
+    """
+    at = point(salt, key, "arm")
+    if at < weights.get("candidate", 0.0):
+        return "candidate"
+    return "control" if at >= 1 - weights.get("control", 0.0) else "stable"
+
+
+def chosen_by_client(name: str, arms: Collection[Arm]) -> Arm:
+    """Return the arm that a request names explicitly.
+
+    Raises:
+        InvalidRequestError: No such arm is served.
+    """
+    for arm in arms:
+        if arm == name:
+            return arm
+    raise InvalidRequestError(
+        "there is no such arm",
+        values=f"arm={name!r:.100}",
+        limit=f"served now: {', '.join(arms)}",
+        remedy="name one of these arms, or leave the parameter out",
+    )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

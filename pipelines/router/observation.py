@@ -1,0 +1,158 @@
+"""Defines an observation: everything the router records about one answer, by which a candidate is judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines import configuration
+from pipelines.errors import CanaryError
+from pipelines.router.arms import Arm, Band
+
+FORMAT = 3
+
+_REMEDY = "continue with the version that wrote it, or abort the rollout and start a new one"
+
+Failure = Literal["", "error", "timeout"]
+
+Difference = Literal["", "tokens", "text", "finish_reason", "sequence_length", "chunks", "log_probs"]
+"""The first difference between two answers, checked in this order. "chunks": an answer contradicts itself."""
+
+Rightness = Literal["stable", "own_target", "itself"]
+"""The source of the expected answer; "itself" if an answer contradicts itself."""
+
+FallbackReason = Literal["error", "timeout", "busy", "refused", "out"]
+"""Why an arm did not answer: it failed; it produced no token in time; its queue was full; it refused a
+request that the next arm accepted; its breaker was open."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Two answers to one prompt that should be equal and are not, in readable form.
+
+    Attributes:
+        prompt: Text of the prompt.
+        expected_of: Source of the expected answer: the stable pair, or the candidate's own target alone.
+        differs_in: The first difference.
+        expected_text: Text of the expected answer.
+        candidate_text: Text of the candidate's answer.
+        first_difference: Number of output tokens that both have in common at the start.
+        expected: The differing value of the expected answer, shortened; "" if the texts show it.
+        candidate: The differing value of the candidate's answer.
+    """
+
+    prompt: str
+    expected_of: Rightness
+    differs_in: Difference
+    expected_text: str
+    candidate_text: str
+    first_difference: int
+    expected: str = ""
+    candidate: str = ""
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class Observation:
+    """One answer, stored as one line of the log.
+
+    Attributes:
+        canary_id: The rollout at arrival; "" for none.
+        generation: Generation of the table of arms at arrival.
+        request_id: Id of the request; a replay has the id of the request that it replays.
+        key: The key by which the request was routed: its session, or itself.
+        arm: The arm that answered; if none did, the arm that was asked last.
+        overridden: Whether the client chose the arm.
+        fallback_from: Arms that came before this one and did not answer, in order.
+        fallback_reasons: The reason for each of them.
+        is_replay: Whether this is a replay on the candidate; its latencies are then meaningless.
+        arrived_at_s: Unix time of arrival; for a replay, of its start.
+        oldest_open_at_s: Arrival of the oldest request or replay in flight when this was recorded; the
+            current time if there was none. Everything that arrived earlier has been recorded already.
+        band: Load of the whole server at arrival.
+        failure: "" for an answer. Cancelled and invalid requests are not recorded.
+        ttft_s: Time to first token; None without streaming or without a token.
+        e2e_latency_s: Time from arrival to the end; None without an answer.
+        longest_pause_s: Longest time between two responses of a streamed answer; None for a single response.
+        num_output_tokens: Length of the answer.
+        drafted_per_round: Draft tokens that each target pass verified; empty if not counted.
+        accepted_per_round: Accepted draft tokens of each target pass.
+        draft_length: Draft tokens per round that the request asked for; None for the server's choice.
+        prompt_id: Identifies prompt and sampling; equal ids should have equal answers.
+        session_id: The session; "" for none.
+        output_hash: ``output_hash`` of the answer's tokens; "" without an answer.
+        answer: Whether the client would receive from a replay what the candidate should answer
+            (``ArmTable.replays_match``); "" if not compared. An answer to a client is "diverged" if its
+            chunks contradict each other.
+        differs_in: The first difference if ``answer`` is "diverged".
+        num_common_tokens: Output tokens that a replay and the stable pair's answer have in common at the
+            start; None without two answers.
+        divergence: Both answers if ``answer`` is "diverged".
+    """
+
+    canary_id: str
+    generation: int
+    request_id: str
+    key: str
+    arm: Arm
+    arrived_at_s: float
+    oldest_open_at_s: float
+    band: Band
+    overridden: bool = False
+    fallback_from: tuple[Arm, ...] = ()
+    fallback_reasons: tuple[FallbackReason, ...] = ()
+    is_replay: bool = False
+    failure: Failure = ""
+    ttft_s: float | None = None
+    e2e_latency_s: float | None = None
+    longest_pause_s: float | None = None
+    num_output_tokens: int = 0
+    drafted_per_round: tuple[int, ...] = ()
+    accepted_per_round: tuple[int, ...] = ()
+    draft_length: int | None = None
+    prompt_id: str = ""
+    session_id: str = ""
+    output_hash: str = ""
+    answer: Literal["", "equal", "diverged"] = ""
+    differs_in: Difference = ""
+    num_common_tokens: int | None = None
+    divergence: Divergence | None = None
+
+    def to_line(self) -> bytes:
+        """Return one line of JSON with its newline; a lone surrogate becomes a question mark.
+
+        Raises:
+            ValueError: A number is not finite.
+        """
+        divergence = None if self.divergence is None else vars(self.divergence)
+        document = {"format": FORMAT, **vars(self), "divergence": divergence}  # asdict is ten times slower
+        line = json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return line.encode("utf-8", "replace") + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Observation:
+        """Read a line that ``to_line`` wrote.
+
+        Raises:
+            CanaryError: It has another version or is invalid.
+        """
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            raw = None
+        if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+            raise CanaryError(
+                "an observation has another version",
+                values=f"{line[:80]!r}",
+                limit=f"a line of JSON with format={FORMAT}",
+                remedy=_REMEDY,
+            )
+        return configuration.parse(cls, raw, CanaryError, _REMEDY)
+
+
+def output_hash(output_ids: Iterable[int]) -> str:
+    """Hash the tokens of an answer to 32 hex digits (BLAKE2b, RFC 7693)."""
+    return hashlib.blake2b(",".join(map(str, output_ids)).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,121 @@
+"""Sends the responses to one request in order and guarantees exactly one last response.
+
+A client whose last response is missing waits forever. So each request gets a ``Responder`` before any work is
+done, and every path ends in ``send(is_final=True)``, ``fail`` or ``finish``. Later responses are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pipelines.errors import DraftproofError, InternalError, RequestCancelledError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Delivers the responses to one request to the client, in order. Thread-safe."""
+
+    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+        """Deliver one response; its arrays must not change afterwards."""
+
+    def fail(self, error: DraftproofError) -> None:
+        """Deliver an error as the last response."""
+
+    def finish(self) -> None:
+        """End without a response."""
+
+    def watch(self, on_gone: Callable[[], object]) -> None:
+        """Register a callback for a client that disconnects before the last response."""
+
+
+class Responder:
+    """Answers one request. Thread-safe.
+
+    Args:
+        outlet: Delivers responses to the client.
+        request_id: Id of the request for errors and the log.
+    """
+
+    def __init__(self, outlet: Outlet, request_id: str) -> None:
+        self._outlet = outlet
+        self._request_id = request_id
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._on_end: Callable[[], object] | None = None
+
+    def follow(self, work: Future[None]) -> None:
+        """Cancel the work when the client disconnects, and end the answer when the work ends.
+
+        Args:
+            work: Sends the responses. However it ends, even if cancelled before it started, the client gets a
+                last response.
+        """
+        self._outlet.watch(work.cancel)
+        work.add_done_callback(self._end)
+
+    def at_end(self, on_end: Callable[[], object]) -> None:
+        """Register a callback for the last response; must be set before work begins."""
+        self._on_end = on_end
+
+    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+        """Send one response."""
+        if self._open(close=is_final):
+            self._outlet.send(outputs, is_final=is_final)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error; an unexpected exception is logged and its details hidden from the client."""
+        if not self._open(close=True):
+            return
+        if not isinstance(error, DraftproofError):
+            _LOG.error("request %s failed", self._request_id, exc_info=error)
+            error = internal_error(self._request_id)
+        self._outlet.fail(error)
+
+    def finish(self) -> None:
+        """End without a response."""
+        if self._open(close=True):
+            self._outlet.finish()
+
+    def _end(self, work: Future[None]) -> None:
+        try:
+            error = work.exception()
+        except CancelledError:
+            error = RequestCancelledError(
+                "the request was cancelled",
+                values=f"request {self._request_id}",
+                limit="the client disconnected or asked to stop, or the server is shutting down",
+                remedy="send it again if the answer is still wanted",
+            )
+        if not self._is_closed:
+            self.fail(error or RuntimeError("the answer ended without a last response"))
+
+    def _open(self, *, close: bool) -> bool:
+        with self._lock:
+            was_open = not self._is_closed
+            self._is_closed |= close
+        if was_open and close and self._on_end is not None:
+            self._on_end()
+        return was_open
+
+
+def unique_number() -> str:
+    """Return 16 unguessable hex digits that identify a request in the log and to its client."""
+    return secrets.token_hex(8)
+
+
+def internal_error(request_id: str) -> InternalError:
+    """Return the error for a client whose request hit a bug in Draftproof."""
+    return InternalError(
+        "the server failed on this request",
+        values=f"request {request_id}",
+        limit="this is a bug in Draftproof",
+        remedy="the server's log has the traceback under this request id",
+    )

@@ -1,0 +1,1 @@
+"""Calls between models of the same server over Unix sockets."""

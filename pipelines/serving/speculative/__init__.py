@@ -1,0 +1,1 @@
+"""Serves the draft-then-verify loop as the model ``speculative``."""

@@ -1,0 +1,1 @@
+"""Serves pairs whose engines run on NVIDIA's TensorRT-LLM backend."""

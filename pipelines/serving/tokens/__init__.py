@@ -1,0 +1,1 @@
+"""Serves the models ``target`` and ``speculative``: token ids in, token ids out."""

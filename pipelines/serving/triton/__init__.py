@@ -1,0 +1,1 @@
+"""Triton's Python backend: tensors and responses in its types, metrics, settings of a model, its key."""

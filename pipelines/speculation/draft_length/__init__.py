@@ -1,0 +1,1 @@
+"""Decides how many tokens each round drafts."""

@@ -1,0 +1,156 @@
+"""Defines what a round drafts and the protocols that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.speculation.draft_length.survival import AcceptanceByMargin, RequestAcceptance
+from pipelines.speculation.request import Output
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+
+KeepDrafting = Callable[[float], bool]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The draft tokens of a round.
+
+    Attributes:
+        token_ids: int32 [n], tokens to verify: forced ones, those of the draft model, then looked-up ones.
+        survival: float64 [n], non-increasing probabilities that tokens become output, by which the target
+            chooses what to verify; None to verify all.
+        drafted: Output of the draft model; None if it was not called or failed.
+        num_forced: Number of leading tokens that the grammar forces.
+    """
+
+    token_ids: TokenIds
+    survival: npt.NDArray[np.float64] | None
+    drafted: Output | None
+    num_forced: int = 0
+
+    @property
+    def num_by_model(self) -> int:
+        """Number of tokens from the draft model."""
+        return 0 if self.drafted is None else len(self.drafted.token_ids)
+
+    def behind(self, forced: TokenIds, max_draft_len: int) -> Proposal:
+        """Return the draft model's tokens behind forced ones, int32 [n], at most ``max_draft_len`` in all.
+
+        Looked-up tokens are left out: they would follow the known tokens.
+        """
+        if not len(forced):
+            return self
+        num_kept = min(self.num_by_model, max_draft_len - len(forced))
+        survival = None
+        if self.survival is not None:
+            survival = np.concatenate((np.ones(len(forced)), self.survival[:num_kept]))
+        token_ids = np.concatenate((forced, self.token_ids[:num_kept]))
+        return Proposal(token_ids, survival, self.drafted, len(forced))
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """Plan of one round's draft.
+
+    Attributes:
+        max_tokens: Maximum number of tokens from the draft model; 0 not to call it.
+        keep_drafting: Returns ``GenerationRequest.keep_drafting``; None to always draft ``max_tokens``.
+        complete: Builds the proposal from the draft model's output, or from None if it was not called or
+            failed.
+    """
+
+    max_tokens: int
+    keep_drafting: Callable[[], KeepDrafting | None]
+    complete: Callable[[Output | None], Proposal]
+
+
+class DraftLength(Protocol):
+    """Decides the draft length of one request, round by round.
+
+    Attributes:
+        max_draft_len: Upper limit, also of tokens that a grammar forces.
+    """
+
+    max_draft_len: int
+
+    def next_round(self, num_remaining: int) -> DraftPlan:
+        """Return what to draft: fewer tokens than the ``num_remaining`` output tokens."""
+
+    def num_alone(self, num_remaining: int) -> int:
+        """Return the length of the target's stream when a round does not draft.
+
+        The first round never drafts.
+        """
+
+    def note_refusal(self) -> None:
+        """Do not ask the draft model again: it refuses this request. Other requests are not affected."""
+
+    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
+        """Learn from a round: the draft tokens, verified or not, and the output."""
+
+
+class DraftLengthController(Protocol):
+    """Decides the draft lengths of all requests of a server.
+
+    Attributes:
+        max_draft_len: Upper limit.
+        acceptance: Acceptance rates of the pair.
+        threshold: Probability above which draft tokens are worth their cost; above 1: never.
+    """
+
+    max_draft_len: int
+    acceptance: AcceptanceByMargin
+    threshold: float
+
+    def begin(self, prompt_ids: TokenIds, acceptance: RequestAcceptance, *, sees_margins: bool) -> Any:
+        """Add a request until ``end`` and return its ``DraftLength``."""
+
+    def end(self, request: Any) -> None:
+        """Remove a request."""
+
+
+class FixedDraftLength:
+    """Drafts the same number of tokens in every round, fewer near the end.
+
+    Args:
+        num_draft_tokens: Draft tokens per round, at least 0.
+    """
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self.max_draft_len = num_draft_tokens
+        self._num_draft_tokens = num_draft_tokens
+        self._has_begun = False
+
+    def next_round(self, num_remaining: int) -> DraftPlan:
+        """Return the fixed length; limited, because a round of k draft tokens may return k + 1."""
+        return all_of(min(self._num_draft_tokens, num_remaining - 1))
+
+    def num_alone(self, num_remaining: int) -> int:
+        """Return one token before the first draft; all remaining ones if the draft fails."""
+        is_one = self._num_draft_tokens and not self._has_begun
+        self._has_begun = True
+        return 1 if is_one else num_remaining
+
+    def note_refusal(self) -> None:
+        """Draft no more."""
+        self._num_draft_tokens = 0
+
+    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
+        """Learn nothing."""
+
+
+def all_of(num_draft_tokens: int) -> DraftPlan:
+    """Return a plan that drafts this many tokens and verifies them all."""
+    return DraftPlan(num_draft_tokens, lambda: None, _whole)
+
+
+def _whole(drafted: Output | None) -> Proposal:
+    return Proposal(NO_TOKENS if drafted is None else drafted.token_ids, None, drafted)
+
+
+NO_DRAFT = all_of(0)

@@ -1,0 +1,1 @@
+"""Samples tokens in the same way for drafting, verification and plain decoding."""

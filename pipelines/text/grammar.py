@@ -1,0 +1,240 @@
+"""Limits the tokens of one request by a grammar of llguidance.
+
+A mask depends on nothing but the output so far: matchers that go back, as they do after a rejected draft,
+give the same masks as new ones (``tests/unit/text/test_grammar.py``).
+
+Source: llguidance 1.9, https://github.com/guidance-ai/llguidance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import InvalidRequestError
+
+TokenIds = npt.NDArray[np.int32]
+
+_Found = TypeVar("_Found")
+
+
+class FindMatcher(Protocol):
+    """See ``RequestGrammar``."""
+
+    def __call__(self, *, with_room: bool = False) -> Any:
+        """Return a matcher of llguidance."""
+
+
+class RequestGrammar:
+    """The grammar of one request, whose states share one matcher.
+
+    All outputs of a guide share the states of its lexer, whose number is limited. When others have used them
+    up, a request continues with a new matcher.
+
+    Args:
+        find_matcher: Returns a matcher at the beginning; ``with_room``, one whose lexer is not used up.
+        vocab_size: Logits per position.
+        num_tokens: Tokens of the vocabulary, at most ``vocab_size``.
+    """
+
+    def __init__(self, find_matcher: FindMatcher, vocab_size: int, num_tokens: int) -> None:
+        self.vocab_size = vocab_size
+        self.num_tokens = num_tokens
+        self._find_matcher = find_matcher
+        self._origin = find_matcher()
+        self._masks = _Place(self._origin)
+        self._forced = _Place(self._origin)  # never goes back, unlike the other
+
+    def another(self) -> RequestGrammar:
+        """Return the grammar of another request with the same guide."""
+        return RequestGrammar(self._find_matcher, self.vocab_size, self.num_tokens)
+
+    def after(self, output_ids: TokenIds) -> RequestGrammarState:
+        """Return the state after an output, int32 [n].
+
+        Raises:
+            InvalidRequestError: The output does not follow the grammar.
+        """
+        self.is_complete_after(output_ids)
+        return RequestGrammarState(self, output_ids)
+
+    def is_complete_after(self, output_ids: TokenIds) -> bool:
+        """Return whether nothing but the end may follow an output, int32 [n]; errors as ``after``."""
+        return self._ask(self._masks, output_ids, lambda matcher: bool(matcher.is_stopped()))
+
+    def mask_after(self, output_ids: TokenIds) -> npt.NDArray[np.bool_]:
+        """Return ``mask_of`` after an output, int32 [n]; errors as ``after``."""
+        return self._ask(self._masks, output_ids, mask_of)
+
+    def forced_after(self, output_ids: TokenIds) -> TokenIds:
+        """Return the tokens that must follow an output, int32 [n]; empty if there is a choice."""
+        return self._ask(
+            self._forced, output_ids, lambda matcher: np.array(matcher.compute_ff_tokens(), np.int32)
+        )
+
+    def _ask(self, place: _Place, output_ids: TokenIds, ask: Callable[[Any], _Found]) -> _Found:
+        try:
+            return ask(place.matcher_after(output_ids))
+        except InvalidRequestError:
+            place.begin(self._origin)
+            if not is_used_up(self._origin):
+                raise
+        self._origin = self._find_matcher(with_room=True)
+        self._masks.begin(self._origin)
+        self._forced.begin(self._origin)
+        return ask(place.matcher_after(output_ids))
+
+
+class RequestGrammarState:
+    """The place in a grammar after some output.
+
+    Args:
+        grammar: The grammar.
+        output_ids: int32 [n], the output so far.
+    """
+
+    def __init__(self, grammar: RequestGrammar, output_ids: TokenIds) -> None:
+        self._grammar = grammar
+        self._output = _Tokens(output_ids)
+        self._expected: list[int] = []
+        self._masks: list[npt.NDArray[np.bool_]] = []  # here and after each of ``_expected``
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end of the output may follow."""
+        return self._grammar.is_complete_after(self._output.ids)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output may end here."""
+        return bool(self._mask()[self._grammar.num_tokens])
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Return which tokens may come next, bool [vocab_size]."""
+        mask = np.zeros(self._grammar.vocab_size, np.bool_)
+        mask[: self._grammar.num_tokens] = self._mask()[: self._grammar.num_tokens]
+        return mask
+
+    def look_ahead(self, draft_ids: TokenIds, limit_s: float) -> int:
+        """Compute the masks here and after each of these tokens, int32 [k], until the time is over.
+
+        Returns:
+            The number of leading tokens after which a mask is known or not needed.
+        """
+        started_s = time.perf_counter()
+        self._expected, self._masks = [], [self._grammar.mask_after(self._output.ids)]
+        for token_id in draft_ids.tolist():
+            if token_id >= self._grammar.num_tokens or not self._masks[-1][token_id]:
+                break  # it will be rejected
+            if time.perf_counter() - started_s > limit_s:
+                return len(self._expected)
+            self._expected.append(token_id)
+            known = np.append(self._output.ids, np.array(self._expected, np.int32))
+            self._masks.append(self._grammar.mask_after(known))
+        return len(draft_ids)
+
+    def push(self, token_id: int) -> None:
+        """Add one output token."""
+        self._output.append(token_id)
+        if self._expected and self._expected[0] == token_id:
+            del self._expected[0], self._masks[0]
+        else:
+            self._expected, self._masks = [], []
+
+    def _mask(self) -> npt.NDArray[np.bool_]:
+        if not self._masks:
+            self._masks = [self._grammar.mask_after(self._output.ids)]
+        return self._masks[0]
+
+
+class _Place:
+    """A matcher that follows an output, forward and back.
+
+    Args:
+        origin: A matcher at the beginning, which is copied.
+    """
+
+    def __init__(self, origin: Any) -> None:
+        self.begin(origin)
+
+    def begin(self, origin: Any) -> None:
+        """Go to the beginning with a copy of another matcher."""
+        self._matcher = origin.deep_copy()
+        self._consumed = _Tokens(np.empty(0, np.int32))
+
+    def matcher_after(self, output_ids: TokenIds) -> Any:
+        """Return the matcher after an output, int32 [n]; it moves with the next call.
+
+        Raises:
+            InvalidRequestError: The output does not follow the grammar, or takes too long.
+        """
+        consumed = self._consumed.ids
+        num_both = min(len(consumed), len(output_ids))
+        differing = np.flatnonzero(consumed[:num_both] != output_ids[:num_both])
+        num_kept = int(differing[0]) if len(differing) else num_both
+        num_back = len(consumed) - num_kept
+        if num_back and not self._matcher.rollback(num_back):
+            raise _failed(self._matcher.get_error())
+        self._consumed.keep(num_kept)
+        for token_id in output_ids[num_kept:].tolist():
+            if not self._matcher.consume_token(token_id):
+                raise InvalidRequestError(
+                    "earlier output does not follow the grammar",
+                    values=f"token {token_id} at position {len(self._consumed.ids)} of the output",
+                    limit="every token of the output must be one that the grammar allows",
+                    remedy="continue an answer with the guide with which it began",
+                )
+            self._consumed.append(token_id)
+        return self._matcher
+
+
+class _Tokens:
+    """A growing int32 array."""
+
+    def __init__(self, ids: TokenIds) -> None:
+        self._buffer = np.empty(len(ids) + 64, np.int32)
+        self._buffer[: len(ids)] = ids
+        self._length = len(ids)
+
+    @property
+    def ids(self) -> TokenIds:
+        """All tokens as a view, int32 [n]."""
+        return self._buffer[: self._length]
+
+    def append(self, token_id: int) -> None:
+        if self._length == len(self._buffer):
+            self._buffer = np.resize(self._buffer, 2 * self._length)
+        self._buffer[self._length] = token_id
+        self._length += 1
+
+    def keep(self, count: int) -> None:
+        """Drop all but the first tokens."""
+        self._length = count
+
+
+def mask_of(matcher: Any) -> npt.NDArray[np.bool_]:
+    """Return the tokens that may come next and, behind them, whether the output may end."""
+    mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    if matcher.is_error():
+        raise _failed(matcher.get_error())
+    return mask.view(np.bool_)
+
+
+def is_used_up(origin: Any) -> bool:
+    """Whether the lexer that the copies of a matcher share has no more room for states."""
+    trial = origin.deep_copy()
+    trial.compute_bitmask()
+    return bool(trial.is_error())
+
+
+def _failed(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the grammar could not be followed",
+        values=" ".join(reason.split())[:500],
+        limit="a grammar may take only so much time at each token",
+        remedy="send a simpler schema or grammar",
+    )

@@ -1,0 +1,1 @@
+"""Audit first divergences on runtimes whose kernels depend on the batch."""

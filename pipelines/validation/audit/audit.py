@@ -1,0 +1,279 @@
+"""The first-divergence audit for runtimes whose kernels depend on the batch, such as TensorRT-LLM.
+
+There even the target alone does not always return the same tokens, so equality is too strict. Instead each
+first difference is classified as a tie if the margin between its two tokens is as small as those at which
+the target alone differs from itself (``noise_floor``). An unknown margin is never a tie. A candidate
+
+- passes if the upper bound of its rate of non-ties per prompt (including unknown margins) is below a limit
+  and its rate of ties is not much higher than that of the target alone;
+- fails if one of these is refuted, or if a margin is larger than noise explains;
+- is inconclusive otherwise; the report then says how many prompts would decide.
+
+If nothing depends on the batch, ``judge_exact`` requires equality.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipelines.reporting.rates import detection_probability, lower_bound, upper_bound
+from pipelines.reporting.section import Section, Table, Verdict
+from pipelines.validation.audit.arms import Arm, Audit, Difference
+from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit
+from pipelines.validation.distribution.families import alpha_of_each
+
+ALPHA = 1e-3
+"""Probability that a correct candidate fails, over all arms and reasons."""
+CONFIDENCE = 0.95
+NON_TIE_LIMIT = 0.01
+"""Limit of the share of prompts with a non-tie, which 299 prompts without one show."""
+TIE_RISE_LIMIT = 0.05
+"""Limit of the rate of ties less that of the target alone."""
+
+_KINDS = ("non-tie", "unknown", "tie")
+_NUM_LISTED = 20
+
+
+@dataclass(frozen=True)
+class _Count:
+    """Counts of the prompts that could be compared both in an arm and in the noise arm."""
+
+    num_prompts: int
+    by_kind: Mapping[str, list[Difference]]
+    num_tie_here_only: int
+    num_noise_only: int
+
+    def num(self, kind: str) -> int:
+        return len(self.by_kind[kind])
+
+
+def known_margins(arm: Arm) -> list[float]:
+    """Return the absolute margins of an arm's differences that are known."""
+    margins = [difference.margin for difference in arm.differences if difference and difference.margin]
+    return [abs(m.log_prob_difference) for m in margins if m.log_prob_difference is not None]
+
+
+def judge(
+    audit: Audit, non_tie_limit: float = NON_TIE_LIMIT, tie_rise_limit: float = TIE_RISE_LIMIT
+) -> list[Section]:
+    """Judge every candidate against the noise floor.
+
+    Args:
+        audit: All arms.
+        non_tie_limit: Limit of the rate of non-ties per prompt.
+        tie_rise_limit: Limit of the rate of ties less that of the target alone.
+
+    Returns:
+        The noise floor, which is not judged, and one section for each candidate.
+    """
+    noise_margins = known_margins(audit.noise)
+    limit = tie_limit(noise_margins)
+    alpha = alpha_of_each(ALPHA, 3 * len(audit.candidates))  # three reasons to fail
+    sections = [_noise_section(audit.noise, noise_margins, limit)]
+    for arm in audit.candidates:
+        count = _count(arm, audit.noise, limit)
+        sections.append(_judge(arm, count, noise_margins, limit, alpha, (non_tie_limit, tie_rise_limit)))
+    return sections
+
+
+def judge_exact(audit: Audit, non_tie_limit: float = NON_TIE_LIMIT) -> list[Section]:
+    """Judge by equality; the noise of the target is shown, but excuses nothing."""
+    margins = known_margins(audit.noise)
+    sections = [_noise_section(audit.noise, margins, tie_limit(margins))]
+    for arm in audit.candidates:
+        differences = [difference for difference in arm.differences if difference]
+        num_prompts = len(arm.differences) - len(arm.missing)
+        upper = upper_bound(len(differences), num_prompts, CONFIDENCE)
+        faults = [f"{len(differences)} answers differ from the target's own"] if differences else []
+        faults += _drafting_faults(arm)
+        doubts = _missing(arm)
+        if upper > non_tie_limit:
+            needed = _prompts_for(0, non_tie_limit)
+            doubts.append(
+                f"{num_prompts} prompts show a rate below {upper:.2%}, {needed} would show the limit"
+            )
+        verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
+        summary = (
+            f"{'; '.join(faults or doubts or ['all equal'])}. {num_prompts} prompts compared; rate of "
+            f"differences below {upper:.2%} ({CONFIDENCE:.0%} confidence, limit {non_tie_limit:.2%})."
+        )
+        document = {"prompts": num_prompts, "differ": len(differences), "upper_bound": upper}
+        table = _table([(difference, "differs") for difference in differences])
+        sections.append(
+            Section(f"Equality: {arm.name}", verdict, summary, table, _power(num_prompts), document)
+        )
+    return sections
+
+
+def _count(arm: Arm, noise: Arm, limit: float) -> _Count:
+    by_kind: dict[str, list[Difference]] = {kind: [] for kind in _KINDS}
+    num_prompts = num_tie_here_only = num_noise_only = 0
+    for index, (difference, noisy) in enumerate(zip(arm.differences, noise.differences, strict=True)):
+        if index in arm.missing or index in noise.missing:
+            continue
+        num_prompts += 1
+        is_tie = False
+        if difference is not None:
+            kind = _kind(difference, limit)
+            by_kind[kind].append(difference)
+            is_tie = kind == "tie"
+        num_tie_here_only += is_tie and noisy is None
+        num_noise_only += noisy is not None and not is_tie
+    return _Count(num_prompts, by_kind, num_tie_here_only, num_noise_only)
+
+
+def _kind(difference: Difference, limit: float) -> str:
+    if difference.margin is None:
+        return "non-tie"
+    if difference.margin.log_prob_difference is None:
+        return "unknown"
+    return "tie" if abs(difference.margin.log_prob_difference) <= limit else "non-tie"
+
+
+def _judge(
+    arm: Arm,
+    count: _Count,
+    noise_margins: list[float],
+    limit: float,
+    alpha: float,
+    limits: tuple[float, float],
+) -> Section:
+    non_tie_limit, tie_rise_limit = limits
+    num_prompts = count.num_prompts
+    title = f"First-divergence audit: {arm.name}"
+    if not num_prompts:
+        return Section(title, "inconclusive", "no prompt could be compared")
+    num_suspect = count.num("non-tie") + count.num("unknown")
+    num_equal = num_prompts - num_suspect - count.num("tie")
+    upper = upper_bound(num_suspect, num_prompts, CONFIDENCE)
+    pair = count.num_tie_here_only, count.num_noise_only, num_prompts
+    _, rise = rate_difference_bounds(*pair, CONFIDENCE)
+    faults = _drafting_faults(arm)
+    lower = lower_bound(count.num("non-tie"), num_prompts, 1 - alpha)
+    if lower > non_tie_limit:
+        faults.append(f"non-ties in more than {lower:.2%} of prompts")
+    if proven_rise := max(0.0, rate_difference_bounds(*pair, 1 - alpha)[0] - tie_rise_limit):
+        faults.append(f"ties are more frequent than in the target alone, {proven_rise:.1%} beyond the limit")
+    worst, chance = _most_surprising(count, noise_margins)
+    if chance * max(1, count.num("non-tie")) <= alpha:
+        faults.append(f"a margin of {worst:.3g} is beyond what noise explains (p = {chance:.1g})")
+    doubts = _missing(arm)
+    if upper > non_tie_limit:
+        needed = _prompts_for(num_suspect, non_tie_limit)
+        doubts.append(f"about {needed} prompts without a further non-tie would bound their rate")
+    if rise > tie_rise_limit:
+        doubts.append(_tie_prompts_needed(count, tie_rise_limit))
+    verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
+    reasons = f"{'; '.join(faults or doubts)}. " if faults or doubts else ""
+    summary = (
+        f"{reasons}{num_prompts} prompts: {num_equal} equal, {count.num('tie')} ties, "
+        f"{count.num('non-tie')} non-ties, {count.num('unknown')} of unknown margin. Non-ties and unknown "
+        f"margins in less than {upper:.2%} of prompts (limit {non_tie_limit:.2%}); ties above those of the "
+        f"target alone by less than {rise:.2%} (limit {tie_rise_limit:.2%}); confidence {CONFIDENCE:.0%}."
+    )
+    document = {
+        "prompts": num_prompts,
+        "equal": num_equal,
+        "ties": count.num("tie"),
+        "non_ties": count.num("non-tie"),
+        "unknown": count.num("unknown"),
+        "missing": len(arm.missing),
+        "tie_limit": limit,
+        "non_tie_rate_upper_bound": upper,
+        "tie_rise_upper_bound": rise,
+        "draft_tokens": arm.num_drafted,
+        "alpha": ALPHA,
+        "confidence": CONFIDENCE,
+    }
+    listed = [(difference, kind) for kind in _KINDS for difference in count.by_kind[kind]]
+    return Section(title, verdict, summary, _table(listed), _power(num_prompts), document)
+
+
+def _most_surprising(count: _Count, noise_margins: list[float]) -> tuple[float, float]:
+    """Return the largest margin of a non-tie and its probability under noise."""
+    margins = [
+        abs(difference.margin.log_prob_difference or 0.0)
+        for difference in count.by_kind["non-tie"]
+        if difference.margin
+    ]
+    worst = max(margins, default=0.0)
+    return worst, surprise(worst, noise_margins)
+
+
+def _drafting_faults(arm: Arm) -> list[str]:
+    return ["nothing was drafted, so nothing was tested"] if arm.num_drafted == 0 else []
+
+
+def _missing(arm: Arm) -> list[str]:
+    return [f"{len(arm.missing)} prompts could not be compared"] if arm.missing else []
+
+
+def _prompts_for(num_events: int, limit: float) -> int:
+    """Find the smallest number of prompts that bounds the rate of so many events below ``limit``."""
+    low, high = num_events, max(1, num_events)
+    while upper_bound(num_events, high, CONFIDENCE) > limit:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if upper_bound(num_events, middle, CONFIDENCE) > limit:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _tie_prompts_needed(count: _Count, limit: float) -> str:
+    """Say how many prompts bound the rise below the limit if the observed rates stay the same."""
+    for factor in (2**step for step in range(1, 20)):
+        pair = count.num_tie_here_only * factor, count.num_noise_only * factor
+        if rate_difference_bounds(*pair, count.num_prompts * factor, CONFIDENCE)[1] <= limit:
+            return (
+                f"about {count.num_prompts * factor} prompts would show that ties are not much more frequent"
+            )
+    return "ties are more frequent than in the target alone, by about the limit or more"
+
+
+def _power(num_prompts: int) -> str:
+    rates = (0.003, 0.01, 0.03)
+    seen = ", ".join(f"{rate:.1%}: {detection_probability(rate, num_prompts):.3f}" for rate in rates)
+    smallest = 1 - math.exp(math.log1p(-CONFIDENCE) / num_prompts) if num_prompts else 1.0
+    return (
+        f"Probability that {num_prompts} prompts detect a fault that affects a share of prompts: {seen}. "
+        f"Smallest share detected with {CONFIDENCE:.0%}: {smallest:.2%}."
+    )
+
+
+def _noise_section(noise: Arm, margins: list[float], limit: float) -> Section:
+    differences = [difference for difference in noise.differences if difference]
+    rule = (
+        f"a tie is a margin of at most {limit:.4g} (natural log), from {len(margins)} known margins"
+        if margins
+        else "without a known margin no difference counts as a tie; more prompts or a higher load would show "
+        "the noise, if there is any"
+    )
+    num_prompts = len(noise.differences) - len(noise.missing)
+    summary = (
+        f"{noise.name} differs from single requests in {len(differences)} of {num_prompts} prompts; {rule}."
+    )
+    document = {"prompts": num_prompts, "differ": len(differences), "margins": margins, "tie_limit": limit}
+    table = _table([(difference, "noise") for difference in differences])
+    return Section("Noise floor: the target alone twice", "info", summary, table, document=document)
+
+
+def _table(listed: list[tuple[Difference, str]]) -> Table | None:
+    if not listed:
+        return None
+    rows = []
+    for difference, kind in listed[:_NUM_LISTED]:
+        margin = "-"
+        if difference.margin:
+            known = difference.margin.log_prob_difference
+            margin = difference.margin.why_unknown if known is None else f"{known:.4g}"
+        rows.append(
+            (difference.prompt_id, kind, difference.place, difference.expected, difference.actual, margin)
+        )
+    if len(listed) > _NUM_LISTED:
+        rows.append((f"and {len(listed) - _NUM_LISTED} more", "", "", "", "", ""))
+    return Table(("prompt", "kind", "position", "target alone", "this answer", "margin"), tuple(rows))

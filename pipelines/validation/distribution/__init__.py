@@ -1,0 +1,1 @@
+"""Test whether unseeded answers follow the distribution of the target alone."""

@@ -1,0 +1,217 @@
+"""Judge whether unseeded answers of ``generate`` follow the distribution of the target alone.
+
+Both models answer the same prompts many times without a seed: ``generate`` by each rule of acceptance, and
+the target alone twice (A/A). Two tests compare each rule with the target: position by position
+(``prefix_test``) and by the Hamming discrepancy (``hamming_mmd``). The same tests on the two samples of the
+target show how equal distributions look on this server; if they reject, the results are not reliable.
+
+Detecting no difference does not prove equality, so a pass also requires the upper bound of the total
+variation at every position to be below a limit. Prefixes too rare to be compared, tokens merged as rare, and
+positions beyond the first few are not covered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import special
+
+from pipelines.reporting.section import Section, Table, Verdict
+from pipelines.validation.distribution.drawing import Arm, Draws
+from pipelines.validation.distribution.families import alpha_of_each
+from pipelines.validation.distribution.hamming_mmd import permutation_p_value
+from pipelines.validation.distribution.power import detectable_total_variation
+from pipelines.validation.distribution.prefix_test import PositionTest, SamplePair, compare_positions
+
+ALPHA = 1e-3
+"""Probability that a correct server fails, over all tests of all rules. A release is judged by one run, so
+this is 1 run in 1,000; the sampler itself is tested at 1e-9, where samples are cheap."""
+CONFIDENCE = 0.95
+POWER = 0.99
+LIMIT = 0.1
+"""Largest total variation per token that the bound may leave possible."""
+
+_PERMUTATIONS = 9999
+_PROBABILITY_OF_SUCCESS = 0.9  # that a correct server passes with the suggested number of answers
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All tests of one pair of arms.
+
+    Attributes:
+        positions: One test for each position.
+        discrepancy_p_value: P-value of the test of all tokens together.
+        alpha_each: Level of each test.
+    """
+
+    positions: tuple[PositionTest, ...]
+    discrepancy_p_value: float
+    alpha_each: float
+
+    @property
+    def rejections(self) -> list[str]:
+        """Tests that reject equal distributions, with their p-values."""
+        p_values = {f"token {test.position}": test.p_value for test in self.positions}
+        p_values["all tokens together"] = self.discrepancy_p_value
+        return [f"{name} (p = {p:.2g})" for name, p in p_values.items() if p <= self.alpha_each]
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the samples agree better than independent ones would."""
+        dof = sum(test.dof for test in self.positions)
+        statistic = sum(test.statistic for test in self.positions)
+        return dof > 0 and float(special.chdtr(dof, statistic)) <= self.alpha_each
+
+
+def compare(pairs: Sequence[SamplePair], num_families: int) -> Comparison:
+    """Run all tests on the answers of two models to the same prompts; families share alpha."""
+    positions = compare_positions(pairs)
+    alpha_each = alpha_of_each(ALPHA, num_families * (len(positions) + 1))
+    return Comparison(positions, permutation_p_value(pairs, _PERMUTATIONS), alpha_each)
+
+
+def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
+    """Compare each candidate with the target alone, and the target with itself.
+
+    Args:
+        draws: Answers of all arms.
+        limit: Largest total variation per token for which the bound passes.
+
+    Returns:
+        One section for each candidate.
+    """
+    num_rules = len(draws.candidates)
+    itself = compare(draws.target_against_itself, num_rules) if draws.smallest_sample() else None
+    return [_judge(candidate, itself, draws, limit) for candidate in draws.candidates]
+
+
+def _judge(arm: Arm, itself: Comparison | None, draws: Draws, limit: float) -> Section:
+    errors, num_answers = draws.errors_of(arm), draws.smallest_sample(arm)
+    if itself is None or num_answers == 0:
+        reason = f"there are no answers to compare: {errors[0]}"
+        return Section(_title(arm), "inconclusive", reason, document=draws.as_document())
+    candidate = compare(draws.against_target(arm), len(draws.candidates))
+    faults, doubts = draws.seed_faults(), []
+    if itself.rejections or itself.shares_noise:
+        doubts.append("the target alone differs from itself: its answers are not independent samples")
+    elif candidate.rejections:
+        faults.append(f"the distribution differs from the target's: {', '.join(candidate.rejections)}")
+    elif candidate.shares_noise:
+        doubts.append(
+            "the answers agree better than independent samples would: both models share their noise"
+        )
+    doubts += _doubts(candidate.positions, limit, num_answers)
+    if errors:
+        doubts.append(f"{len(errors)} answers are missing, the first due to: {errors[0]}")
+    bounds = ", ".join(f"{test.upper_bound(CONFIDENCE):.3f}" for test in candidate.positions)
+    verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
+    reasons = faults or doubts or ["no test finds a difference from the target alone"]
+    summary = (
+        f"{'; '.join(reasons)}. Total variation of the next token is below {bounds} (tokens 1 to "
+        f"{len(candidate.positions)}, {CONFIDENCE:.0%} confidence each; limit {limit:g}). "
+        f"{draws.seeds_seen()}"
+    )
+    document = draws.as_document() | {
+        "answers_per_prompt_and_model": num_answers,
+        "answers_missing": len(errors),
+        "alpha": ALPHA,
+        "confidence": CONFIDENCE,
+        "against_target": _comparison_document(candidate),
+        "target_against_itself": _comparison_document(itself),
+    }
+    return Section(_title(arm), verdict, summary, _table(candidate, itself), _power(candidate), document)
+
+
+def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -> list[str]:
+    untested = [str(test.position) for test in positions if not test.dof]
+    if untested:
+        return [f"token {', '.join(untested)}: no prefix has enough answers to compare"]
+    if all(test.upper_bound(CONFIDENCE) <= limit for test in positions):
+        return []
+    growth = max(test.growth_needed(limit, CONFIDENCE, _PROBABILITY_OF_SUCCESS) for test in positions)
+    needed = max(math.ceil(growth * num_answers), num_answers + 1)
+    return [
+        f"{num_answers} answers per prompt and model do not show a total variation below {limit:g}; "
+        f"about {needed} would ({_PROBABILITY_OF_SUCCESS:.0%} of the time if the distributions are equal)"
+    ]
+
+
+def _title(candidate: Arm) -> str:
+    return f"Distribution without a seed: {candidate.name}"
+
+
+_COLUMNS = (
+    "compared",
+    "prefixes",
+    "answers tested",
+    "no choice",
+    "merged as rare",
+    "chi-square / dof",
+    "p",
+    "p of A/A",
+    "TV below",
+    "A/A below",
+    "TV found",
+)
+
+
+def _table(candidate: Comparison, itself: Comparison) -> Table:
+    rows = []
+    for test, control in zip(candidate.positions, itself.positions, strict=True):
+        rows.append(
+            (
+                f"token {test.position}",
+                str(test.num_prefixes),
+                f"{test.share_tested:.0%}",
+                f"{test.share_certain:.0%}",
+                f"{test.merged_probability:.0%}",
+                f"{test.statistic:.1f} / {test.dof}",
+                f"{test.p_value:.2g}",
+                f"{control.p_value:.2g}",
+                f"{test.upper_bound(CONFIDENCE):.3f}",
+                f"{control.upper_bound(CONFIDENCE):.3f}",
+                f"{_detectable(test, candidate.alpha_each):.3f}",
+            )
+        )
+    p_values = f"{candidate.discrepancy_p_value:.2g}", f"{itself.discrepancy_p_value:.2g}"
+    rows.append(("all tokens together", "", "100%", "", "", "", *p_values, "", "", ""))
+    return Table(_COLUMNS, tuple(rows))
+
+
+def _power(candidate: Comparison) -> str:
+    found = ", ".join(f"{_detectable(test, candidate.alpha_each):.3f}" for test in candidate.positions)
+    return (
+        f"At family-wise alpha {ALPHA:g} a mean total variation of {found} (tokens 1 to "
+        f"{len(candidate.positions)}) is detected with probability {POWER} or more, whatever its form; the "
+        "comparison of all tokens together adds to that."
+    )
+
+
+def _detectable(test: PositionTest, alpha: float) -> float:
+    if not test.dof:
+        return 1.0
+    return min(1.0, detectable_total_variation(test.num_samples, test.dof, alpha, POWER))
+
+
+def _comparison_document(comparison: Comparison) -> dict[str, object]:
+    return {
+        "p_value_of_all_tokens_together": comparison.discrepancy_p_value,
+        "positions": [
+            {
+                "position": test.position,
+                "num_prefixes": test.num_prefixes,
+                "share_tested": test.share_tested,
+                "share_certain": test.share_certain,
+                "merged_probability": test.merged_probability,
+                "statistic": test.statistic,
+                "dof": test.dof,
+                "p_value": test.p_value,
+                "total_variation_upper_bound": test.upper_bound(CONFIDENCE),
+                "total_variation_detectable": _detectable(test, comparison.alpha_each),
+            }
+            for test in comparison.positions
+        ],
+    }

@@ -1,0 +1,226 @@
+"""Plan the passes of a proof, which cover every pair of levels of all dimensions.
+
+A pass sends many prompts in one way. The dimensions are sampling, draft length, load, arrivals, streaming,
+concurrent cancellations, and prefix cache; ``covering_array`` chooses the combinations. The target alone runs
+under the same loads (A/A), which distinguishes a difference due to speculation from one of the runtime.
+The ensemble comes last, once with each kind of sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.client import CompletionRequest
+from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
+from pipelines.command_line.prompts import Prompt
+from pipelines.validation.exact.covering import covering_array
+from pipelines.validation.exact.sampling_kinds import KINDS, request_of
+
+ADAPTIVE = "adaptive"
+"""Draft length in answers if the server chooses it in each round."""
+
+LOADS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Least amount of comparisons for which equality counts as shown.
+
+    Attributes:
+        max_rate: Share of diverging prompts that must be detected with 95 % probability.
+        num_tokens: Number of greedy tokens to compare, and as many seeded ones.
+    """
+
+    max_rate: float
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """Draft length of the requests of a pass, and the one that answers must report.
+
+    Attributes:
+        num_draft_tokens: Value in the request; None leaves the choice to the server.
+        used: Value that each answer must report: ``ADAPTIVE``, a number, or "" for the target alone.
+    """
+
+    num_draft_tokens: int | None
+    used: str
+
+    def __str__(self) -> str:
+        is_fixed_by_server = self.num_draft_tokens is None and self.used not in (ADAPTIVE, "")
+        return f"the server's {self.used}" if is_fixed_by_server else self.used
+
+
+NO_DRAFT = DraftLength(None, "")
+"""Draft length of the target alone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan of a proof.
+
+    Attributes:
+        prompts: Prompts, at least two: half of them use default parameters, half others.
+        max_tokens: Most output tokens per answer.
+        draft_lengths: Draft lengths to test; 0 runs the loop without a draft.
+        loads: Numbers of concurrent requests.
+        num_cold: Number of prompts of a pass with a cold cache, each of which needs its own answer of the
+            target alone.
+        num_alone: Number of prompts of a pass of the target alone or of the ensemble.
+        mean_gap_s: Mean time that each worker waits between two requests if arrivals are staggered.
+        goal: Goal at which the proof is complete.
+        kinds: Kinds of sampling, those of ``KINDS`` for which the server drafts.
+    """
+
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+    draft_lengths: tuple[DraftLength, ...]
+    loads: tuple[int, ...]
+    num_cold: int
+    num_alone: int
+    mean_gap_s: float
+    goal: Goal
+    kinds: tuple[str, ...] = KINDS
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One combination of levels.
+
+    Attributes:
+        number: Number of the pass from 0, which seeds its randomness.
+        model: ``generate``, ``generate_target`` or ``ensemble``.
+        kind: Kind of sampling, one of ``KINDS``.
+        draft_length: Draft length; ``NO_DRAFT`` for the target alone.
+        num_at_once: Number of concurrent requests.
+        is_staggered: Whether requests arrive at random times, not all together.
+        is_streaming: Whether answers are streamed.
+        with_cancellations: Whether other requests start and are cancelled meanwhile.
+        is_cold: Whether the server has never seen these prompts; else each was sent just before.
+    """
+
+    number: int
+    model: str
+    kind: str
+    draft_length: DraftLength
+    num_at_once: int
+    is_staggered: bool
+    is_streaming: bool
+    with_cancellations: bool
+    is_cold: bool
+
+    def __str__(self) -> str:
+        draft = "" if self.draft_length == NO_DRAFT else f" k={self.draft_length}"
+        words = [
+            f"{self.model}{draft} {self.kind} x{self.num_at_once}",
+            "staggered" if self.is_staggered else "",
+            "streamed" if self.is_streaming else "",
+            "cancels" if self.with_cancellations else "",
+            "cold" if self.is_cold else "warm",
+        ]
+        return " ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request of a pass.
+
+    Attributes:
+        prompt: Prompt of the request.
+        request: Request for the target alone; ``generate`` gets ``num_draft_tokens`` in addition.
+    """
+
+    prompt: Prompt
+    request: CompletionRequest
+
+
+def passes_of(plan: Plan) -> tuple[Pass, ...]:
+    """List all passes: the target alone under load, then draft and target together, then the ensemble."""
+    concurrent_loads = tuple(load for load in plan.loads if load > 1) or plan.loads
+    alone = _combinations(TARGET_ALONE, plan.kinds, (NO_DRAFT,), concurrent_loads, first_number=0)
+    together = _combinations(SPECULATIVE, plan.kinds, plan.draft_lengths, plan.loads, first_number=len(alone))
+    return (*alone, *together, *_through_ensemble(plan, first_number=len(alone) + len(together)))
+
+
+def _combinations(
+    model: str,
+    kinds: tuple[str, ...],
+    draft_lengths: Sequence[DraftLength],
+    loads: tuple[int, ...],
+    first_number: int,
+) -> tuple[Pass, ...]:
+    rows = covering_array((len(kinds), len(draft_lengths), len(loads), 2, 2, 2, 2))
+    return tuple(
+        Pass(
+            number=number,
+            model=model,
+            kind=kinds[row[0]],
+            draft_length=draft_lengths[row[1]],
+            num_at_once=loads[row[2]],
+            is_staggered=bool(row[3]),
+            is_streaming=bool(row[4]),
+            with_cancellations=bool(row[5]),
+            is_cold=bool(row[6]),
+        )
+        for number, row in enumerate(rows, start=first_number)
+    )
+
+
+def _through_ensemble(plan: Plan, first_number: int) -> tuple[Pass, ...]:
+    """Build one pass for each kind of sampling, at the highest load; every other one is streamed.
+
+    They run without cancellations: the ensemble finishes a request whose client has left, so cancelled
+    requests would take the places of those that are compared.
+    """
+    return tuple(
+        Pass(
+            number=number,
+            model=ENSEMBLE,
+            kind=kind,
+            draft_length=plan.draft_lengths[-1],
+            num_at_once=plan.loads[-1],
+            is_staggered=False,
+            is_streaming=place % 2 == 0,
+            with_cancellations=False,
+            is_cold=False,
+        )
+        for place, (number, kind) in enumerate(enumerate(plan.kinds, start=first_number))
+    )
+
+
+def questions_of(plan: Plan, asked: Pass, nonce: str) -> tuple[Question, ...]:
+    """Build the requests of a pass, at least as many as are concurrent.
+
+    Greedy passes use half of the prompts with default parameters and half with others; seeded passes the
+    other way round. So each prompt has two requests, and every pass of a kind sends the same ones. A pass
+    with a cold cache takes the next few of them, with a new first line. If there is only one kind, it uses
+    all prompts.
+
+    Args:
+        plan: Plan of the proof.
+        asked: Pass.
+        nonce: Text that is unique to this run.
+    """
+    pool = pool_of(plan.prompts, asked.kind) if len(plan.kinds) > 1 else list(enumerate(plan.prompts))
+    size = len(pool)
+    if asked.is_cold:
+        size = min(size, plan.num_cold)
+    elif asked.model != SPECULATIVE:
+        size = min(size, plan.num_alone)
+    start = asked.number * size if size < len(pool) else 0
+    questions = []
+    for place in range(max(size, asked.num_at_once)):
+        # A pass with too few prompts repeats them, to reach its load.
+        index, prompt = pool[(start + (place if asked.is_cold else place % size)) % len(pool)]
+        text = f"# {nonce} {asked.number}-{place}\n{prompt.text}" if asked.is_cold else prompt.text
+        sent = replace(prompt, text=text)
+        questions.append(Question(prompt, request_of(asked.kind, index, sent, plan.max_tokens)))
+    return tuple(questions)
+
+
+def pool_of(prompts: Sequence[Prompt], kind: str) -> list[tuple[int, Prompt]]:
+    """Return the prompts of a kind with their indices."""
+    first = {"greedy": 0, "greedy, parameters": 1, "seeded": 1, "seeded, parameters": 0}[kind]
+    return list(enumerate(prompts))[first::2]

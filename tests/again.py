@@ -1,0 +1,38 @@
+"""Runs the integration tests that failed in the last run once more, each alone and in a new process.
+
+Several tests run at once, each with servers of its own, on a machine that others share. If one of them fails
+there and passes alone, the machine decided it. The commit is then not refused, and the first failure stays in
+the log. Unit tests and proofs of exactness are not tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY_ROOT
+
+MAX_TESTS = 3  # more that fail at once have a cause in the code
+FOLDER = "tests/integration/"
+FAILED = ".pytest_cache/v/cache/lastfailed"
+
+
+def main() -> int:
+    """Return 0 if every test that failed passes alone."""
+    failed = sorted(json.loads((REPOSITORY_ROOT / FAILED).read_text()))
+    print(f"failed beside others: {', '.join(failed)}")
+    if not 0 < len(failed) <= MAX_TESTS or not all(test.startswith(FOLDER) for test in failed):
+        print(f"not tried again; only 1 to {MAX_TESTS} tests of {FOLDER} are")
+        return 1
+    for test in failed:
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
+        if subprocess.run(pytest, cwd=REPOSITORY_ROOT, check=False).returncode:
+            print(f"{test} fails alone, too")
+            return 1
+    print(f"passed alone; look for the reason in the log above: {', '.join(failed)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs for the environment `.venv-clients`, which use clients that others wrote."""

@@ -1,0 +1,131 @@
+"""Clients that compare every answer with the right one, and a tally of the results."""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pipelines.client import Client
+from pipelines.client.generation import Generation
+from pipelines.errors import DraftproofError, InternalError, RequestTimeoutError, ServerUnavailableError
+from tests.drills.traffic import said
+from tests.fault_drills.place import Place, Question
+
+EQUAL, WRONG, HUNG, LOST, CUT = "equal", "wrong", "hung", "lost", "cut"
+"""The target's answer; another answer; none in time; an end without an error; left by the client itself."""
+
+CONNECTION = "connection"
+"""The connection broke or was refused: not an error from the server, but one that a client sees."""
+
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The result of one request.
+
+    Attributes:
+        sent_s: On ``time.monotonic``'s clock.
+        ended_s: On the same clock.
+        outcome: One of the words above, or the class of a typed error.
+    """
+
+    sent_s: float
+    ended_s: float
+    outcome: str
+
+
+@dataclass
+class Tally:
+    """The results of all clients of a drill; grows while they ask."""
+
+    heard: list[Heard] = field(default_factory=list)
+
+    def note(self, sent_s: float, outcome: str) -> None:
+        """Add the result of a request that ends now."""
+        self.heard.append(Heard(sent_s, time.monotonic(), outcome))
+
+    def count(self, outcome: str, sent_after_s: float = -math.inf) -> int:
+        """Count requests with an outcome."""
+        return sum(each.outcome == outcome and each.sent_s > sent_after_s for each in self.heard)
+
+    @property
+    def failed(self) -> list[Heard]:
+        """Return the requests that ended in an error, typed or not."""
+        return [each for each in self.heard if each.outcome not in (EQUAL, WRONG, HUNG, LOST, CUT)]
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """Count the errors by class."""
+        return dict(sorted(collections.Counter(each.outcome for each in self.failed).items()))
+
+    def num_open(self, at_s: float) -> int:
+        """Count the requests that were open at a moment."""
+        return sum(each.sent_s < at_s < each.ended_s for each in self.heard)
+
+
+def outcome_of(answer: Callable[[], Generation], question: Question) -> str:
+    """Wait for an answer and classify it."""
+    try:
+        return EQUAL if said(answer()) == question.answer else WRONG
+    except DraftproofError as error:
+        return class_of(error)
+
+
+def class_of(error: DraftproofError) -> str:
+    """Classify an error as the client sees it."""
+    if isinstance(error, RequestTimeoutError):
+        return HUNG
+    if isinstance(error, InternalError) and error.what == "the server's answer is inconsistent":
+        return LOST
+    if isinstance(error, ServerUnavailableError) and error.what == "no server answers":
+        return LOST if "ended before the last response" in error.values else CONNECTION
+    return error.code
+
+
+def ask(client: Client, question: Question, model: str) -> str:
+    """Stream one answer."""
+    return outcome_of(lambda: client.stream(question.request, model).result(), question)
+
+
+@contextmanager
+def asking(
+    place: Place, models: Sequence[str], num_clients: int = 8, tally: Tally | None = None
+) -> Iterator[Tally]:
+    """Ask in the background; clients repeat what failed. The tally is complete when the block ends.
+
+    Args:
+        place: The place whose server is asked.
+        models: The models that the clients ask in turn.
+        num_clients: Half of them use gRPC, half HTTP.
+        tally: Gets the results.
+    """
+    tally, stop = tally or Tally(), threading.Event()
+
+    def work(number: int) -> None:
+        index = number * len(place.questions) // num_clients
+        model = models[number // 2 % len(models)]
+        with place.client(number) as client:
+            while not stop.is_set():
+                question = place.questions[index % len(place.questions)]
+                sent_s, outcome = time.monotonic(), ask(client, question, model)
+                tally.note(sent_s, outcome)
+                if outcome == EQUAL:
+                    index += 1
+                else:
+                    time.sleep(_RETRY_S)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield tally
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

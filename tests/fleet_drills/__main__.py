@@ -1,0 +1,115 @@
+"""Runs all drills of a fleet: ``python -m tests.fleet_drills`` (``make drills-fleet``).
+
+Exits with 0 if no answer was lost or wrong. ``--output`` writes all results as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.atomic_file import write_whole
+from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.program import stopped_by_signals
+from pipelines.reporting.conditions import conditions, engine_conditions
+from tests.fleet_drills.crowd import Asked, Crowd
+from tests.fleet_drills.place import NUM_SERVERS, Place
+
+FORMAT = 1
+_NUM_CLIENTS = 4  # of each server
+_BETWEEN_S = 2.0
+
+FAULTS: dict[str, Callable[[Place, int], None]] = {
+    "a server is killed": Place.kill,
+    "a server hangs": Place.hang,
+    "a server is drained": Place.drain,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    context = conditions("tests.fleet_drills", sys.argv[1:])
+    (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
+    results = []
+    with (
+        stopped_by_signals(),
+        tempfile.TemporaryDirectory(prefix="fleet-", dir=REPOSITORY_ROOT / ".run") as folder,
+        Place(Path(folder)) as place,
+    ):
+        crowd = Crowd(place.door.url)
+        for name, fault in FAULTS.items():
+            results.append({"drill": name, **_drill(place, crowd, fault, options.rounds)})
+            print(results[-1], flush=True)
+        context |= {"engines": engine_conditions({"target": place.target})}
+    document = {
+        "format": FORMAT,
+        "num_servers": NUM_SERVERS,
+        "num_clients": NUM_SERVERS * _NUM_CLIENTS,
+        "drills": results,
+        "conditions": context,
+    }
+    if options.output:
+        write_whole(options.output, json.dumps(document, indent=1) + "\n")
+    return int(any(result["num_lost"] or result["num_wrong"] for result in results))
+
+
+def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], rounds: int) -> dict[str, Any]:
+    """Let something happen to each server in turn, and say what clients noticed.
+
+    Args:
+        place: The servers.
+        crowd: The clients.
+        fault: What happens.
+        rounds: How often.
+    """
+    sessions = [place.sessions_of(number, _NUM_CLIENTS) for number in range(NUM_SERVERS)]
+    crowd.start([name for names in sessions for name in names])
+    faults: list[tuple[float, list[str]]] = []
+    for index in range(rounds):
+        time.sleep(_BETWEEN_S)
+        number = index % NUM_SERVERS
+        faults.append((time.monotonic(), sessions[number]))
+        fault(place, number)
+        place.restore(number)
+    asked = crowd.stop()
+    interrupted = [
+        each.pause_s(at_s)
+        for at_s, names in faults
+        for each in asked
+        if each.session_id in names and each.is_open(at_s)
+    ]
+    return {**_counts(asked), "rounds": rounds, "num_interrupted": len(interrupted), **_pauses(interrupted)}
+
+
+def _counts(asked: Sequence[Asked]) -> dict[str, Any]:
+    return {
+        "num_requests": len(asked),
+        "num_lost": sum(each.is_right is None for each in asked),
+        "num_wrong": sum(each.is_right is False for each in asked),
+        "errors": sorted({each.error for each in asked if each.error}),
+    }
+
+
+def _pauses(pauses_s: Sequence[float]) -> dict[str, float | None]:
+    return {
+        "median_pause_s": statistics.median(pauses_s) if pauses_s else None,
+        "longest_pause_s": max(pauses_s, default=None),
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fleet_drills", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=8, help="faults of each kind (%(default)s)")
+    parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

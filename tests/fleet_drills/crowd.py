@@ -1,0 +1,147 @@
+"""Clients that ask a front door without a pause, and compare every answer with the right one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+_TIMEOUT_S = 120.0
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "maxLength": 60},
+        "b": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["a", "b"],
+}
+_COMMON = {"max_tokens": 240, "return_token_ids": True, "logprobs": 2}
+QUESTIONS: tuple[dict[str, Any], ...] = (
+    *({**_COMMON, "prompt": f"def f{number}(", "temperature": 0, "ignore_eos": True} for number in range(8)),
+    *({**_COMMON, "prompt": f"def g{number}(", "seed": number, "ignore_eos": True} for number in range(8)),
+    *(
+        {
+            **_COMMON,
+            "prompt": f"class A{number}",
+            "seed": number,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
+        }
+        for number in range(8)
+    ),
+)
+"""Greedy, seeded and structured; every second request of each client is streamed."""
+
+Answer = tuple[str, list[int], list[float], str]
+"""Text, tokens, log probabilities and finish reason."""
+
+
+@dataclass
+class Asked:
+    """One request.
+
+    Attributes:
+        session_id: Its session.
+        is_right: Whether the answer is the right one; None if it did not arrive.
+        error: Why it did not arrive.
+        arrivals_s: When it was sent, and when each chunk arrived, on ``time.monotonic``'s clock.
+    """
+
+    session_id: str
+    is_right: bool | None = None
+    error: str = ""
+    arrivals_s: list[float] = field(default_factory=list)
+
+    def is_open(self, at_s: float) -> bool:
+        """Whether it was being answered at some time: the client had a part of the answer."""
+        return len(self.arrivals_s) > 2 and self.arrivals_s[1] < at_s < self.arrivals_s[-1]
+
+    def pause_s(self, from_s: float) -> float:
+        """Return the longest time without a chunk that ended after a time."""
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return max(after - before for before, after in pairs if after > from_s)
+
+
+class Crowd:
+    """One client for each session, on a thread of its own.
+
+    Attributes:
+        asked: All requests that have ended.
+
+    Args:
+        url: Address of the front door.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.asked: list[Asked] = []
+        self._url = f"{url}/v1/completions"
+        self._stops = threading.Event()
+        self._threads: list[threading.Thread] = []
+        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+            self._expected = [self._whole(client, question) for question in QUESTIONS]
+
+    def start(self, sessions: Sequence[str]) -> None:
+        """Begin to ask."""
+        self._stops.clear()
+        self._threads = [
+            threading.Thread(target=self._ask_on, args=(number, name), daemon=True)
+            for number, name in enumerate(sessions)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> list[Asked]:
+        """Wait for the last answers, and return all requests since ``start``."""
+        self._stops.set()
+        for thread in self._threads:
+            thread.join()
+        asked, self.asked = self.asked, []
+        return asked
+
+    def _ask_on(self, number: int, session_id: str) -> None:
+        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+            while not self._stops.is_set():
+                number += 1
+                asked = Asked(session_id)
+                question = {**QUESTIONS[number % len(QUESTIONS)], "session_id": session_id}
+                try:
+                    ask = self._streamed if number % 5 else self._whole
+                    answer = ask(client, question, asked.arrivals_s)
+                    asked.is_right = answer == self._expected[number % len(QUESTIONS)]
+                except (httpx.HTTPError, KeyError, ValueError) as error:
+                    asked.error = repr(error)[:300]
+                self.asked.append(asked)
+
+    def _whole(self, client: httpx.Client, question: dict[str, Any], arrivals_s: Any = ()) -> Answer:
+        reply = client.post(self._url, json=question)
+        return _joined(reply.raise_for_status().json()["choices"])
+
+    def _streamed(self, client: httpx.Client, question: dict[str, Any], arrivals_s: list[float]) -> Answer:
+        arrivals_s.append(time.monotonic())
+        choices = []
+        with client.stream("POST", self._url, json={**question, "stream": True}) as reply:
+            reply.raise_for_status()
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    arrivals_s.append(time.monotonic())
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise ValueError(event["error"]["message"])
+                    choices += event["choices"]
+        return _joined(choices)
+
+
+def _joined(choices: Sequence[dict[str, Any]]) -> Answer:
+    """Join the chunks of an answer; one without an end is incomplete."""
+    if not choices or not choices[-1]["finish_reason"]:
+        raise ValueError("the answer has no end")
+    text, ids, log_probs = "", [], []
+    for choice in choices:
+        text += choice["text"]
+        ids += choice["token_ids"]
+        log_probs += choice["logprobs"]["token_logprobs"]
+    return text, ids, log_probs, choices[-1]["finish_reason"]

@@ -1,0 +1,123 @@
+"""Two servers of the tests' pair and a front door, which are started again after each fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from build.repository import render_recipe
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.process import processes_with
+from pipelines.deploy.server import Server
+from pipelines.front_door.fleet.placement import servers_in_order
+from pipelines.front_door.fleet.server import FleetServer
+from tests.integration.conftest import tiny_recipe
+from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
+from tests.support.tiny_engines import build_tiny_pair
+
+NUM_SERVERS = 2
+HANGS_FOR_S = 8.0
+_RETURNS_WITHIN_S = 180.0
+
+
+class Place:
+    """The servers and the front door.
+
+    Attributes:
+        door: The front door.
+        target: Directory of the target's engine.
+
+    Args:
+        folder: For everything that is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        draft, self.target = build_tiny_pair(folder / "engines", draft="noisy")
+        self._directories = [
+            render_recipe(tiny_recipe("tiny"), draft, self.target, folder / f"server{number}").parent
+            for number in range(NUM_SERVERS)
+        ]
+        # A folder of its own: the processes of a server are found by their folder.
+        own = render_recipe(tiny_recipe("tiny"), draft, self.target, folder / "front_door").parent
+        self._ports = [Ports.free() for _ in self._directories]
+        self._servers = [self._start(number) for number in range(NUM_SERVERS)]
+        for server in self._servers:
+            server.wait_ready()
+        addresses = [self.address(number) for number in range(NUM_SERVERS)]
+        self.door: FrontDoorAlone = self._stack.enter_context(front_door_alone(own, folder, addresses))
+
+    def __enter__(self) -> Place:
+        """Return the place."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        self._stack.close()
+        for server in self._servers:
+            server.stop(kill_after_s=0)
+
+    def address(self, number: int) -> str:
+        """Return where the gRPC server of a server listens."""
+        return f"127.0.0.1:{self._ports[number].grpc}"
+
+    def sessions_of(self, number: int, count: int) -> list[str]:
+        """Return sessions that are answered by a server while all are ready."""
+        servers = [FleetServer(self.address(each), None, is_ready=True) for each in range(NUM_SERVERS)]  # type: ignore[arg-type]
+        names = (f"session {index}" for index in range(1000))
+        chosen = (
+            name
+            for name in names
+            if servers_in_order(servers, name.encode())[0].address == self.address(number)
+        )
+        return [next(chosen) for _ in range(count)]
+
+    def kill(self, number: int) -> None:
+        """Kill a server without a warning."""
+        os.kill(self._servers[number].process.pid, signal.SIGKILL)
+
+    def hang(self, number: int) -> None:
+        """Stop all processes of a server, and let them go on after ``HANGS_FOR_S``."""
+        processes = [process.pid for process, _ in processes_with(str(self._directories[number]))]
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(HANGS_FOR_S)
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
+
+    def drain(self, number: int) -> None:
+        """Tell a server to end, and wait until it has."""
+        process = self._servers[number].process
+        os.kill(process.pid, signal.SIGTERM)
+        while process.is_alive:
+            time.sleep(0.05)
+
+    def restore(self, number: int) -> None:
+        """Start a server again if it has ended, and wait until the front door uses it."""
+        if not self._servers[number].process.is_alive or not self._servers[number].is_ready():
+            self._servers[number].stop(kill_after_s=0)
+            self._servers[number] = self._start(number)
+            self._servers[number].wait_ready()
+        deadline_s = time.monotonic() + _RETURNS_WITHIN_S
+        while self._last_word(number) != "ready":
+            if time.monotonic() > deadline_s:
+                raise AssertionError(
+                    f"{self.address(number)} has not returned:\n{self.door.log.read_text()[-2000:]}"
+                )
+            time.sleep(0.05)
+
+    def _last_word(self, number: int) -> str:
+        """Return what the front door said last of a server: "ready", or "not ready"."""
+        told = [
+            line for line in self.door.log.read_text().splitlines() if f"{self.address(number)} is " in line
+        ]
+        return told[-1].rpartition(" is ")[2] if told else "ready"
+
+    def _start(self, number: int) -> Server:
+        return Server.start(self._directories[number], self._ports[number])

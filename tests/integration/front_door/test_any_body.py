@@ -1,0 +1,145 @@
+"""Tests of any body: each is answered, or refused with OpenAI's error object and the right status.
+
+hypothesis mixes the fields of the OpenAPI document with values of every type, and damages the bytes. A few
+with a fixed seed in ``make test``, a thousand with another seed at each run in ``make test-all``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.deploy.server import Server
+from tests.integration.front_door.conftest import MODEL, url_of
+from tests.integration.front_door.test_restart import front_door
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
+
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+}
+TEXTS = st.text(max_size=20) | st.sampled_from([MODEL, "user", "a" * 5000, "\0", "<|endoftext|>", "ä\u2028"])
+NUMBERS = (
+    st.integers(-3, 130)
+    | st.sampled_from([2**31, 2**32, 2**63, 2**64, 10**30, -(2**63) - 1])
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def posts(document: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the fields of each path with a body."""
+    schemas = document["components"]["schemas"]
+    found = {}
+    for path, methods in document["paths"].items():
+        if "post" in methods:
+            reference = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            found[path] = list(schemas[reference.rpartition("/")[2]]["properties"])
+    return found
+
+
+@st.composite
+def requests(draw: st.DrawFn, fields: dict[str, list[str]]) -> tuple[str, bytes]:
+    """Return a path and a body: a valid one with changed fields, perhaps damaged."""
+    path = draw(st.sampled_from(sorted(fields)))
+    changed = draw(st.dictionaries(st.sampled_from(fields[path]) | TEXTS, ANYTHING, max_size=4))
+    body = json.dumps({**VALID.get(path, {}), **changed}).encode()
+    kind = draw(st.sampled_from(["whole", "whole", "whole", "cut", "byte", "other"]))
+    place = draw(st.integers(0, len(body) - 1))
+    if kind == "cut":
+        return path, body[:place]
+    if kind == "byte":
+        return path, body[:place] + draw(st.binary(max_size=3)) + body[place + 1 :]
+    if kind == "other":
+        return path, draw(st.binary(max_size=50) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+    return path, body
+
+
+def check(response: httpx.Response) -> None:
+    """Check that a response is an answer, or OpenAI's error object with a status that fits."""
+    text = response.text
+    assert "Traceback" not in text and 'File "' not in text, text
+    if response.headers["Content-Type"].startswith("text/event-stream"):
+        *events, last = [line.partition("data: ")[2] for line in text.splitlines() if "data: " in line]
+        assert last == "[DONE]"
+        assert not any(json.loads(event).get("error") for event in events), text
+        return
+    document = response.json()
+    if response.status_code == 200:
+        assert document.get("error") is None  # /v1/responses always has it
+        return
+    assert response.status_code in (400, 404), text
+    error = document["error"]
+    assert set(error) == {"message", "type", "param", "code", "what", "values", "limit", "remedy"}
+    assert error["type"] == "invalid_request_error" and error["message"] and error["remedy"]
+    assert len(text) < 5000
+
+
+def send(server: Server, max_examples: int, *, is_repeated: bool) -> Counter[int]:
+    """Send bodies; return how many had each status."""
+    statuses: Counter[int] = Counter()
+    process, began = front_door(server), server.log.stat().st_size
+    with httpx.Client(base_url=url_of(server), timeout=60, trust_env=False) as client:
+        fields = posts(client.get("/openapi.json").json())
+        assert set(VALID) <= set(fields), "every path with a body is tried"
+
+        @settings(
+            max_examples=max_examples,
+            derandomize=is_repeated,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(requests(fields))
+        def try_one(sent: tuple[str, bytes]) -> None:
+            path, body = sent
+            response = client.post(path, content=body)
+            check(response)
+            statuses[response.status_code] += 1
+
+        try_one()
+    assert front_door(server) == process, "it was replaced"
+    written = server.log.read_bytes()[began:]
+    assert b"Traceback" not in written, written.decode()
+    return statuses
+
+
+def test_a_few_bodies(door: Server) -> None:
+    statuses = send(door, 100, is_repeated=True)
+    assert statuses[200] > 5 and statuses[400] > 20, statuses
+
+
+@pytest.mark.long
+def test_a_thousand_bodies(door: Server) -> None:
+    statuses = send(door, 1000, is_repeated=False)
+    assert statuses[200] > 50 and statuses[400] > 200, statuses
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (500, '{"error": {}}'),
+        (400, '{"detail": "no"}'),
+        (400, '{"error": {"message": "Traceback (most recent call last)"}}'),
+        (200, '{"error": {"message": "no"}}'),
+    ],
+)
+def test_what_is_not_openai_s_error_is_noticed(status: int, text: str) -> None:
+    """Negative controls of ``check``."""
+    response = httpx.Response(status, text=text, headers={"Content-Type": "application/json"})
+    with pytest.raises((AssertionError, KeyError)):
+        check(response)

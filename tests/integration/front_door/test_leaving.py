@@ -1,0 +1,126 @@
+"""Tests of clients that leave, read nothing, or send slowly: they hold nothing, and hold up nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pipelines.deploy.server import Server
+from tests.integration.conftest import MAX_BATCH_SIZE, MAX_QUEUE_SIZE, read_gauge, wait_until
+from tests.integration.front_door.conftest import events_of, post, url_of
+from tests.integration.test_disconnects import all_blocks_are_free, is_busy
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door leaving")]
+
+LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 480, "ignore_eos": True, "seed": 1}
+SETTINGS = "{write_timeout_s: 1.0, header_timeout_s: 1.0, body_timeout_s: 1.0, max_body_bytes: 100000}"
+
+
+@pytest.fixture(scope="module")
+def own(new_door: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
+    """Return a server with short times."""
+    with new_door(SETTINGS) as running:
+        yield running
+
+
+def num_whole(server: Server) -> float:
+    return read_gauge(server, "draftproof_itl_seconds_count", model="speculative")
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_client_that_leaves_a_stream_frees_its_places(own: Server, n: int) -> None:
+    def leave() -> bool:
+        """Leave a stream; return False if the server had answered it before."""
+        before = num_whole(own)
+        body = {**LONG, "stream": True, "n": n}
+        with httpx.stream(
+            "POST", f"{url_of(own)}/v1/completions", json=body, timeout=30, trust_env=False
+        ) as streamed:
+            next(streamed.iter_lines())
+        assert wait_until(lambda: all_blocks_are_free(own))
+        assert post(own, "/v1/completions", {"prompt": "a", "max_tokens": 8}).status_code == 200
+        assert wait_until(lambda: num_whole(own) > before)
+        return num_whole(own) == before + 1
+
+    assert any(leave() for _ in range(20))
+
+
+def test_a_client_that_leaves_before_its_answer_frees_its_place(own: Server) -> None:
+    def leave() -> bool:
+        before = num_whole(own)
+        with socket.create_connection(("127.0.0.1", own.ports.openai)) as client:
+            client.sendall(http_post(json.dumps({**LONG, "n": 4}).encode()))
+            was_busy = wait_until(lambda: is_busy(own), timeout_s=2)
+        assert wait_until(lambda: all_blocks_are_free(own))
+        return was_busy and num_whole(own) < before + 4
+
+    assert any(leave() for _ in range(20))
+
+
+def http_post(body: bytes, length: int | None = None) -> bytes:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_clients_that_never_read_are_disconnected_and_hold_up_nobody(own: Server) -> None:
+    body = {**LONG, "stream": True, "n": 2, "logprobs": 20, "return_token_ids": True}
+    expected = events_of(own, "/v1/completions", LONG)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket()) for _ in range(5)]
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", own.ports.openai))
+            client.sendall(http_post(json.dumps(body).encode()))
+        assert wait_until(lambda: num_unsent(own) > 0)
+        again = events_of(own, "/v1/completions", LONG)
+        assert texts(again) == texts(expected)
+        assert wait_until(lambda: all_blocks_are_free(own))
+        assert wait_until(lambda: num_unsent(own) == 0)
+
+
+def texts(events: list[Any]) -> str:
+    return "".join(event["choices"][0]["text"] for event in events[:-1])
+
+
+def num_unsent(server: Server) -> int:
+    """Return the bytes that the operating system still keeps for clients of the front door."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    queues = [fields[4] for fields in lines if fields[1].endswith(f":{server.ports.openai:04X}")]
+    return sum(int(each.partition(":")[0], 16) for each in queues)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", None),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", None),
+        (http_post(b'{"prompt"', length=50), b"408"),
+    ],
+    ids=["nothing", "half of the headers", "half of the body"],
+)
+def test_slow_senders_are_cut_off(own: Server, sent: bytes, status: bytes | None) -> None:
+    with socket.create_connection(("127.0.0.1", own.ports.openai), timeout=20) as client:
+        client.sendall(sent)
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer == b"" if status is None else answer.split()[1] == status
+
+
+def test_a_body_that_is_too_large_is_refused(own: Server) -> None:
+    refused = post(own, "/v1/completions", {"prompt": "a" * 100_001})
+    assert (refused.status_code, refused.json()["error"]["limit"]) == (413, "100000 bytes")
+
+
+def test_more_answers_than_the_server_takes_are_refused_as_invalid(own: Server) -> None:
+    limit = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
+    body = {"prompt": "a", "max_tokens": 2}
+    refused = post(own, "/v1/completions", {**body, "n": limit + 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["limit"].startswith(f"{limit},")
+    assert len(post(own, "/v1/completions", {**body, "n": limit}).json()["choices"]) == limit

@@ -1,0 +1,259 @@
+"""Tests of ``/v1/responses`` with OpenAI's own client: whole, streamed, with tools and forms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from openai.types.responses import Response, ToolChoiceAllowed
+
+from pipelines.deploy.server import Server
+from tests.integration.front_door.conftest import MODEL, post, url_of
+from tests.integration.front_door.test_tools import CALM, SCHEMA, Options, Weather, options
+
+pytestmark = pytest.mark.triton
+
+__all__ = ["options"]  # a fixture
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True},
+    {
+        "type": "function",
+        "name": "clock",
+        "parameters": {"type": "object", "maxProperties": 0},
+        "strict": None,
+    },
+]
+LOG_PROBS: Any = "message.output_text.logprobs"
+ASKED: Options = {"model": MODEL, "input": "import weather\nprint(", "max_output_tokens": 120}
+
+
+def with_options(options: Options, **changes: Any) -> Options:
+    """Return a request without spaces in JSON and without thoughts."""
+    extra = {**CALM, "seed": 5, "logit_bias": options["logit_bias"], **changes.pop("extra_body", {})}
+    return {**ASKED, "extra_body": extra, **changes}
+
+
+def test_a_text_is_that_of_chat(api: openai.OpenAI, options: Options) -> None:
+    response = api.responses.create(**with_options(options, max_output_tokens=9), instructions="Be brief.")
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": ASKED["input"]},
+    ]
+    chat = api.chat.completions.create(**{**options, "messages": messages, "max_completion_tokens": 9})
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage and chat.usage
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.usage.output_tokens == chat.usage.completion_tokens
+    assert (response.status, response.instructions) == ("incomplete", "Be brief.")
+    assert response.incomplete_details and response.incomplete_details.reason == "max_output_tokens"
+    assert response.model_extra and response.model_extra["seed"] == 5
+
+
+def test_events_of_a_stream_give_the_whole_response(api: openai.OpenAI, options: Options) -> None:
+    asked = with_options(options, tools=TOOLS[:1], tool_choice="required")
+    whole = api.responses.create(**asked)
+    stream = api.responses.create(**asked, stream=True)
+    events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert [call.arguments for call in last.response.output if call.type == "function_call"] == [
+        call.arguments for call in whole.output if call.type == "function_call"
+    ]
+    first = last.response.output[0]
+    assert first.type == "function_call"
+    deltas = [
+        event.delta
+        for event in events
+        if event.type == "response.function_call_arguments.delta" and event.item_id == first.id
+    ]
+    assert "".join(deltas) == first.arguments
+    json.loads(first.arguments)
+
+
+def test_the_clients_own_stream_keeps_up_with_text(api: openai.OpenAI, options: Options) -> None:
+    with api.responses.stream(**with_options(options)) as stream:
+        texts = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+    whole = api.responses.create(**with_options(options))
+    assert texts[-1] == whole.output_text
+
+
+def test_pydantic_forms_and_tools_are_parsed(api: openai.OpenAI, options: Options) -> None:
+    response = api.responses.parse(**with_options(options), text_format=Weather)
+    assert isinstance(response.output_parsed, Weather) and response.status == "completed"
+    tool: Any = openai.pydantic_function_tool(Weather)
+    flat = {"type": "function", **tool["function"]}
+    called = api.responses.parse(
+        **with_options(options, tools=[flat], tool_choice={"type": "function", "name": "Weather"})
+    )
+    [call] = called.output
+    assert call.type == "function_call"
+    Weather.model_validate_json(call.arguments)
+
+
+def test_some_tools_are_allowed_in_the_flat_form(api: openai.OpenAI, options: Options) -> None:
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "clock"}],
+    }
+    response = api.responses.create(**with_options(options, tools=TOOLS, tool_choice=choice))
+    assert {call.name for call in response.output if call.type == "function_call"} == {"clock"}
+    assert isinstance(response.tool_choice, ToolChoiceAllowed)
+    assert response.tool_choice.model_dump() == choice
+
+
+def test_log_probabilities_are_those_of_chat_whole_and_streamed(api: openai.OpenAI, options: Options) -> None:
+    asked = with_options(options, max_output_tokens=40, include=[LOG_PROBS], top_logprobs=2)
+    response = api.responses.create(**asked)
+    messages = [{"role": "user", "content": ASKED["input"]}]
+    chat = api.chat.completions.create(
+        **{**options, "messages": messages, "max_completion_tokens": 40}, logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
+    expected = [token.model_dump() for token in chat.choices[0].logprobs.content]
+    assert len(expected) == 40 and all(len(token["top_logprobs"]) == 2 for token in expected)
+    assert _log_probs(response) == expected and response.top_logprobs == 2
+    events = list(api.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    told = [token.model_dump() for delta in deltas for token in delta.logprobs]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert told == [token.model_dump() for token in done.logprobs] == expected
+    last = events[-1]
+    assert last.type == "response.incomplete" and _log_probs(last.response) == expected
+
+
+def test_log_probabilities_are_told_only_of_text_and_only_where_they_are_asked_for(
+    api: openai.OpenAI, options: Options
+) -> None:
+    """The random model never ends its thoughts."""
+    extra = {"chat_template_kwargs": {"enable_thinking": True}}
+    for changes, num_told in (
+        ({"include": [LOG_PROBS]}, 9),
+        ({}, 0),
+        ({"include": ["reasoning.encrypted_content"]}, 0),
+    ):
+        asked = with_options(options, max_output_tokens=9, **changes)
+        assert len(_log_probs(api.responses.create(**asked))) == num_told
+        thinking = with_options(
+            options, max_output_tokens=9, tools=TOOLS, tool_choice="none", extra_body=extra, **changes
+        )
+        assert [item.type for item in api.responses.create(**thinking).output] == ["reasoning"]
+        tokens = [
+            token
+            for event in api.responses.create(**thinking, stream=True)
+            for token in getattr(event, "logprobs", [])
+        ]
+        assert tokens == []
+
+
+def _log_probs(response: Response) -> list[Any]:
+    """Return the log probabilities of the text of a response."""
+    [message] = response.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    return [token.model_dump() for token in message.content[0].logprobs or []]
+
+
+def test_the_async_client_streams_a_form(door: Server, options: Options) -> None:
+    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+
+    async def text() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none", max_retries=0) as api:
+            stream = await api.responses.create(**with_options(options, text={"format": form}), stream=True)
+            return "".join(
+                [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            )
+
+    jsonschema.validate(json.loads(asyncio.run(text())), SCHEMA)
+
+
+def test_items_of_earlier_responses_are_rendered_as_messages_of_chat(
+    api: openai.OpenAI, door: Server, options: Options
+) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"role": "user", "content": "time?"},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "x"}],
+        },
+        {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": "{}", "id": "fc_1"},
+        {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}", "id": "fc_2"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "noon"},
+        {"type": "function_call_output", "call_id": "call_2", "output": "one"},
+    ]
+    response = api.responses.create(
+        **with_options(options, input=items, tools=TOOLS, tool_choice="none", max_output_tokens=4)
+    )
+    call = {"type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "time?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}],
+        },
+        {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "one", "tool_call_id": "call_2"},
+    ]
+    tools = [
+        {"type": "function", "function": {key: tool[key] for key in ("name", "parameters")}} for tool in TOOLS
+    ]
+    body = {"messages": messages, "tools": tools, **CALM}
+    assert response.usage
+    assert response.usage.input_tokens == post(door, "/tokenize", body).json()["count"]
+
+
+def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
+    extra = {"chat_template_kwargs": {"enable_thinking": True}}
+    asked = with_options(options, tools=TOOLS, tool_choice="none", extra_body=extra)
+    response = api.responses.create(**asked)
+    [item] = response.output
+    assert item.type == "reasoning" and item.content and item.status == "incomplete"
+    assert response.usage
+    assert response.usage.output_tokens_details.reasoning_tokens == response.usage.output_tokens == 120
+    kinds = {event.type for event in api.responses.create(**asked, stream=True)}
+    assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": [LOG_PROBS], "top_logprobs": 21}, "num_log_probs"),
+        ({"include": LOG_PROBS}, "include"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(door: Server, changes: Any, param: str) -> None:
+    response = post(door, "/v1/responses", {**ASKED, **changes})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), (
+        error
+    )
+    assert error["remedy"]
+
+
+def test_what_is_refused_in_a_stream_has_its_status(door: Server) -> None:
+    response = post(door, "/v1/responses", {**ASKED, "stream": True, "temperature": -1})
+    assert response.status_code == 400

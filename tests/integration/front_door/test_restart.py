@@ -1,0 +1,135 @@
+"""Tests of a front door whose process dies or hangs: it is replaced, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+
+import httpx
+import pytest
+
+from pipelines.client import CompletionRequest
+from pipelines.deploy.process import ProcessIdentity, processes_with
+from pipelines.deploy.server import Server
+from tests.integration.conftest import grpc_client, wait_until
+from tests.integration.front_door.conftest import UNREAD, post, url_of
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door restarts")]
+
+
+@pytest.fixture(scope="module")
+def own(new_door: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
+    with new_door() as running:
+        yield running
+
+
+def front_door(server: Server) -> ProcessIdentity:
+    """Return the process of the front door."""
+    [process] = [
+        process
+        for process, command in processes_with(str(server.directory))
+        if b"pipelines.front_door" in command
+    ]
+    return process
+
+
+def is_healthy(server: Server) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url_of(server)}/health", timeout=1, trust_env=False).status_code == 200
+    return False
+
+
+def metrics(server: Server) -> str:
+    return httpx.get(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=60, trust_env=False).text
+
+
+def gauge(server: Server, name: str) -> int:
+    [found] = re.findall(rf"^draftproof_front_door_{name} (\d+)$", metrics(server), re.MULTILINE)
+    return int(found)
+
+
+def num_restarts(server: Server) -> int:
+    return gauge(server, "restarts_total")
+
+
+def test_a_process_that_is_killed_is_replaced(own: Server) -> None:
+    before, killed = num_restarts(own), front_door(own)
+    url = f"{url_of(own)}/v1/completions"
+    with httpx.stream("POST", url, json=UNREAD, timeout=120, trust_env=False) as streamed:
+        lines = streamed.iter_lines()
+        assert next(lines).startswith("data: ")
+        os.kill(killed.pid, signal.SIGKILL)
+        with pytest.raises(httpx.HTTPError):  # the end of the chunks is missing
+            list(lines)
+    # Waits in the listening socket, which the gateway owns, until there is a process again.
+    assert post(own, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert front_door(own) != killed
+    assert num_restarts(own) == before + 1
+    assert wait_until(lambda: gauge(own, "answers") == 1)
+
+
+def test_clients_of_other_protocols_do_not_notice(own: Server) -> None:
+    request = CompletionRequest("def f(", max_tokens=64, seed=3, temperature=1.0, end_id=-1)
+    with grpc_client(own) as client:
+        expected = client.generate(request, "router").output_ids
+        with client.stream(request, "router") as stream:
+            next(stream)
+            os.kill(front_door(own).pid, signal.SIGKILL)
+            assert stream.result().output_ids == expected
+    assert wait_until(lambda: is_healthy(own))
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_replaced(own: Server) -> None:
+    # Before its first answer it would have the time of a start.
+    assert wait_until(lambda: gauge(own, "answers") == 1)
+    before, stopped = num_restarts(own), front_door(own)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert wait_until(lambda: num_restarts(own) > before), own.log.read_text()[-3000:]
+    assert wait_until(lambda: is_healthy(own))
+    assert not stopped.is_alive
+
+
+def test_a_gateway_that_is_killed_leaves_no_front_door(
+    new_door: Callable[..., AbstractContextManager[Server]],
+) -> None:
+    with new_door() as server:
+        process = front_door(server)
+        os.kill(server.process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not process.is_alive)
+
+
+def test_a_drain_finishes_what_runs_and_refuses_the_rest(
+    new_door: Callable[..., AbstractContextManager[Server]],
+) -> None:
+    with new_door() as server:
+        url = f"{url_of(server)}/v1/completions"
+        whole = post(server, "/v1/completions", {**UNREAD, "seed": 5, "stream": False}).json()
+        with httpx.Client(base_url=url_of(server), timeout=120, trust_env=False) as other:
+            assert other.get("/health").status_code == 200
+            with httpx.stream(
+                "POST", url, json={**UNREAD, "seed": 5}, timeout=120, trust_env=False
+            ) as streamed:
+                lines = streamed.iter_lines()
+                first = next(lines)
+                os.kill(server.process.pid, signal.SIGTERM)
+                assert wait_until(lambda: other.get("/health").status_code == 503)
+                refused = other.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+                is_still_open = server.process.is_alive
+                rest = [line for line in lines if line]
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["error"]["what"] == "the server is shutting down"
+        assert is_still_open
+        assert rest[-1] == "data: [DONE]"
+        texts = dict.fromkeys(range(8), "")
+        for line in (first, *rest[:-1]):
+            [choice] = httpx.Response(200, content=line.removeprefix("data: ")).json()["choices"]
+            texts[choice["index"]] += choice["text"]
+        assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+        began_s = time.monotonic()
+        assert wait_until(lambda: not server.process.is_alive)
+        assert time.monotonic() - began_s < 45, "it did not wait for the whole drain_s"

@@ -1,0 +1,92 @@
+"""Tests of a server whose draft has another tokenizer: each answer is the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.token_overlap.partly_shared import share_part
+from build.engines import build_engines
+from build.recipe import parse_recipe
+from build.rendering.template_values import calibration_file
+from build.repository import render_recipe
+from pipelines.client import Client, CompletionRequest
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.server import Server
+from tests.integration.conftest import grpc_client, target_alone
+from tests.support.checkpoints import make_checkpoint
+from tests.support.tiny_engines import TINY_CALIBRATION
+
+pytestmark = pytest.mark.triton
+
+PROMPT = "def add(first, second):\n    return first + second\n\n" * 3
+GREEDY = CompletionRequest(PROMPT, max_tokens=48, end_id=-1)
+SAMPLED = replace(GREEDY, temperature=0.9, top_k=200, seed=3)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("pair")
+    make_checkpoint(folder / "target")
+    share_part(folder / "target", folder / "draft", 1500)
+    raw = {
+        "name": "shared",
+        "target": {"checkpoint": str(folder / "target"), "kv_cache": {"num_blocks": 128}},
+        "draft": {"checkpoint": str(folder / "draft"), "kv_cache": {"num_blocks": 128}},
+        "serving": {"max_batch_size": 4, "max_num_tokens": 128, "max_seq_len": 256},
+    }
+    path = folder / "shared.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    recipe = parse_recipe(raw, path)
+    built = build_engines(recipe, folder / "engines", lambda line: None)
+    engines = Path(built["draft"]), Path(built["target"])
+    TINY_CALIBRATION.write(calibration_file(*engines))
+    run = render_recipe(recipe, *engines, folder / "r").parent
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        with grpc_client(server) as client:
+            yield client
+
+
+@pytest.mark.parametrize("request_", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_draft_tokens", [None, 1, 4, 8])
+def test_an_answer_is_the_targets_own(
+    client: Client, request_: CompletionRequest, num_draft_tokens: int | None
+) -> None:
+    alone = target_alone(client, request_)
+    answer = client.generate(replace(request_, num_draft_tokens=num_draft_tokens))
+    assert answer.output_ids == alone.output_ids and answer.text == alone.text
+    assert answer.total_draft_tokens > 0
+    assert num_draft_tokens is None or answer.total_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("request_", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_streams_and_stop_words_are_the_targets_own(client: Client, request_: CompletionRequest) -> None:
+    alone = target_alone(client, request_)
+    with client.stream(replace(request_, num_draft_tokens=4)) as stream:
+        streamed = "".join(chunk.text for chunk in stream)
+    assert streamed == alone.text
+    word = next(part for part in alone.text.split() if part.isascii() and len(part) > 1)
+    stopped = client.generate(replace(request_, num_draft_tokens=4, stop_words=(word,)))
+    assert stopped.text == alone.text[: alone.text.index(word)] and stopped.finish_reason == "stop"
+    banned = replace(request_, bad_words=(word,))
+    answer = client.generate(replace(banned, num_draft_tokens=4))
+    assert answer.output_ids == target_alone(client, banned).output_ids and word not in answer.text
+
+
+@pytest.mark.parametrize(("length", "drafts"), [(120, True), (130, False)])
+def test_the_target_goes_on_where_the_context_is_too_long_for_the_draft(
+    client: Client, length: int, drafts: bool
+) -> None:
+    """The draft lacks this token, which takes two of its 256 positions."""
+    long = replace(GREEDY, prompt="ing" * length, max_tokens=40)
+    alone = target_alone(client, long)
+    answer = client.generate(replace(long, num_draft_tokens=4))
+    assert answer.output_ids == alone.output_ids
+    assert (answer.total_draft_tokens > 0) == drafts and answer.drafted_per_round[-1] == 0
+    again = client.generate(replace(GREEDY, num_draft_tokens=4))
+    assert again.total_draft_tokens > 0, "the draft is not paused"

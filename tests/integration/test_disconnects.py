@@ -1,0 +1,237 @@
+"""Tests of clients that disconnect, full queues and dying servers: no client hangs and nothing leaks."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.grpc
+
+from pipelines.client import Client, CompletionRequest
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.server import Server
+from pipelines.deploy.triton.place import prefix_of
+from pipelines.errors import (
+    DraftproofError,
+    ServerBusyError,
+    ServerStartError,
+)
+from tests.integration.conftest import (
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_SIZE,
+    grpc_client,
+    http_client,
+    kserve_inputs,
+    post,
+    read_gauge,
+    wait_until,
+)
+
+pytestmark = pytest.mark.triton
+
+
+def num_free_blocks(server: Server, model: str, engine: str) -> float:
+    return read_gauge(server, "draftproof_kv_blocks_free", model=model, engine=engine)
+
+
+def all_blocks_are_free(server: Server) -> bool:
+    model = "speculative"
+    return all(
+        num_free_blocks(server, model, engine)
+        == read_gauge(server, "draftproof_kv_blocks", model=model, engine=engine)
+        for engine in ("draft", "target")
+    ) and not read_gauge(server, "draftproof_requests_running", model=model, engine="target")
+
+
+def is_busy(server: Server) -> bool:
+    running = read_gauge(server, "draftproof_requests_running", model="speculative")
+    return running > 0 or not all_blocks_are_free(server)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_model"), [("generate", "speculative"), ("generate_target", "target")]
+)
+def test_a_client_that_leaves_a_stream_gives_its_blocks_back(
+    client: Client, server: Server, model: str, engine_model: str
+) -> None:
+    def num_whole() -> float:
+        return read_gauge(server, "draftproof_itl_seconds_count", model=engine_model)
+
+    def leave() -> bool:
+        """Leave a stream; return False if the server had answered it before."""
+        before = num_whole()
+        with client.stream(CompletionRequest("def f(", max_tokens=450, end_id=-1), model) as stream:
+            next(stream)
+        assert wait_until(lambda: all_blocks_are_free(server))
+        assert client.stream(CompletionRequest("def main(", max_tokens=8, end_id=-1), model).result().text
+        assert wait_until(lambda: num_whole() > before)
+        return num_whole() == before + 1
+
+    assert any(leave() for _ in range(30))
+
+
+def test_a_client_that_leaves_the_queue_is_noticed_while_it_waits(client: Client, server: Server) -> None:
+    def num_waiting() -> float:
+        return read_gauge(server, "draftproof_requests_waiting", model="speculative", engine="pair")
+
+    def leave_the_queue() -> bool:
+        """Cancel a waiting request; return False if a fast machine had answered the others before."""
+        streams = [client.stream(CompletionRequest("def f(", max_tokens=480, end_id=-1)) for _ in range(5)]
+        for stream in streams[:MAX_BATCH_SIZE]:
+            next(stream)
+        was_waiting = wait_until(lambda: num_waiting() == 1, timeout_s=0.5)
+        streams.pop().close()
+        left = wait_until(lambda: num_waiting() == 0, timeout_s=2)
+        others_run = read_gauge(server, "draftproof_requests_running", model="speculative", engine="pair") > 0
+        for stream in streams:
+            stream.close()
+        assert wait_until(lambda: all_blocks_are_free(server))
+        return was_waiting and left and others_run
+
+    assert any(leave_the_queue() for _ in range(10))
+
+
+def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) -> None:
+    def cancel() -> bool:
+        """Cancel a call; return False if the server had answered it before."""
+        errors: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        call = kserve.async_infer(
+            "generate_unary", kserve_inputs(b"def main(", 480), lambda result, error: errors.put(error)
+        )
+        was_busy = wait_until(lambda: is_busy(server), timeout_s=5)
+        call.cancel()
+        was_cancelled = errors.get(timeout=60) is not None
+        assert wait_until(lambda: all_blocks_are_free(server))
+        return was_busy and was_cancelled
+
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
+        assert any(cancel() for _ in range(20))
+
+
+def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> None:
+    num_requests = MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 6
+    answered_s: list[float] = []
+    refused_s: list[float] = []
+    deadline_s = time.monotonic() + 60
+
+    def ask(number: int, client: Client) -> None:
+        """Ask until one request was refused: a fast machine answers before all have asked."""
+        while not refused_s and time.monotonic() < deadline_s:
+            began_s = time.monotonic()
+            try:
+                request = CompletionRequest(f"def f{number}(", max_tokens=400, end_id=-1)
+                generation = client.generate(request)
+            except ServerBusyError as error:
+                assert f"max_queue_size={MAX_QUEUE_SIZE}" in str(error)
+                refused_s.append(time.monotonic() - began_s)
+            else:
+                assert len(generation.output_ids) == 400
+                answered_s.append(time.monotonic() - began_s)
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(grpc_client(server)) for _ in range(num_requests)]
+        with ThreadPoolExecutor(num_requests) as pool:
+            list(pool.map(ask, range(num_requests), clients))
+    assert refused_s
+    assert len(answered_s) >= MAX_BATCH_SIZE + MAX_QUEUE_SIZE
+    assert statistics.median(refused_s) < statistics.median(answered_s)
+    assert wait_until(lambda: all_blocks_are_free(server))
+
+
+def test_a_request_can_be_stopped_by_its_id(server: Server) -> None:
+    outcome: dict[str, httpx.Response] = {}
+    body = {"id": "mine", "input_ids": [5, 6], "input_lengths": 2, "request_output_len": 480}
+    for _ in range(20):  # the request may be answered before the first stop arrives
+        thread = threading.Thread(target=lambda: outcome.update(reply=post(server, body, "speculative")))
+        thread.start()
+        while thread.is_alive():
+            post(server, {**body, "stop": True}, "speculative")
+        if "request_cancelled" in outcome["reply"].text:
+            return
+    raise AssertionError(outcome["reply"].text)
+
+
+def models_of(server: Server) -> list[str]:
+    """Return the processes of the server's models."""
+    found = subprocess.run(["pgrep", "-f", f"^{server.directory}/backends"], capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def test_a_killed_server_leaves_no_client_waiting(render: Callable[..., Path]) -> None:
+    server = Server.start(render("tiny-killed", "generate"), Ports.free())
+    try:
+        server.wait_ready()
+        with grpc_client(server) as grpc, http_client(server) as http:
+            streams = [
+                client.stream(CompletionRequest("def main(", max_tokens=480)) for client in (grpc, http)
+            ]
+            for stream in streams:
+                next(stream)
+            os.kill(server.process.pid, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(DraftproofError):
+                    stream.result()
+            # the client reports this without a server being started
+            assert wait_until(lambda: not models_of(server))
+            assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix_of(server.directory)}*")))
+            assert not grpc.is_ready()
+    finally:
+        server.stop()
+    assert wait_until(lambda: not models_of(server))
+
+
+def test_a_server_that_is_stopped_under_streams_ends_in_good_order(
+    render: Callable[..., Path],
+) -> None:
+    """Clients ask until they get an error; no call may keep Triton from unloading its model."""
+    patience_s = 30  # unloading is slow on a busy machine; a blocked model would never unload
+    server = Server.start(render("tiny-stopped", "generate"), Ports.free(), exit_timeout_s=patience_s)
+    refusals: list[str] = []
+
+    def ask(client: Client) -> None:
+        while True:
+            try:
+                client.stream(CompletionRequest("def f(", max_tokens=64, end_id=-1)).result()
+            except DraftproofError as error:
+                refusals.append(str(error))
+                return
+
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        server.wait_ready()
+        clients = [stack.enter_context(grpc_client(server)) for _ in range(MAX_BATCH_SIZE + MAX_QUEUE_SIZE)]
+        with ThreadPoolExecutor(len(clients)) as pool:
+            asking = [pool.submit(ask, client) for client in clients]
+            time.sleep(1)
+            assert not refusals
+            assert server.stop(kill_after_s=patience_s + 15)
+            for each in asking:
+                each.result()
+    assert len(refusals) == len(clients)
+    log = server.log.read_text(encoding="utf-8", errors="replace")
+    assert "Exit timeout expired" not in log, log[-2000:]
+
+
+def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[..., Path]) -> None:
+    from pipelines.deploy.ports import Ports
+
+    directory = render("tiny-broken", "generate")
+    config = directory / "model_repository" / "speculative" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace('value: { string_value: "128" }', 'value: { string_value: "many" }'))
+    assert config.read_text() != text
+    server = Server.start(directory, Ports.free())
+    with pytest.raises(ServerStartError, match="has an invalid parameter"):
+        server.wait_ready()
+    assert Server.running(directory) is None

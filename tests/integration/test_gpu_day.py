@@ -1,0 +1,114 @@
+"""Tests of the GPU day from end to end: real commands and Triton, stand-ins for what needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import REPOSITORY_ROOT
+from tests.support.demo_prompts import DEMO_PROMPTS
+from tests.support.modelopt_in_process import worker
+from tests.support.stand_in_gpu_machine import H100, GpuMachine
+from tests.support.stand_in_machine import StandInMachine
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.long]
+
+_LIMIT_S = 1500
+# A tensorrt_llm package as the audit reads that of 1.2.1: it knows one of the two spellings.
+_LLM_ARGS = """
+class DecodingBaseConfig:
+    @classmethod
+    def from_dict(cls, settings):
+        if settings["decoding_type"] != "DraftTarget":
+            raise ValueError(f"Invalid decoding type: {settings['decoding_type']}")
+        return cls()
+"""
+
+
+def machine_with_h100(folder: Path, *, has_docker: bool) -> GpuMachine:
+    """A machine with docker and NVIDIA's image, or the inside of a container of that image."""
+    machine = GpuMachine(folder / "machine")
+    machine.install("nvidia-smi")
+    machine.set_gpus(H100)
+    builder = StandInMachine(folder / "builder")
+    if has_docker:
+        machine.install_container_runtime("docker", serves=True)
+        builder.install_container_runtime("docker")
+        (folder / "machine" / "container_of_a_build").symlink_to(builder.bin / "docker")
+        packages = folder / "builder" / "image" / "packages"
+    else:
+        machine.install("mpirun")
+        machine.install_triton(serves=True)
+        (machine.programs / "trtllm-build").symlink_to(builder.install("1.2.1"))
+        packages = builder.bin / "packages"
+    (packages / "tensorrt_llm" / "llmapi").mkdir(parents=True)
+    (packages / "tensorrt_llm" / "__init__.py").write_text('__version__ = "1.2.1"\n')
+    (packages / "tensorrt_llm" / "llmapi" / "__init__.py").write_text("")
+    (packages / "tensorrt_llm" / "llmapi" / "llm_args.py").write_text(_LLM_ARGS)
+    return machine
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Iterator[Path]:
+    """The demonstration pair under a name of its own, whose engines and runs go away."""
+    document = yaml.safe_load((REPOSITORY_ROOT / "build/recipes/demo.yaml").read_text(encoding="utf-8"))
+    name = f"gpu-day-{os.getpid()}"
+    path = tmp_path / f"{name}.yaml"
+    changes = {"name": name, "prompts": str(DEMO_PROMPTS)}
+    path.write_text(yaml.safe_dump({**document, **changes}), encoding="utf-8")
+    yield path
+    for folder in (f"engines/{name}", f".run/{name}", f".run/{name}-gpu-day"):
+        shutil.rmtree(REPOSITORY_ROOT / folder, ignore_errors=True)
+
+
+def run_day(machine: GpuMachine, recipe: Path, output: Path) -> tuple[int, dict[str, Any]]:
+    environment = {**os.environ, **machine.variables()}
+    environment["PATH"] = f"{machine.programs}:/usr/bin:/bin"
+    command = [sys.executable, "-m", "tests.gpu", "--recipe", str(recipe), "--output", str(output)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY_ROOT, env=environment, text=True, timeout=_LIMIT_S, capture_output=True
+    )
+    print(done.stdout, done.stderr)
+    return done.returncode, json.loads(output.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("has_docker", [False, True], ids=["in the container", "with docker"])
+def test_the_whole_day(has_docker: bool, recipe: Path, tmp_path: Path) -> None:
+    worker()
+    machine = machine_with_h100(tmp_path, has_docker=has_docker)
+    _, document = run_day(machine, recipe, tmp_path / "result.json")
+    steps = {step["name"]: step for step in document["steps"]}
+    passing = (
+        "machine quantize preflight engines built repository serve memory sampling image-user bench stop"
+    )
+    assert {name: steps[name]["state"] for name in passing.split()} == dict.fromkeys(
+        passing.split(), "passed"
+    )
+    assert steps["verify"]["state"] in ("passed", "inconclusive")
+    assert steps["verify"]["finding"]["verdict"] in ("pass", "inconclusive")
+    assert steps["log-probs"]["state"] == "passed", steps["log-probs"]["finding"]
+    assert steps["llm-api"]["finding"]["said"]["Draft_Target"].startswith("refused")
+    assert steps["tokenizers"]["state"] == "inconclusive"  # no published checkpoint here
+    assert document["conditions"]["gpus"][0]["name"].startswith("NVIDIA H100")
+    assert not any(str(REPOSITORY_ROOT) in json.dumps(step["last_lines"]) for step in document["steps"])
+
+
+def test_a_build_that_fails_leaves_the_rest(recipe: Path, tmp_path: Path) -> None:
+    worker()
+    machine = machine_with_h100(tmp_path, has_docker=False)
+    (machine.programs / "trtllm-build").unlink()
+    (machine.state / "broken_driver").touch()
+    code, document = run_day(machine, recipe, tmp_path / "result.json")
+    states = document["states"]
+    assert code == 1 and document["verdict"] == "fail"
+    assert states["machine"] == "failed" and states["serve"] == states["verify"] == "not run"
+    assert states["quantize"] == states["preflight"] == states["stop"] == "passed"

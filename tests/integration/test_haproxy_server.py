@@ -1,0 +1,88 @@
+"""Tests of the real HAProxy in front of a real server: attacks, and clients' answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pipelines.client import Client, CompletionRequest
+from pipelines.deploy.server import Server
+from pipelines.errors import InvalidRequestError
+from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack
+from tests.attacks.raw_http import get
+from tests.integration.attacked import OVER_GRPC, THROUGH_HAPROXY, Attacked, attacks
+from tests.integration.conftest import TIMEOUTS, wait_until
+from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, proxies
+
+CALLED = {"list the repository", "load a model", "unload a model", "statistics", "read the tracing"}
+CALLED |= {"read the logging", "status of shared memory", "register shared memory", "register CUDA memory"}
+CALLED |= {"method that is none", "reflection"}
+
+pytestmark = [pytest.mark.triton, pytest.mark.skipif(HAPROXY is None, reason=IS_MISSING)]
+
+
+@pytest.fixture(scope="module")
+def before_gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """Return HAProxy before a real server that it has found ready; it waits 1 s for slow clients."""
+    with proxies(tmp_path_factory.mktemp("haproxy")) as start:
+        proxy = start(server.ports, {"timeout http-request 10s": "timeout http-request 1s"})
+        assert wait_until(lambda: get(proxy.http, "/v2/models/generate/ready").status == "200")
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def attacked(server: Server, before_gateway: Proxy) -> Attacked:
+    """Return the server behind HAProxy and its state before the first attack."""
+    return Attacked.unharmed(server, before_gateway.http)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_answers_and_streams_pass(scheme: str, before_gateway: Proxy) -> None:
+    port = {"http": before_gateway.ports.http, "grpc": before_gateway.ports.grpc}[scheme]
+    with Client.connect(f"{scheme}://127.0.0.1:{port}", TIMEOUTS) as client:
+        whole = client.generate(CompletionRequest("x", max_tokens=8))
+        chunks = list(client.stream(CompletionRequest("x", max_tokens=8)))
+    assert whole.text
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+
+
+@pytest.mark.parametrize("attack", attacks(HTTP_ATTACKS, SMUGGLING_ATTACKS))
+def test_a_server_behind_it_withstands_http(attack: Attack, attacked: Attacked) -> None:
+    attacked.withstands(attack, attacked.http, THROUGH_HAPROXY)
+
+
+@pytest.mark.parametrize("attack", attacks(GRPC_ATTACKS))
+def test_a_server_behind_it_withstands_grpc(
+    attack: Attack, attacked: Attacked, before_gateway: Proxy
+) -> None:
+    attacked.withstands(attack, before_gateway.grpc, OVER_GRPC)
+
+
+@pytest.mark.parametrize(
+    "attack", [each for each in GRPC_ATTACKS if each.name in CALLED], ids=lambda a: a.name
+)
+def test_methods_that_are_not_for_clients_are_refused_by_haproxy_itself(
+    attack: Attack, before_gateway: Proxy
+) -> None:
+    reply = attack.send(before_gateway.grpc)
+    assert reply.status == "UNIMPLEMENTED"
+    assert "clients may not call this method" in reply.text
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_the_key_of_a_server_opens_nothing_from_here(
+    scheme: str, attacked: Attacked, before_gateway: Proxy
+) -> None:
+    """Negative control: the key does open the same thing at the gateway."""
+    ports = {"haproxy": before_gateway.ports, "gateway": attacked.server.ports}
+    asked = {}
+    for name, each in ports.items():
+        with Client.connect(
+            f"{scheme}://127.0.0.1:{getattr(each, scheme)}", TIMEOUTS, attacked.server.key
+        ) as client:
+            try:
+                asked[name] = bool(client.model_parameters("speculative"))
+            except InvalidRequestError:
+                asked[name] = False
+    assert asked == {"haproxy": False, "gateway": True}

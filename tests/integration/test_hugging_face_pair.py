@@ -1,0 +1,94 @@
+"""Tests of a pair that comes as two Hugging Face directories: compiled without torch, served, exact."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.families.networks import save_model
+from build.recipe import load_recipe
+from build.rendering.template_values import calibration_file
+from build.repository import render_recipe
+from pipelines.client import CompletionRequest
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.server import Server
+from tests.conftest import REPOSITORY_ROOT
+from tests.integration.conftest import grpc_client, target_alone
+from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
+from tests.support.tiny_engines import TINY_CALIBRATION
+from tests.support.trained_tokenizers import sentencepiece_bpe
+
+pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore")]  # warnings of transformers
+
+BUILD = """
+import sys
+
+for name in ("torch", "transformers", "modelopt"):
+    sys.modules[name] = None  # importing it fails
+from build.engines import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def write_pair(folder: Path, family: str) -> Path:
+    """Write target, draft and recipe; the draft has another depth and vocabulary size. Returns the recipe.
+
+    Qwen3's target is published as AWQ. Its head becomes INT8, with inputs that are not rounded.
+    """
+    save_model(family, folder / "target")
+    save_model(family, folder / "draft", num_hidden_layers=2, vocab_size=480)
+    for role in ("target", "draft"):
+        sentencepiece_bpe().save(str(folder / role / "tokenizer.json"))
+    quantization = "int4"
+    if family == "qwen3":
+        awq = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+        quantize_checkpoint(folder / "target", awq, pack_awq, "lm_head")
+        quantization = "checkpoint"
+    recipe = {
+        "name": "hf",
+        "target": {"checkpoint": str(folder / "target"), "quantization": quantization, "lm_head": "int8"},
+        "draft": {"checkpoint": str(folder / "draft")},
+        "serving": {"max_batch_size": 4, "max_seq_len": 512, "num_draft_tokens": 4},
+    }
+    path = folder / "hf.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.long)])
+def test_two_directories_become_a_server_whose_answers_are_those_of_the_target(
+    family: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    path = write_pair(tmp_path, family)
+    command = [sys.executable, "-c", BUILD, "--recipe", str(path), "--engines", str(tmp_path / "engines")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY_ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    built = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(built["built"]) == ["draft", "target"]
+    engines = Path(built["draft"]), Path(built["target"])
+    TINY_CALIBRATION.write(calibration_file(*engines))
+    run = render_recipe(load_recipe(path), *engines, tmp_path / "r").parent
+    with Server.start(run, Ports.free()) as server:
+        server.wait_ready()
+        with grpc_client(server) as client:
+            greedy = CompletionRequest("def add(first, second):\n    return", max_tokens=24, end_id=-1)
+            sampled = replace(greedy, temperature=0.9, seed=3)
+            for request in (greedy, sampled):
+                alone = target_alone(client, request)
+                answer = client.generate(request)
+                assert answer.output_ids == alone.output_ids and answer.text == alone.text
+                assert answer.total_draft_tokens > 0
+                valid = re.search("[^\N{REPLACEMENT CHARACTER}]+", alone.text)  # the weights are random
+                assert valid
+                word = valid.group()[:2]
+                stopped = client.generate(replace(request, stop_words=(word,)))
+                assert stopped.text == alone.text[: alone.text.index(word)]

@@ -1,0 +1,68 @@
+"""Tests of invalid speculation settings: the server does not start, and its error names the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from build.rendering.template_values import calibration_file
+from pipelines.errors import ServerStartError
+from tests.integration.conftest import keep_models
+from tests.support.ready_server import ready_server
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture
+def directory(render: Callable[..., Path]) -> Path:
+    directory: Path = render("tiny-invalid")
+    keep_models(directory / "model_repository", "speculative")
+    return directory
+
+
+@pytest.fixture
+def calibration(tiny_pair: tuple[Path, Path]) -> Iterator[Path]:
+    """Return the pair's calibration file; restore it afterwards."""
+    path = calibration_file(*tiny_pair)
+    content = path.read_bytes()
+    yield path
+    path.write_bytes(content)
+
+
+def words_of_refusal(directory: Path) -> str:
+    with pytest.raises(ServerStartError) as refused, ready_server(directory):
+        pass
+    return str(refused.value)
+
+
+def test_a_calibration_that_cannot_be(directory: Path, calibration: Path) -> None:
+    document = json.loads(calibration.read_text())
+    document["acceptance_rates"][2] = 1.5
+    calibration.write_text(json.dumps(document))
+    words = words_of_refusal(directory)
+    assert "the calibration of the pair cannot be used" in words
+    assert "each from 0 to 1" in words
+    assert "run 'make repository'" in words
+
+
+def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
+    config = directory / "model_repository" / "speculative" / "config.pbtxt"
+    text = config.read_text()
+    old = 'key: "num_draft_tokens" value: { string_value: "4" }'
+    assert old in text
+    config.write_text(text.replace(old, old.replace("4", "9")))
+    words = words_of_refusal(directory)
+    assert "the draft length of the recipe is invalid; num_draft_tokens='9', max_draft_len=8" in words
+    assert "correct the recipe and run 'make repository'" in words
+
+
+def test_a_set_draft_length_that_is_none(directory: Path) -> None:
+    path = directory / "draft_length.json"
+    path.write_text('{"num_draft_tokens": "many"}')
+    words = words_of_refusal(directory)
+    assert "draft_length.json is invalid" in words
+    assert str(path) in words and "0 to max_draft_len=8" in words
+    assert "write it with 'make draft-length'" in words

@@ -1,0 +1,102 @@
+"""Tests of prompts as text and as token ids, and of special tokens, in a real server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tokenizers import Tokenizer
+
+from pipelines.client import Client, CompletionRequest
+from pipelines.command_line.running_server import engine_directories
+from pipelines.deploy.server import Server
+from pipelines.errors import InvalidRequestError
+from tests.integration.conftest import grpc_client, infer_inputs, post, text_tensors
+
+pytestmark = pytest.mark.triton
+
+MODELS = ("generate", "generate_target", "router", "ensemble")
+END = "<|endoftext|>"
+TEXT = "na\u00efve def f(x):\n    return"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(server: Server) -> Tokenizer:
+    with grpc_client(server) as client:
+        return Tokenizer.from_file(str(engine_directories(client)["target"] / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_ids_are_answered_as_their_text(
+    client: Client, tokenizer: Tokenizer, model: str, temperature: float
+) -> None:
+    of_text = CompletionRequest(TEXT, max_tokens=24, temperature=temperature, seed=3, stop_words=("zz",))
+    of_ids = replace(of_text, prompt="", prompt_ids=tuple(tokenizer.encode(TEXT).ids))
+    answers = [client.stream(request, model).result() for request in (of_text, of_ids)]
+    assert answers[0].output_ids == answers[1].output_ids and answers[0].text == answers[1].text
+    assert client.generate(of_ids, model).output_ids == answers[0].output_ids
+
+
+@pytest.mark.parametrize("model", ["generate_unary", "generate_target_unary", "router_unary"])
+def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> None:
+    ids = np.array([tokenizer.encode(TEXT).ids], np.int32)
+    given = [{"input_ids": ids, **text_tensors(max_tokens=8)}, text_tensors(text_input=TEXT, max_tokens=8)]
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
+        answers = [kserve.infer(model, infer_inputs(tensors)).as_numpy("output_ids") for tensors in given]
+    assert (answers[0] == answers[1]).all() and answers[0].size == 8
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "neither text_input nor input_ids"),
+        ({"text_input": "x", "input_ids": [5]}, "exactly one of text_input and input_ids"),
+        ({"input_ids": [5, 2048]}, "input_ids from 5 to 2048; 0 to 2047"),
+        ({"input_ids": []}, "the prompt is empty"),
+        ({"input_ids": [5], "parse_special_tokens": True}, "has no meaning for token ids"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(
+    server: Server, model: str, body: dict[str, Any], message: str
+) -> None:
+    reply = post(server, {"max_tokens": 4, **body}, model)
+    assert reply.status_code == 400 and message in reply.json()["error"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_special_tokens_are_parsed_and_shown_only_when_asked(
+    client: Client, tokenizer: Tokenizer, model: str
+) -> None:
+    def ids_of(**settings: Any) -> tuple[int, ...]:
+        return client.generate(CompletionRequest(max_tokens=8, **settings), model).output_ids
+
+    end_id = tokenizer.token_to_id(END)
+    tokenizer.encode_special_tokens = True
+    as_text = tuple(tokenizer.encode(f"x{END}y").ids)
+    tokenizer.encode_special_tokens = False
+    parsed = tuple(tokenizer.encode(f"x{END}y").ids)
+    assert end_id in parsed and end_id not in as_text
+    assert ids_of(prompt=f"x{END}y") == ids_of(prompt_ids=as_text)
+    assert ids_of(prompt=f"x{END}y", parse_special_tokens=True) == ids_of(prompt_ids=parsed)
+    only_end = CompletionRequest("x", max_tokens=3, end_id=-1, logit_bias=((end_id, 100.0),))
+    for skip in (True, False) if model != "ensemble" else (True,):
+        answer = client.stream(replace(only_end, skip_special_tokens=skip), model).result()
+        assert answer.output_ids == (end_id,) * 3
+        assert answer.text == ("" if skip else END * 3)
+
+
+def test_the_ensemble_does_not_ignore_what_it_lacks(server: Server) -> None:
+    reply = post(server, {"text_input": "x", "max_tokens": 4, "skip_special_tokens": False}, "ensemble")
+    assert reply.status_code == 400 and "'skip_special_tokens'" in reply.json()["error"]
+
+
+def test_a_client_error_says_which_id_is_wrong(client: Client) -> None:
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        client.generate(CompletionRequest(prompt_ids=(5, 9999)))
+    with pytest.raises(InvalidRequestError, match="prompt_ids cannot be sent"):
+        client.generate(CompletionRequest(prompt_ids=(2**31,)))

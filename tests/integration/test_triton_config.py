@@ -1,0 +1,142 @@
+"""Tests that Triton's own loader reads every configuration rendered for TensorRT-LLM, of every recipe.
+
+Triton 2.51 is real. NVIDIA's C++ backend is not here: ``tensorrtllm`` is a Python-based backend whose model
+does nothing, and our Python models are replaced by the same one, so only the configurations are tested.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from build.recipe import RECIPES, load_recipe
+from build.repository import render_recipe
+from build.tensorrt_llm.memory_plan import plan_memory
+from build.tensorrt_llm.rules.pair import read_pair
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.triton.install import TritonInstall
+from tests.stand_in_tensorrt_llm.repository import write_engine
+from tests.support.bare_triton import Ask, options, running
+from tests.unit.tensorrt_llm.test_preflight import with_models
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+PRODUCTION_RECIPES = sorted(
+    path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).runtime == "tensorrt_llm"
+)
+ONE_OF_EACH_KIND = ("llama-3-1-405b-int8", "qwen3-8b-fp8")  # eight GPUs and one, both quantizations
+
+NOTHING = """\
+class TritonPythonModel:
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
+
+def rendered(name: str, tmp_path: Path) -> Path:
+    """The recipe's repository; its Python models do nothing."""
+    recipe = with_models(load_recipe(name), tmp_path)
+    pair = read_pair(recipe, tmp_path / "engines")
+    build = {"max_num_tokens": pair.max_num_tokens}
+    engines = [
+        write_engine(tmp_path / "engines" / role, role, recipe, build_config=build)
+        for role in ("draft", "target")
+    ]
+    repository = render_recipe(recipe, *engines, tmp_path / "run", plan_memory(pair))
+    for model in repository.glob("*/1/model.py"):
+        model.write_text(NOTHING)
+    return repository
+
+
+@contextmanager
+def triton(repository: Path, tmp_path: Path) -> Iterator[Ask]:
+    """Start Triton with every model of a repository."""
+    install, port = TritonInstall.find(), Ports.free().http
+    backends = install.prepare_backend(tmp_path / "backends")
+    (backends / "tensorrtllm").mkdir(exist_ok=True)
+    (backends / "tensorrtllm" / "model.py").write_text(NOTHING)
+    command = [str(install.binary), f"--model-repository={repository}", "--disable-auto-complete-config"]
+    command += options(backends, port)
+    with running(command, install.environment(tmp_path / "libraries"), port, tmp_path / "triton.log") as ask:
+        yield ask
+
+
+def missing(expected: Any, found: Any, where: str) -> list[str]:
+    """Return what a message sets and another lacks; defaults that Triton adds do not count."""
+    wrong: list[str] = []
+    for field, value in expected.ListFields():
+        place, other = f"{where}.{field.name}", getattr(found, field.name)
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if is_map:
+            wrong += [f"{place}[{key}]: {value[key]}" for key in value if value[key] != other[key]]
+        elif isinstance(other, str | bytes | bool | int | float):
+            wrong += [] if value == other else [f"{place}: {value!r}, Triton {other!r}"]
+        elif field.message_type is None:
+            wrong += [] if list(value) == list(other) else [f"{place}: {value}, Triton {other}"]
+        elif field.is_repeated:
+            if len(value) != len(other):
+                wrong.append(f"{place}: {len(value)}, Triton {len(other)}")
+            for index, (one, two) in enumerate(zip(value, other, strict=False)):
+                wrong += missing(one, two, f"{place}[{index}]")
+        else:
+            wrong += missing(value, other, place)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.long)
+        for name in PRODUCTION_RECIPES
+    ],
+)
+def test_triton_reads_what_the_files_say(name: str, tmp_path: Path) -> None:
+    """The recipes that are long tests have the files of the others, with other numbers."""
+    repository = rendered(name, tmp_path)
+    files = sorted(repository.glob("*/config.pbtxt"))
+    with triton(repository, tmp_path) as ask:
+        answers = {path.parent.name: ask(f"models/{path.parent.name}/config") for path in files}
+    assert {model for model, answer in answers.items() if answer["backend"] == "tensorrtllm"} == {
+        "draft",
+        "target",
+    }
+    for path in files:
+        said = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+        # "runtime" is what makes the backend here a Python-based one.
+        read = json_format.ParseDict(answers[path.parent.name], model_config_pb2.ModelConfig())
+        assert missing(said, read, path.parent.name) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "old", "new", "message"),
+    [
+        ("target", "max_batch_size: 1", "max_batchsize: 1", "max_batchsize"),
+        ("draft", "data_type: TYPE_UINT64", "data_type: TYPE_INTEGER", "TYPE_INTEGER"),
+        (
+            "target",
+            "reshape: { shape: [] }",
+            "reshape: { shape: [2] }",
+            "different size for dims and reshape",
+        ),
+        ("draft", 'backend: "tensorrtllm"', 'backend: "tensorrt_llm"', "tensorrt_llm"),
+        ("ensemble", 'key: "OUTPUT"', 'key: "OUTPT"', "OUTPT"),
+    ],
+)
+def test_triton_refuses_a_broken_file(model: str, old: str, new: str, message: str, tmp_path: Path) -> None:
+    repository = rendered(PRODUCTION_RECIPES[0], tmp_path)
+    path = repository / model / "config.pbtxt"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    if model != "ensemble":  # which needs the models of its steps
+        for other in set(repository.iterdir()) - {path.parent}:
+            shutil.rmtree(other)
+    with pytest.raises(AssertionError, match=message), triton(repository, tmp_path):
+        pass

@@ -1,0 +1,60 @@
+"""Tests counts against a distribution that is known exactly, and computes the samples needed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.validation.distribution.cell_test import (
+    MIN_EXPECTED,
+    CellTest,
+    merge_cells,
+    outcome_of,
+    pool_cells,
+)
+from pipelines.validation.distribution.power import noncentrality_needed
+
+
+def cells_for(
+    shares: npt.NDArray[np.float64], num_samples: int, min_expected: float = MIN_EXPECTED
+) -> tuple[int, float]:
+    """Predict ``dof`` and ``pooled_probability`` of a fit, to plan the number of samples."""
+    possible = shares[shares > 0]
+    pool = pool_cells(num_samples * possible, min_expected)
+    return len(merge_cells(possible, pool)) - 1, float(possible[pool].sum())
+
+
+def fit(
+    counts: npt.NDArray[np.int64], shares: npt.NDArray[np.float64], min_expected: float = MIN_EXPECTED
+) -> CellTest:
+    """Test the goodness of fit by Pearson's chi-square.
+
+    Cells are pooled by the distribution and the number of samples alone. One count in a cell of probability 0
+    refutes the distribution.
+
+    Args:
+        counts: [k], how often each outcome was seen.
+        shares: [k], its probability under the distribution; sums to 1.
+        min_expected: Least expected count of every cell of the test.
+
+    Raises:
+        ValueError: The probabilities do not sum to 1, or nothing was counted.
+    """
+    num_samples = int(counts.sum())
+    if abs(float(shares.sum()) - 1.0) > 1e-9 or shares.min() < 0 or not num_samples:
+        raise ValueError(f"sums to {shares.sum()}, smallest {shares.min()}, {num_samples} samples")
+    is_possible = shares > 0
+    pool = pool_cells(num_samples * shares[is_possible], min_expected)
+    observed = merge_cells(counts[is_possible], pool)
+    expected = merge_cells(num_samples * shares[is_possible], pool)
+    statistic = float(np.sum((observed - expected) ** 2 / expected))
+    if counts[~is_possible].any():
+        statistic = np.inf
+    return outcome_of(statistic, len(expected), num_samples, float(shares[is_possible][pool].sum()))
+
+
+def samples_needed(total_variation: float, dof: int, alpha: float, power: float) -> int:
+    """Compute how many samples detect ``total_variation`` with at least ``power``."""
+    return math.ceil(noncentrality_needed(dof, alpha, power) / (2 * total_variation) ** 2)

@@ -1,0 +1,93 @@
+"""Lists the arguments of TensorRT-LLM's LLM API that we write, each with the source where it was read.
+
+Sources are files of the public repository NVIDIA/TensorRT-LLM at the commits named. They were read, not
+imported: the package needs CUDA, and its wheel comes from an index of NVIDIA's own. The classes of upstream
+refuse unknown keys (``StrictBaseModel``), so this table does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+ARGUMENTS = "tensorrt_llm/llmapi/llm_args.py TorchLlmArgs, KvCacheConfig @00043967"
+DRAFT_1_3 = "tensorrt_llm/llmapi/llm_args.py DraftTargetDecodingConfig @00043967"
+# The commit of that stored version is not known: 121,745 characters, before decoding_type became a literal.
+DRAFT_1_2 = "tensorrt_llm/llmapi/llm_args.py DecodingBaseConfig.from_dict, of late 2025"
+SERVE = "tensorrt_llm/commands/serve.py serve @00209af1"
+
+
+class Field(NamedTuple):
+    """One field: its type, and the words or the range that it may hold."""
+
+    kind: type
+    words: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+
+_SIZE = Field(int, least=1)
+
+_CACHE: Mapping[str, Any] = {
+    "enable_block_reuse": Field(bool),
+    "tokens_per_block": _SIZE,
+    "dtype": Field(str, words=("auto", "float16", "bfloat16", "float32", "fp8", "nvfp4")),
+    "free_gpu_memory_fraction": Field(float, least=0, most=1),
+}
+
+
+def _arguments(decoding_type: str) -> Mapping[str, Any]:
+    return {
+        "model": Field(str),
+        "backend": Field(str, words=("pytorch",)),
+        "tensor_parallel_size": _SIZE,
+        "pipeline_parallel_size": _SIZE,
+        "max_batch_size": _SIZE,
+        "max_num_tokens": _SIZE,
+        "max_seq_len": _SIZE,
+        "disable_overlap_scheduler": Field(bool),
+        "kv_cache_config": _CACHE,
+        "speculative_config": {
+            "decoding_type": Field(str, words=(decoding_type,)),
+            "max_draft_len": _SIZE,
+            # In 1.3 an alias of speculative_model.
+            "speculative_model_dir": Field(str),
+        },
+    }
+
+
+LLM_ARGUMENTS = {"1.2": _arguments("DraftTarget"), "1.3": _arguments("Draft_Target")}
+"""Release -> what its ``LLM()`` takes, as nested tables of fields."""
+
+TRITON_CONFIG = {"max_batch_size": Field(int, least=0, most=0), "decoupled": Field(bool)}
+"""``triton_config``: triton_backend/all_models/llmapi/tensorrt_llm/1/model.py @044a90d2."""
+
+SERVE_OPTIONS = ("--host", "--port", "--extra_llm_api_options")
+"""Options of ``trtllm-serve``, which also takes the model; all have one value."""
+
+
+def violations(document: Any, table: Mapping[str, Any], where: str = "") -> list[str]:
+    """Return what upstream would refuse: unknown keys, other types, other words, values out of range."""
+    if not isinstance(document, Mapping):
+        return [f"{where or 'document'}: not a mapping"]
+    found = [f"{where}{name}: unknown" for name in document if name not in table]
+    for name, value in document.items():
+        field = table.get(name)
+        if isinstance(field, Mapping):
+            found += violations(value, field, f"{where}{name}.")
+        elif field is not None:
+            found += [f"{where}{name}: {problem}" for problem in _problems(value, field)]
+    if table.keys() >= {"decoding_type"}:
+        found += [f"{where}{name}: missing" for name in table if name not in document]
+    return found
+
+
+def _problems(value: Any, field: Field) -> list[str]:
+    is_number = field.kind is float and type(value) is int
+    if type(value) is not field.kind and not is_number:
+        return [f"{value!r} is no {field.kind.__name__}"]
+    if field.words and value not in field.words:
+        return [f"{value!r} is none of {', '.join(field.words)}"]
+    low = field.least is not None and value < field.least
+    high = field.most is not None and value > field.most
+    return [f"{value!r} is out of range"] if low or high else []

@@ -1,0 +1,132 @@
+"""A test engine that detects every mistake an executor can make with the KV cache.
+
+Where a network caches keys and values, it caches the token of each position and whether it was computed in a
+chunk or as a row. The logits after a position are a hash of everything its sequence can see, so reading a
+stale block, missing a token or computing a position the other way changes the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.executor.engine import EngineConfig
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.step import StepInputs
+from pipelines.text.vocabulary import Vocabulary
+
+BLOCK_SIZE = 4
+VOCAB_SIZE = 16
+END_ID = 0
+_CHUNK, _ROW = 1, 2
+
+
+def recording_config(role: str = "target", max_position_embeddings: int = 512) -> EngineConfig:
+    """Return the configuration of an engine that exists only in a test."""
+    return EngineConfig(
+        role=role,
+        recipe="test",
+        openvino_version="0",
+        vocab_size=VOCAB_SIZE,
+        num_layers=1,
+        num_kv_heads=1,
+        head_size=1,
+        max_position_embeddings=max_position_embeddings,
+        end_ids=(END_ID,),
+        kv_block_size=BLOCK_SIZE,
+        kv_cache_dtype="float32",
+        num_threads=1,
+        weight_bytes_per_step=0,
+        compile_properties={},
+    )
+
+
+class RecordingEngine:
+    """An engine that stores tokens as keys and refuses steps that break the real engine's rules.
+
+    Args:
+        num_blocks: The blocks of its cache.
+        agreement: How many of 16 contexts share their logits with the engine of salt 0; below 16 such a
+            draft is accepted in part.
+        salt: Makes another network.
+    """
+
+    def __init__(self, num_blocks: int, *, salt: int = 0, agreement: int = 16, role: str = "target") -> None:
+        self.config = recording_config(role)
+        self.num_steps = 0
+        self.num_computed: Counter[int] = Counter()
+        self.fail_next = False
+        self._salt = salt
+        self._agreement = agreement
+        self._tokens = np.full((num_blocks, BLOCK_SIZE), -1)
+        self._kinds = np.zeros((num_blocks, BLOCK_SIZE), int)
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("injected failure with a secret traceback")
+        assert len(inputs.input_ids) >= 2, "a step of one token runs in another kernel"
+        self.num_steps += 1
+        tables = [
+            inputs.block_indices[begin:end]
+            for begin, end in zip(inputs.block_indices_begins, inputs.block_indices_begins[1:], strict=False)
+        ]
+        contexts: list[bytes] = []
+        spans = list(zip(inputs.subsequence_begins, inputs.subsequence_begins[1:], strict=False))
+        for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
+            for offset in range(end - begin):
+                position = int(past) + offset
+                assert inputs.position_ids[begin + offset] == position
+                block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                self._tokens[block, slot] = inputs.input_ids[begin + offset]
+                self._kinds[block, slot] = _ROW if end - begin == 1 else _CHUNK
+                self.num_computed[position] += 1
+        for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
+            for offset in range(end - begin):
+                length = int(past) + offset + 1
+                assert length <= inputs.max_context_len
+                seen = np.stack((self._tokens[table].ravel()[:length], self._kinds[table].ravel()[:length]))
+                contexts.append(seen.tobytes())
+        return (
+            np.stack([self._logits(contexts[row]) for row in inputs.logits_rows])
+            if len(inputs.logits_rows)
+            else np.empty((0, VOCAB_SIZE), np.float32)
+        )
+
+    def _logits(self, context: bytes) -> npt.NDArray[np.float32]:
+        digest = hashlib.sha256(context).digest()
+        salt = 0 if digest[0] % 16 < self._agreement else self._salt
+        digest = hashlib.sha256(digest + bytes([salt])).digest()
+        return np.frombuffer(digest, np.uint8)[:VOCAB_SIZE].astype(np.float32) / 32
+
+    def copy_block(self, source: int, destination: int) -> None:
+        self._tokens[destination] = self._tokens[source]
+        self._kinds[destination] = self._kinds[source]
+
+
+def letters() -> Vocabulary:
+    """Return a tokenizer in which token i spells the i-th letter and the end token nothing."""
+    return Vocabulary((b"", *(bytes([ord("a") + i]) for i in range(VOCAB_SIZE - 1))))
+
+
+def make_executor(
+    engine: RecordingEngine, num_blocks: int = 64, num_lanes: int = 1, **limits: int
+) -> Executor:
+    """Return an executor over a recording engine with small limits, each of which can be set."""
+    defaults = {"max_batch_size": 8, "max_num_tokens": 32, "max_seq_len": 96, "max_queue_size": 16}
+    all_limits = ExecutorLimits(**{**defaults, **limits}, num_kv_blocks=num_blocks)
+    return Executor(engine, letters(), all_limits, num_lanes=num_lanes)
+
+
+def check_blocks(executor: Executor) -> None:
+    """Assert that every block is free or in one lane, and that no quota is exceeded."""
+    held = [lane.cache.check() for lane in executor.lanes]
+    free = set(executor._pool.free)
+    assert len(free) + sum(map(len, held)) == executor.num_blocks
+    assert len(free.union(*held)) == executor.num_blocks
+    assert sum(lane.cache.quota for lane in executor.lanes) == executor.num_blocks
+    assert all(lane.cache.num_used <= lane.cache.quota for lane in executor.lanes)

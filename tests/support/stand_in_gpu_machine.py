@@ -1,0 +1,376 @@
+"""Scripts that stand in for the programs of a GPU machine and refuse undocumented arguments.
+
+``nvidia-smi``, ``nvidia-ctk``, ``docker``, ``podman``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
+their calls in the folder that ``STAND_IN_STATE`` names, and do the part of their work that tests can see.
+Options are those of the manuals: Docker's ``docker run`` and ``docker build`` references, Podman's
+podman-run(1), Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0, 570.86.15"
+IN_IMAGE = "/opt/draftproof/venv/bin/python"
+
+
+class GpuMachine:
+    """A folder of programs that is the whole PATH.
+
+    Attributes:
+        programs: The folder.
+        state: The folder in which they record their calls.
+        triton: The root of NVIDIA's Triton; empty until ``install_triton``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = folder / "programs"
+        self.state = folder / "state"
+        self.triton = folder / "tritonserver"
+        self.programs.mkdir(parents=True)
+        (self.state / "images").mkdir(parents=True)
+
+    def install(self, *names: str) -> None:
+        for name in names:
+            _write_program(self.programs / name, name)
+
+    def install_triton(self, *, serves: bool = False) -> None:
+        """NVIDIA's Triton, which only says that it is ready, or really serves on the stand-in backend."""
+        (self.triton / "bin").mkdir(parents=True)
+        (self.triton / "backends" / "tensorrtllm").mkdir(parents=True)
+        name = "serving_tritonserver" if serves else "tritonserver"
+        _write_program(self.triton / "bin" / "tritonserver", name)
+        (self.programs / "tritonserver").symlink_to(self.triton / "bin" / "tritonserver")
+
+    def install_container_runtime(self, program: str, *, serves: bool = False) -> None:
+        """``docker`` or ``podman``; its images hold NVIDIA's Triton, which this machine lacks.
+
+        ``container_of_a_build`` beside ``state``, if it exists, runs the containers of builds.
+        """
+        self.install(program, "nvidia-ctk")
+        folder = self.state.parent
+        inside = GpuMachine(folder / "unpacked")
+        inside.install_triton(serves=serves)
+        inside.install("mpirun", "nvidia-smi")
+        inside.programs.rename(folder / "in_image")
+        (folder / "in_image" / "tritonserver").unlink()
+        inside.triton.rename(folder / "in_image" / "tritonserver")
+
+    def set_gpus(self, *lines: str) -> None:
+        (self.state / "gpus").write_text("".join(f"{i}, {line}\n" for i, line in enumerate(lines)))
+
+    def variables(self) -> dict[str, str]:
+        return {"PATH": str(self.programs), "STAND_IN_STATE": str(self.state)}
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        """Return a program's calls, in order: ``arguments`` and some ``variables``."""
+        return [
+            json.loads(path.read_text())
+            for path in sorted(self.state.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        ]
+
+
+def _write_program(path: Path, name: str) -> None:
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(REPOSITORY_ROOT)!r})\n"
+        f"from tests.support.stand_in_gpu_machine import main\nsys.exit(main({name!r}, sys.argv[1:]))\n"
+    )
+    path.chmod(0o755)
+
+
+def main(name: str, arguments: list[str]) -> int:
+    seen = ("DRAFTPROOF_", "TRTLLM_", "OMPI_", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME")
+    variables = {key: value for key, value in os.environ.items() if key.startswith(seen)}
+    about = {"folder": str(Path.cwd()), "process": os.getpid()}
+    record = {"arguments": arguments, "variables": variables, **about}
+    staged = _state() / f"{name}-{os.getpid()}"
+    staged.write_text(json.dumps(record))
+    staged.rename(staged.with_suffix(".json"))
+    return int(globals()[f"_{name.replace('-', '_')}"](arguments))
+
+
+def _state() -> Path:
+    return Path(os.environ["STAND_IN_STATE"])
+
+
+def _nvidia_smi(arguments: list[str]) -> int:
+    if (_state() / "broken_driver").exists():
+        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+        return 9
+    gpus = (_state() / "gpus").read_text()
+    query, form = arguments
+    assert form == "--format=csv,noheader,nounits", arguments
+    if query == "--query-gpu=index,memory.used":
+        print("".join(f"{index}, 1024\n" for index, _ in enumerate(gpus.splitlines())), end="")
+        return 0
+    assert query == "--query-gpu=index,name,memory.total,compute_cap,driver_version", arguments
+    print(gpus, end="")
+    return 0
+
+
+def _nvidia_ctk(arguments: list[str]) -> int:
+    assert arguments == ["--version"], arguments
+    print("NVIDIA Container Toolkit CLI version 1.17.4")
+    return 0
+
+
+def _parser(*flags: str, **values: Any) -> argparse.ArgumentParser:
+    """Return a parser with these flags and, as keyword arguments, options that take a value."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
+    for name, settings in values.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
+    return parser
+
+
+def _docker(arguments: list[str]) -> int:
+    verb, *rest = arguments
+    if verb == "version":
+        assert rest == ["--format", "{{.Server.Version}}"]
+        if (_state() / "no_daemon").exists():
+            print("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", file=sys.stderr)
+            return 1
+        print("28.2.2")
+        return 0
+    if verb == "run":
+        return _run_container(rest, _of_docker)
+    return _with_images_and_containers(verb, rest)
+
+
+def _podman(arguments: list[str]) -> int:
+    verb, *rest = arguments
+    if verb == "version":
+        assert rest == []
+        print("Client:       Podman Engine\nVersion:      5.4.2")
+        return 0
+    if verb == "run":
+        return _run_container(rest, _of_podman)
+    return _with_images_and_containers(verb, rest)
+
+
+def _with_images_and_containers(verb: str, arguments: list[str]) -> int:
+    if verb == "image":
+        assert arguments[0] == "inspect"
+        return int(not _image(arguments[1]).exists())
+    return {"build": _build_image, "rm": _remove_container}[verb](arguments)
+
+
+def _of_docker(options: argparse.Namespace) -> None:
+    assert options.gpus == "all" and not (options.device or options.userns)
+    assert {limit.partition("=")[0] for limit in options.ulimit} <= {"memlock", "stack"}, "invalid ulimit"
+
+
+def _of_podman(options: argparse.Namespace) -> None:
+    """Parse Podman's arguments: devices by the Container Device Interface, limits and users for root only."""
+    assert options.device == ["nvidia.com/gpu=all"] and options.gpus is None
+    if (_state() / "rootless").exists():
+        assert options.userns == "keep-id", "the run directory could not be written"
+        assert options.ulimit == ["host"], "setrlimit: Operation not permitted"
+    assert "label=disable" in options.security_opt, "SELinux: permission denied"
+
+
+def _image(name: str) -> Path:
+    assert name.count(":") == 1
+    return _state() / "images" / name.replace(":", "@")
+
+
+def _build_image(arguments: list[str]) -> int:
+    parser = _parser(file={"required": True}, target={"required": True}, tag={"required": True})
+    parser.add_argument("--build-arg", action="append", required=True)
+    parser.add_argument("context")
+    options = parser.parse_args(arguments)
+    assert Path(options.file).is_file()
+    if (_state() / "no_space").exists():
+        print("write /opt/draftproof: no space left on device")
+        return 1
+    stage = f"AS {options.target}\n"
+    assert stage in Path(options.file).read_text()
+    assert (Path(options.context) / "requirements" / "run.txt").is_file(), "COPY requirements/run.txt"
+    _image(options.tag).write_text(json.dumps(options.build_arg))
+    return 0
+
+
+def _run_container(arguments: list[str], check: Callable[[argparse.Namespace], None]) -> int:
+    builds = _state().parent / "container_of_a_build"
+    if builds.exists() and "--init" not in arguments:
+        os.execv(builds, [str(builds), "run", *arguments])
+    one = {"required": True}
+    parser = _parser(
+        *("--rm", "--init", "--read-only"),
+        **{
+            "name": one,
+            "network": one,
+            "shm_size": one,
+            "tmpfs": one,
+            "user": one,
+            "workdir": one,
+        },
+        **{name: {"action": "append", "default": []} for name in ("env", "mount", "ulimit", "cap_drop")},
+        **{name: {"action": "append", "default": []} for name in ("device", "security_opt")},
+        gpus={},
+        userns={},
+    )
+    parser.add_argument("image")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    assert _image(options.image).exists(), f"Unable to find image '{options.image}' locally"
+    assert options.network == "host"
+    assert "no-new-privileges" in options.security_opt
+    check(options)
+    for mount in options.mount:
+        fields = dict(part.partition("=")[::2] for part in mount.split(","))
+        assert set(fields) <= {"type", "source", "target", "readonly"}, mount
+        assert Path(fields["source"]).exists(), "bind source path does not exist"
+    assert options.command[0] == IN_IMAGE
+    triton = _state().parent / "in_image" / "tritonserver"
+    environment = {
+        **dict(variable.split("=", 1) for variable in options.env),
+        "PATH": f"{_state().parent / 'in_image'}:{triton / 'bin'}",
+        "STAND_IN_STATE": str(_state()),
+    }
+    child = subprocess.Popen(
+        [sys.executable, *options.command[1:]], cwd=options.workdir, env=environment, start_new_session=True
+    )
+    (_state() / f"container-{options.name}").write_text(str(child.pid))
+    if (_state() / "deaf").exists():  # a docker client that is killed leaves its container running
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    return child.wait()
+
+
+def _remove_container(arguments: list[str]) -> int:
+    force, name = arguments
+    assert force == "--force"
+    file = _state() / f"container-{name}"
+    if not file.exists():
+        print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
+        return 1
+    leader = int(file.read_text())
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)  # all processes of the container together
+    while _is_alive(leader):  # the container is gone when the command returns
+        time.sleep(0.01)
+    file.unlink()
+    return 0
+
+
+def _is_alive(process: int) -> bool:
+    """Return whether a process runs; a zombie does not count."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _mpirun(arguments: list[str]) -> int:
+    """Run all ranks on this machine; as on other machines, they get only the variables that are passed on."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-n", type=int, required=True)
+    parser.add_argument("-x", action="append", default=[])
+    parser.add_argument("--mca", nargs=2, action="append", default=[])
+    parser.add_argument("--wdir", required=True)
+    parser.add_argument("--host")
+    parser.add_argument("--map-by", choices=("slot", "node", "core", "socket", "numa"))
+    parser.add_argument("--allow-run-as-root", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if os.geteuid() == 0 and not options.allow_run_as_root:
+        print("mpirun has detected an attempt to run as root.", file=sys.stderr)
+        return 1
+    slots = sum(int(host.split(":")[1]) for host in options.host.split(",")) if options.host else options.n
+    if slots < options.n:
+        print("There are not enough slots available in the system", file=sys.stderr)
+        return 1
+    passed = {name: os.environ[name] for name in (*options.x, "STAND_IN_STATE")}
+    children = [
+        subprocess.Popen(options.command, cwd=options.wdir, env={**passed, "OMPI_COMM_WORLD_RANK": str(rank)})
+        for rank in range(options.n)
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+    codes = [child.wait() for child in children]
+    return max(abs(code) for code in codes)
+
+
+def _serving_tritonserver(arguments: list[str]) -> int:
+    from tests.support import stand_in_nvidia_triton
+
+    return stand_in_nvidia_triton.main(arguments)
+
+
+def _tritonserver(arguments: list[str]) -> int:
+    text = {"required": True}
+    parser = _parser(
+        "--disable-auto-complete-config",
+        **{"model_repository": text, "backend_directory": text, "exit_timeout_secs": text},
+        **{"grpc_address": text, "grpc_port": text, "metrics_address": text},
+        **{f"allow_{kind}": {"choices": ("true", "false")} for kind in ("http", "grpc", "metrics")},
+        **{"backend_config": {"action": "append"}, "load_model": {"action": "append"}},
+        **{"cuda_memory_pool_byte_size": {"action": "append"}, "pinned_memory_pool_byte_size": {"type": int}},
+        grpc_restricted_protocol=text,
+        model_control_mode={"choices": ("none", "poll", "explicit")},
+        strict_readiness={"choices": ("true", "false")},
+        enable_peer_access={"choices": ("true", "false")},
+    )
+    options = parser.parse_args(arguments)
+    assert (Path(options.backend_directory) / "tensorrtllm").is_dir()
+    assert options.model_control_mode == "explicit"
+    assert options.allow_http == "false"
+    repository = Path(options.model_repository)
+    for model in options.load_model:
+        assert (repository / model / "config.pbtxt").is_file(), model
+    if (_state() / "bad_engine").exists():
+        print("E1120 model_lifecycle.cc:642] failed to load 'target': engine of another version", flush=True)
+        return 1
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    if options.allow_grpc == "false":
+        stopping.wait()
+        return 0
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+    servicer = _Repository(tuple(options.load_model), options.grpc_restricted_protocol)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    server.add_insecure_port(f"{options.grpc_address}:{options.grpc_port}")
+    server.start()
+    print("Started GRPCInferenceService", flush=True)
+    stopping.wait()
+    time.sleep(0.05)
+    server.stop(grace=None).wait()
+    return 0
+
+
+class _Repository(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Reports which models are ready to callers with the key of the restricted protocols."""
+
+    def __init__(self, models: tuple[str, ...], restricted: str) -> None:
+        self._models = models
+        protocols, name, self._key = re.fullmatch("(.*):(.*?)=(.*)", restricted).groups()  # type: ignore[union-attr]
+        assert "model-repository" in protocols.split(",")
+        self._header = f"triton-grpc-protocol-{name}"
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        if dict(context.invocation_metadata()).get(self._header) != self._key:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
+        reply = service_pb2.RepositoryIndexResponse()
+        for name in self._models:
+            reply.models.add(name=name, version="1", state="READY")
+        return reply

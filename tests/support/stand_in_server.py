@@ -1,0 +1,271 @@
+"""A scripted stand-in server with the few Triton endpoints that the client uses, on real sockets.
+
+It refuses what Triton refuses, in Triton's words: unknown models, and unexpected, missing and mistyped
+inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+INPUT_TYPES = {
+    "text_input": "BYTES",
+    "input_ids": "INT32",
+    "add_special_tokens": "BOOL",
+    "parse_special_tokens": "BOOL",
+    "skip_special_tokens": "BOOL",
+    "resume_output_ids": "INT32",
+    "max_tokens": "INT32",
+    "stream": "BOOL",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "seed": "UINT64",
+    "stop_words": "BYTES",
+    "end_id": "INT32",
+    "num_draft_tokens": "INT32",
+    "session_id": "BYTES",
+    "arm": "BYTES",
+    "min_p": "FP32",
+    "repetition_penalty": "FP32",
+    "presence_penalty": "FP32",
+    "frequency_penalty": "FP32",
+    "min_tokens": "INT32",
+    "bad_words": "BYTES",
+    "logit_bias_ids": "INT32",
+    "logit_bias_values": "FP32",
+    "return_log_probs": "BOOL",
+    "num_log_probs": "INT32",
+    "return_prompt_log_probs": "BOOL",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
+    "use_draft_logits": "BOOL",
+}
+ROWS = ("input_ids", "resume_output_ids", "stop_words", "bad_words", "logit_bias_ids", "logit_bias_values")
+OUTPUT_TYPES = {
+    "text_output": "BYTES",
+    "output_ids": "INT32",
+    "sequence_length": "INT32",
+    "finish_reason": "BYTES",
+    "output_seed": "UINT64",
+    "output_log_probs": "FP32",
+    "cum_log_probs": "FP32",
+    "top_log_prob_ids": "INT32",
+    "top_log_probs": "FP32",
+    "accepted_mask": "BOOL",
+    "token_sources": "INT32",
+    "num_rounds": "INT32",
+    "total_draft_tokens": "INT32",
+    "total_accepted_draft_tokens": "INT32",
+    "accepted_per_position": "INT32",
+    "acceptance_rate": "FP32",
+}
+NUMPY_TYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+_WAIT_FOR_CANCEL_S = 10.0
+
+Script = Callable[[dict[str, Any], str], Iterator[dict[str, Any]]]
+"""(inputs, model) -> responses; raises Refused for an error response."""
+
+
+class Refused(Exception):
+    """Raised with the text of the error response."""
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def response(text: str, ids: list[int], so_far: int, finish: str = "", **counts: Any) -> dict[str, Any]:
+    """Return outputs of ``generate_target``, or of ``generate`` if counts are given."""
+    outputs = {"text_output": text, "output_ids": ids, "sequence_length": so_far, "finish_reason": finish}
+    return {**outputs, **counts}
+
+
+@dataclass
+class StandInServer:
+    """A context manager; ``grpc_url`` and ``http_url`` are valid inside."""
+
+    script: Script
+    models: tuple[str, ...] = ("generate", "generate_target")
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    was_cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> StandInServer:
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), self._grpc)
+        port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        self.grpc_url = f"grpc://127.0.0.1:{port}"
+        handler = type("Handler", (_Handler,), {"stand_in": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self.http_url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._grpc.stop(grace=None).wait()
+
+    def answer(self, inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
+        if model not in self.models:
+            raise Refused(f"Request for unknown model: '{model}' is not found")
+        if not {"text_input", "input_ids"} & set(inputs):
+            raise Refused(f"neither text_input nor input_ids for model '{model}'")
+        self.requests.append((model, inputs))
+        yield from self.script(inputs, model)
+
+
+class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, stand_in: StandInServer) -> None:
+        self._stand_in = stand_in
+
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0")
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        if request.name not in self._stand_in.models:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}'")
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.parameters["engine_dir"].string_value = "/engines/target"
+        return reply
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(self._stand_in.was_cancelled.set)
+        for request in requests:
+            try:
+                model = request.model_name
+                for outputs in self._stand_in.answer(_grpc_inputs(request), model):
+                    if outputs.get("wait"):
+                        self._stand_in.was_cancelled.wait(_WAIT_FOR_CANCEL_S)
+                        return
+                    yield _grpc_response(outputs, is_final=False)
+                yield _grpc_response({}, is_final=True)
+            except Refused as refused:
+                yield service_pb2.ModelStreamInferResponse(error_message=str(refused))
+
+
+def _grpc_inputs(request: Any) -> dict[str, Any]:
+    inputs: dict[str, Any] = {"timeout": request.parameters["timeout"].int64_param}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.name not in INPUT_TYPES:
+            raise Refused(f"unexpected inference input '{tensor.name}' for model '{request.model_name}'")
+        if tensor.datatype != INPUT_TYPES[tensor.name]:
+            raise Refused(f"inference input '{tensor.name}' data-type is '{tensor.datatype}'")
+        if tensor.datatype == "BYTES":
+            values: list[Any] = []
+            while raw:
+                size = int.from_bytes(raw[:4], "little")
+                values.append(raw[4 : 4 + size].decode("utf-8"))
+                raw = raw[4 + size :]
+        else:
+            values = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
+        if list(tensor.shape) != [1, len(values)]:
+            raise Refused(f"unexpected shape for input '{tensor.name}'")
+        inputs[tensor.name] = values if tensor.name in ROWS else values[0]
+    return inputs
+
+
+def _grpc_response(outputs: dict[str, Any], *, is_final: bool) -> Any:
+    message = service_pb2.ModelStreamInferResponse()
+    message.infer_response.parameters["triton_final_response"].bool_param = is_final
+    for name, value in outputs.items():
+        values = value if isinstance(value, list) else [value]
+        datatype = OUTPUT_TYPES[name]
+        shape = [1, 1, len(values)] if name == "output_ids" else [1, len(values)]
+        message.infer_response.outputs.add(name=name, datatype=datatype, shape=shape)
+        if datatype == "BYTES":
+            encoded = [str(item).encode("utf-8") for item in values]
+            raw = b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
+        else:
+            raw = np.array(values, NUMPY_TYPES[datatype]).tobytes()
+        message.infer_response.raw_output_contents.append(raw)
+    return message
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stand_in: StandInServer
+
+    def do_GET(self) -> None:
+        if self.path == "/v2":
+            self._send(200, {"name": "triton", "version": "2.51.0"})
+        elif self.path.endswith("/config") and self.path.split("/")[3] in self.stand_in.models:
+            self._send(200, {"parameters": {"engine_dir": {"string_value": "/engines/target"}}})
+        else:
+            self._send(200 if self.path == "/v2/health/ready" else 400, {"error": "unknown model"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        _, _, _, model, endpoint = self.path.split("/")
+        answers = self.stand_in.answer(body, model)
+        if endpoint == "generate":
+            try:
+                (outputs,) = answers
+                self._send(200, _as_json(outputs))
+            except Refused as refused:
+                self._send(400, {"error": str(refused)})
+            return
+        self.close_connection = True
+        try:
+            first = next(answers)
+        except Refused as refused:
+            self.send_response(400)
+            self.end_headers()
+            self._event({"error": str(refused)})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            self._event(_as_json(first))
+            for outputs in answers:
+                while outputs.get("wait"):  # until the client is gone, which a write detects
+                    self.wfile.write(b"\n")
+                    time.sleep(0.01)
+                self._event(_as_json(outputs))
+        except Refused as refused:
+            self._event({"error": str(refused)})
+        except OSError:
+            self.stand_in.was_cancelled.set()
+
+    def _event(self, document: dict[str, Any]) -> None:
+        # Like Triton's writer, which escapes only what JSON requires.
+        self.wfile.write(f"data: {json.dumps(document, ensure_ascii=False)}\n\n".encode())
+        self.wfile.flush()
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: test output stays readable."""
+
+
+def _as_json(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Format a tensor as Triton does: a single value stands for itself, not for a list."""
+    return {
+        name: value[0] if isinstance(value, list) and len(value) == 1 else value
+        for name, value in outputs.items()
+    }

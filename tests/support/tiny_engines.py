@@ -1,0 +1,279 @@
+"""Builds tiny engines with random weights in about a second, for tests that need a real engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build.checkpoints.checkpoint import (
+    EMBEDDING,
+    FINAL_NORM,
+    LINEARS,
+    LM_HEAD,
+    linear_shape,
+    read_checkpoint,
+    write_checkpoint,
+)
+from build.checkpoints.checkpoint_config import parse_config
+from build.checkpoints.tensor_file import Tensor
+from build.checkpoints.tokenizer_file import read_tokenizer
+from build.networks.growth import grow
+from build.networks.network import network_from_checkpoint
+from build.networks.weight_only import apply_quantization
+from build.openvino.engine import EngineSettings, write_engine
+from build.recipe import Growth
+from build.rendering.template_values import calibration_file
+from pipelines.manifest import sha256_file, sha256_json
+from pipelines.speculation.draft_length.calibration import Calibration, EngineCosts
+
+# Costs that make drafting look worthwhile: a target this small would be better off alone.
+TINY_CALIBRATION = Calibration(
+    draft=EngineCosts((2, 36), (0.0005, 0.001), seconds_per_position=0.0, change_s=0.0),
+    target=EngineCosts((2, 36), (0.02, 0.03), seconds_per_position=0.0, change_s=0.0),
+    acceptance_rates=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99),
+    margin_shares=(0.12, 0.12, 0.12, 0.12, 0.12, 0.1, 0.1, 0.1, 0.1),
+    busy_share=0.0,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_TOKENIZER = ROOT / "engines" / "demo_pair" / "target" / "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+
+
+def tiny_config(**changes: Any) -> dict[str, Any]:
+    """Return a ``config.json`` of a Llama with 2 layers of 128 features; keyword arguments replace keys."""
+    config: dict[str, Any] = {
+        "producer": {"name": "draftproof-tests"},
+        "architecture": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 128,
+        "head_size": 64,
+        "intermediate_size": 256,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": 10000.0,
+        "rotary_scaling": None,
+        "share_embedding_table": True,
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        "end_id": 0,
+    }
+    return {**config, **changes}
+
+
+def random_weights(
+    config: dict[str, Any], seed: int = 0, dtype: str = "BF16", scale: float = 1.0
+) -> dict[str, Tensor]:
+    """Return random unquantized weights for a config; projections preserve the variance of their inputs."""
+    rng = np.random.default_rng(seed)
+    parsed = parse_config({**config, "quantization": {"quant_algo": None}}, Path("config.json"))
+    hidden = parsed.hidden_size
+
+    def normal(shape: tuple[int, ...], deviation: float) -> Tensor:
+        return Tensor.from_float32(
+            rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation), dtype
+        )
+
+    def gain() -> Tensor:
+        return Tensor.from_float32((1 + 0.1 * rng.standard_normal(hidden)).astype(np.float32), dtype)
+
+    # Rows of 1/sqrt(hidden) give logits of about unit size; x3 makes some tokens likely.
+    tensors = {EMBEDDING: normal((parsed.vocab_size, hidden), 3 * scale / hidden**0.5), FINAL_NORM: gain()}
+    if not parsed.share_embedding_table:
+        tensors[LM_HEAD] = normal((parsed.vocab_size, hidden), 3 * scale / hidden**0.5)
+    for layer in range(parsed.num_hidden_layers):
+        prefix = f"transformer.layers.{layer}."
+        tensors[f"{prefix}input_layernorm.weight"] = gain()
+        tensors[f"{prefix}post_layernorm.weight"] = gain()
+        if "qkv" in parsed.biases:
+            rows, _ = linear_shape(parsed, "attention.qkv")
+            bias = rng.standard_normal(rows, dtype=np.float32)
+            tensors[f"{prefix}attention.qkv.bias"] = Tensor.from_float32(bias, dtype)
+        for name in LINEARS:
+            shape = linear_shape(parsed, name)
+            tensors[f"{prefix}{name}.weight"] = normal(shape, 1.5 * scale / shape[1] ** 0.5)
+    return tensors
+
+
+def noisy(tensors: dict[str, Tensor], noise: float, seed: int = 1) -> dict[str, Tensor]:
+    """Return a copy whose projections are perturbed by ``noise`` times their own standard deviation."""
+    rng = np.random.default_rng(seed)
+    changed = dict(tensors)
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2 and ".layers." in name:
+            values = tensor.to_float32()
+            values = values + noise * values.std() * rng.standard_normal(values.shape, dtype=np.float32)
+            changed[name] = Tensor.from_float32(values.astype(np.float32), tensor.dtype)
+    return changed
+
+
+def added_token(content: str, token_id: int) -> dict[str, Any]:
+    """An entry of ``added_tokens`` with all the fields that the package ``tokenizers`` wants."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, **flags, "special": True}
+
+
+def write_tokenizer(path: Path, vocab_size: int = 2048) -> None:
+    """Write the demo pair's tokenizer if it exists with this size, else a made-up byte-level one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if DEMO_TOKENIZER.is_file():
+        text = DEMO_TOKENIZER.read_text(encoding="utf-8")
+        if len(json.loads(text)["model"]["vocab"]) == vocab_size:
+            path.write_text(text, encoding="utf-8")
+            return
+    # GPT-2's spelling of bytes: printable ones stand for themselves, the others for U+0100 onwards.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    byte_text = {byte: chr(byte) for byte in printable} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+    words = [END_OF_TEXT, *(byte_text[byte] for byte in range(256))]
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    merges = [(a, b) for a in letters for b in letters] + [(byte_text[32], a) for a in letters]
+    triples = [(a + b, c) for a in letters[:8] for b in letters[:8] for c in letters[:26]]
+    merges = (merges + triples)[: max(0, vocab_size - len(words))]
+    words += [a + b for a, b in merges]
+    words += [f"<|unused_{index}|>" for index in range(vocab_size - len(words))]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(END_OF_TEXT, 0)],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {word: index for index, word in enumerate(words)},
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def write_template(engine: Path) -> None:
+    """Write a chat template whose prompts begin and end with the token 0, the only special one."""
+    source = "{{ mark }}{% for message in messages %}{{ message.content }}{% endfor %}{{ mark }}"
+    document = {
+        "templates": {"default": source},
+        "special_tokens": {"mark": END_OF_TEXT},
+        "special_names": [END_OF_TEXT],
+    }
+    (engine / "chat.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def build_tiny_engine(
+    directory: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    role: str = "target",
+    quantization: str = "int8",
+    num_threads: int = 2,
+    kv_cache_dtype: str = "float32",
+    attention: str = "openvino",
+    dynamic_quantization: bool = True,
+    growth: Growth | None = None,
+) -> Path:
+    """Write checkpoint and engine of one model; return the engine directory."""
+    checkpoint_directory = directory / f"{role}_checkpoint"
+    write_checkpoint(checkpoint_directory, config, tensors)
+    write_tokenizer(checkpoint_directory / "tokenizer.json", config["vocab_size"])
+    network = network_from_checkpoint(read_checkpoint(checkpoint_directory))
+    if growth is not None:
+        network = grow(network, growth)
+    lm_head = "int8" if quantization == "int8" else "checkpoint"
+    engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
+    recipe = [quantization, num_threads, kv_cache_dtype, attention, dynamic_quantization, str(growth)]
+    write_engine(
+        engine,
+        apply_quantization(network, quantization, lm_head),
+        engine_tokenizer,
+        EngineSettings(
+            role=role,
+            recipe="tiny",
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            attention=attention,
+            num_threads=num_threads,
+            end_ids=(config["end_id"],),
+            fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
+            origin={"tokenizer_identity_sha256": read_tokenizer(engine_tokenizer).sha256},
+            dynamic_quantization=dynamic_quantization,
+        ),
+    )
+    return engine
+
+
+def build_tiny_pair(
+    directory: Path,
+    seed: int = 0,
+    *,
+    draft: str = "noisy",
+    noise: float = 0.04,
+    quantization: str = "int8",
+    vocab_size: int = 2048,
+    num_threads: int = 2,
+    kv_cache_dtype: str = "float32",
+    attention: str = "openvino",
+    growth: Growth | None = None,
+    **config_changes: Any,
+) -> tuple[Path, Path]:
+    """Make a draft and a target engine with random weights.
+
+    Args:
+        directory: The folder for both engines and their checkpoints.
+        seed: The seed of the target's weights.
+        draft: ``noisy``: the target with perturbed projections, so that some drafts are accepted;
+            ``self``: the target's own weights; ``random``: unrelated weights.
+        noise: Strength of the perturbation for ``noisy``, relative to the weights.
+        quantization: ``int8`` or ``none``.
+        vocab_size: 2048 takes the demo pair's tokenizer where it exists.
+        num_threads: The thread count recorded in the engines.
+        kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
+        attention: ``openvino`` or ``draftproof``.
+        growth: Sizes to which the target is grown; its function stays the same, its steps cost more.
+        **config_changes: Keys of ``config.json`` for both.
+
+    Returns:
+        The engine directories of draft and target.
+    """
+    config = tiny_config(vocab_size=vocab_size, **config_changes)
+    weights = random_weights(config, seed)
+    drafts = {
+        "noisy": lambda: noisy(weights, noise, seed + 1),
+        "self": lambda: weights,
+        "random": lambda: random_weights(config, seed + 1),
+    }
+    options: dict[str, Any] = {
+        "quantization": quantization,
+        "num_threads": num_threads,
+        "kv_cache_dtype": kv_cache_dtype,
+        "attention": attention,
+    }
+    engines = (
+        build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),
+        build_tiny_engine(directory, config, weights, role="target", growth=growth, **options),
+    )
+    TINY_CALIBRATION.write(calibration_file(*engines))
+    return engines

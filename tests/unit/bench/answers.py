@@ -1,0 +1,111 @@
+"""Answers and cells for tests of the bench, where nothing is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm, arms_with
+from pipelines.bench.costs.domain_shift import Phase
+from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.plan import Cell, Plan
+from pipelines.bench.prompt_sets import PromptSet
+from pipelines.bench.report.acceptance import pooled
+from pipelines.bench.report.blocks import Interval
+from pipelines.bench.report.figures import CellFigures, figures_of
+from pipelines.bench.report.results import Results
+from pipelines.client import CompletionRequest, Generation
+from pipelines.reporting.slo import Slo
+
+REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
+CODE = PromptSet("code", REQUESTS)
+ODD = PromptSet("adversarial", REQUESTS)
+K2, K4 = Arm("generate", 2), Arm("generate", 4)
+ARMS = arms_with((2, 4))
+SLO = Slo(ttft_s=1.0, itl_s=0.5)
+
+
+def answer(num_tokens: int = 5, ttft: float | None = 1.0, e2e: float = 3.0, **changes: Any) -> Generation:
+    """Return an answer; its ITL is (3 - 1) / 4 = 0.5 s unless changed."""
+    ids = tuple(range(num_tokens))
+    return replace(Generation("", ids, (), "length", 0, 0, 0, (), ttft, e2e), **changes)
+
+
+def measured(cell: Cell, arm: Arm, repetition: int, wall_s: float, *given: Generation) -> Measurement:
+    return Measurement(cell, arm, repetition, given or (answer(), answer()), wall_s)
+
+
+def plan(**changes: Any) -> Plan:
+    return replace(Plan((CODE,), (1, 2), (0.5,), (2, 4), 8, 3), **changes)
+
+
+def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float = 0.0) -> list[CellFigures]:
+    """Return cells of ``code``; whole numbers are concurrent requests, others shares of capacity.
+
+    Args:
+        ratios: Load -> arm -> speed relative to the target alone.
+        noise: The second of three repetitions is faster by this share, for the adaptive arm only.
+    """
+    measurements = []
+    for value, of_arms in ratios.items():
+        load: Load = ClosedLoop(value) if isinstance(value, int) else OpenLoop(value)
+        cell = Cell(CODE, load)
+        for arm in ARMS:
+            for repetition in range(3):
+                faster = 1 + noise * (repetition == 1 and arm == ARMS[-1])
+                ratio = 1.0 if arm == TARGET_ALONE else of_arms[arm] * faster
+                timed = answer(e2e=3.0 / ratio, ttft=1.0 / ratio)
+                # Open-loop arrivals take the same time for every arm.
+                wall_s = 1.0 / ratio if isinstance(value, int) else 1.0
+                measurements.append(measured(cell, arm, repetition, wall_s, timed, timed))
+    return figures_of(measurements, ARMS, SLO)
+
+
+def results(recipe: str = "demo", adaptive_at_2: float = 0.5) -> Results:
+    """Return a run in which K=4 crosses over between 1 and 2 concurrent requests."""
+    ratios = {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}
+    cells = cells_with_ratios({1: ratios, 2: {K2: 1.5, K4: 0.9, ADAPTIVE: adaptive_at_2}, 0.5: ratios})
+    drafted = pooled(
+        [
+            answer(
+                num_rounds=4,
+                total_draft_tokens=8,
+                total_accepted_draft_tokens=3,
+                accepted_per_position=(2, 1),
+                drafted_per_round=(0, 2, 4, 2),
+            )
+        ]
+    )
+    cells = [
+        replace(
+            figures,
+            arms=(figures.arms[0], *(replace(entry, acceptance=drafted) for entry in figures.arms[1:])),
+        )
+        for figures in cells
+    ]
+    return Results(
+        run_id="bench-demo-1",
+        plan=plan(),
+        slo=SLO,
+        capacity_per_s={"code": 2.0},
+        cells=tuple(cells),
+        phases=(Phase("code", Interval(1.2, 1.1, 1.3), 0.4, (3, None)),),
+        step=None,
+        overheads=(),
+        num_different=0,
+        conditions={
+            "recipe": recipe,
+            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
+            "cpu": "a processor",
+            "num_cores": 2,
+            "load_average_1min": 0.1,
+            "triton_version": "2.51.0",
+            "packages": {"openvino": "2026.4.1"},
+            "python": "3.11.7",
+            "date": "2026-11-20T12:00:00Z",
+            "git_sha": "0123456789abcdef",
+            "command": "python -m pipelines.bench",
+            "temperature": 0.0,
+        },
+    )

@@ -1,0 +1,252 @@
+"""Tests of the bench's command line and prompts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.bench import __main__ as command
+from pipelines.bench.generated_prompts import adversarial_requests, repetitive_texts
+from pipelines.bench.loads import NUM_ARRIVALS
+from pipelines.bench.options import FULL, QUICK, make_parser, size_of
+from pipelines.bench.plan import num_requests_needed
+from pipelines.bench.prompt_sets import (
+    PromptSet,
+    adversarial_set,
+    draw_sets,
+    make_prompt_sets,
+    names_of_sets,
+)
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.workers import Ask, Workers
+from pipelines.command_line.general_prompts import general_prompts
+from pipelines.command_line.prompt_files import read_prompts
+from pipelines.command_line.prompts import Prompt, Prompts
+from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.text.vocabulary import Vocabulary
+from tests.support.demo_prompts import DEMO_PROMPTS
+from tests.unit.bench.answers import answer
+
+BYTES = tuple(bytes([value]) for value in range(256))
+
+
+def demo_sets() -> dict[str, PromptSet]:
+    prompts = read_prompts(DEMO_PROMPTS).for_judging()
+    names = names_of_sets(prompts, None, is_quick=False)
+    assert names == ("code", "mixed", "adversarial", "repetitive")
+    return make_prompt_sets(draw_sets(prompts, names, 32), names, 32, 0.8)
+
+
+def test_prompt_sets_are_the_same_each_time_and_large_enough() -> None:
+    sets, again = demo_sets(), demo_sets()
+    assert set(sets) == {"code", "mixed", "repetitive"}
+    sets["adversarial"] = adversarial_set(32, Vocabulary(BYTES))
+    for name, prompt_set in sets.items():
+        assert len({request.prompt for request in prompt_set.requests}) == 32, name
+        if name != "adversarial":
+            assert prompt_set.requests == again[name].requests
+            assert {request.temperature for request in prompt_set.requests} == {0.8}
+            assert len({request.seed for request in prompt_set.requests}) == 32
+    assert {request.temperature for request in sets["adversarial"].requests} == {0.0}
+    assert sets["adversarial"].requests == adversarial_set(32, Vocabulary(BYTES)).requests
+
+
+def test_a_file_of_a_generated_sets_name_is_not_read_and_this_is_said() -> None:
+    drawn = draw_sets(read_prompts(DEMO_PROMPTS), ("code", "adversarial"), 8)
+    assert {name: len(of_set) for name, of_set in drawn.sets.items()} == {"code": 8}
+    assert "the benchmark generates these sets itself: adversarial, repetitive" in drawn.notes[-1]
+
+
+def test_sets_are_those_of_the_pairs_own_prompts() -> None:
+    prompts = Prompts("mine", {"mail": tuple(Prompt(str(number), f"text {number}") for number in range(9))})
+    assert names_of_sets(prompts, None, is_quick=False) == ("mail", "adversarial", "repetitive")
+    assert names_of_sets(prompts, None, is_quick=True) == ("mail", "adversarial")
+    assert names_of_sets(prompts, ["repetitive"], is_quick=True) == ("repetitive",)
+    with pytest.raises(InvalidRequestError, match=r"no such prompt set; code; prompts: mine; .*: mail;"):
+        names_of_sets(prompts, ["mail", "code"], is_quick=False)
+    with pytest.raises(InvalidRequestError, match="mail of mine has 9; these loads need 10"):
+        draw_sets(prompts, ("mail",), 10)
+    (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
+    assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
+
+
+def test_prompts_of_generated_names_alone_are_too_few() -> None:
+    prompts = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
+    with pytest.raises(InvalidRequestError, match="a set that is not generated"):
+        names_of_sets(prompts, ["adversarial"], is_quick=False)
+
+
+def test_adversarial_answers_are_confined_to_continuation_bytes() -> None:
+    (request,) = adversarial_requests(1, 7, (*BYTES, b"ab", b"\x80\x81"))
+    assert dict(request.logit_bias) == dict.fromkeys(range(0x80, 0xC0), 100.0)
+    assert {0x3B1 <= ord(character) <= 0x9FA0 for character in request.prompt} == {True}
+    assert adversarial_requests(1, 8, BYTES)[0].prompt != request.prompt
+
+
+def test_adversarial_prompts_need_a_vocabulary_of_bytes() -> None:
+    with pytest.raises(InvalidRequestError, match="name other sets with --sets"):
+        adversarial_set(4, None)
+    with pytest.raises(InvalidRequestError, match="none of them a continuation byte"):
+        adversarial_set(4, Vocabulary((b"a", b"b")))
+
+
+def test_repetitive_texts_repeat_themselves() -> None:
+    for text in repetitive_texts(10, 1):
+        period = text[: len(text) // 4]
+        assert any(text[start : start + len(period)] == period for start in range(1, len(text) // 2)), text
+
+
+def test_a_plan_asks_for_as_many_requests_as_its_greatest_load_needs() -> None:
+    assert num_requests_needed((1,), (0.5,)) == NUM_ARRIVALS
+    assert num_requests_needed((1, 16), (0.5,)) == 32
+
+
+def test_quick_is_smaller_and_an_option_beats_it() -> None:
+    parser = make_parser()
+    assert size_of(parser.parse_args([])) == FULL
+    assert FULL.concurrency == (1, 2, 4, 8, 16)
+    assert size_of(parser.parse_args(["--quick"])) == QUICK
+    given = size_of(parser.parse_args(["--quick", "--rates", "1.1,0.5"]))
+    assert given == replace(QUICK, rates=(0.5, 1.1))
+
+
+class FakeClient:
+    """A replacement for a connected client on the command line."""
+
+    def server_version(self) -> str:
+        return "2.51.0"
+
+    def model_parameters(self, model: str) -> dict[str, str]:
+        return {}
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the command use a scripted ask instead of a server."""
+
+    @contextmanager
+    def server(url: str, recipe: str) -> Iterator[str]:
+        yield "grpc://127.0.0.1:1"
+
+    def patch(ask: Ask) -> None:
+        monkeypatch.setattr(command, "running_server", server)
+        monkeypatch.setattr(command.Client, "connect", lambda url: FakeClient())
+        monkeypatch.setattr(
+            command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count)
+        )
+
+    return patch
+
+
+SMALL = ["--sets", "code", "--concurrency", "1,2", "--rates", "0.9", "--draft-lengths", "3"]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_command_writes_its_result_and_page_with_their_conditions(
+    is_right: bool, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        time.sleep(0.001)
+        return answer(5 if is_right or model == "generate_target" else 4)
+
+    serve(ask)
+    arguments = [*SMALL, "--slo-ttft-ms", "1000", "--results", str(tmp_path)]
+    assert command.main(arguments) == (0 if is_right else 1)
+    shown = capsys.readouterr()
+    assert "27 measurements, about" in shown.err
+    printed = json.loads(shown.out.splitlines()[-1])
+    page, document = sorted(tmp_path.iterdir())
+    assert (page.suffix, document.suffix) == (".html", ".json")
+    assert json.loads(document.read_text(encoding="utf-8")) == printed
+    assert document.stem == printed["run_id"] == page.stem
+    assert ("differ from the target" in page.read_text(encoding="utf-8")) is not is_right
+    # Two speculative arms, three repetitions, 4 + 4 + 16 requests.
+    assert printed["answers_that_differ"] == (0 if is_right else 2 * 3 * 24)
+    assert printed["slo"] == {"ttft_s": 1.0, "itl_s": 1.0}  # twice the 0.5 s of an idle target alone
+    conditions = printed["conditions"]
+    assert conditions["command"].startswith("python -m pipelines.bench --sets code")
+    prompts = conditions["prompts"]
+    assert (prompts["source"], prompts["sets"]) == ("engines/demo_pair/prompts", {"code": 16})
+    assert any("lengths are unknown" in note for note in prompts["notes"])
+    for key in ("cpu", "num_cores", "memory_gib", "git_sha", "git_dirty", "date", "load_average_1min"):
+        assert key in conditions
+
+
+@pytest.mark.parametrize(("named", "code"), [([], 0), (["--sets", "english,adversarial"], 1)])
+def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
+    named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(lambda request, model: time.sleep(0.001) or answer())
+    loads = ["--concurrency", "1", "--rates", "0.9", "--draft-lengths", "3", "--results", str(tmp_path)]
+    given = ["--recipe", "qwen3-8b-int8", "--quick", *loads, *named]
+    assert command.main(given) == code
+    shown = capsys.readouterr()
+    assert "the adversarial prompt set cannot be generated" in shown.err
+    if code == 0:
+        document = json.loads(shown.out.splitlines()[-1])
+        assert {cell["prompt_set"] for cell in document["cells"]} == {"english"}
+        assert document["conditions"]["prompts"]["source"] == general_prompts().source
+
+
+def test_a_refused_request_leaves_no_result(
+    tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_asked = 0
+    lock = threading.Lock()
+
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        nonlocal num_asked
+        with lock:
+            num_asked += 1
+            if num_asked > 40:
+                raise ServerBusyError("the queue is full")
+        time.sleep(0.001)
+        return answer()
+
+    serve(ask)
+    assert command.main([*SMALL, "--results", str(tmp_path)]) == 1
+    assert "the queue is full" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--concurrency", "0"],
+        ["--concurrency", "999"],
+        ["--repetitions", "2"],
+        ["--max-tokens", "1"],
+        ["--draft-lengths", "0"],
+        ["--sets", "code,poetry"],
+        ["--sets", "code,code"],
+        ["--rates", "0"],
+        ["--rates", "inf"],
+        ["--temperature", "-1"],
+        ["--slo-ttft-ms", "nan"],
+        ["--prompts", "absent.jsonl"],
+        ["--concurrency", "32"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_no_server_is_an_error_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--url", "grpc://127.0.0.1:9"]) == 1
+    assert "not ready" in json.loads(capsys.readouterr().out)["error"]

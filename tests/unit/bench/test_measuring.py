@@ -1,0 +1,245 @@
+"""Tests of what the bench asks, and when, on scripted servers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE
+from pipelines.bench.costs.batcher_overhead import measure_overhead
+from pipelines.bench.costs.decode_step import measure_decode_step
+from pipelines.bench.costs.domain_shift import measure_domain_shift
+from pipelines.bench.costs.memory_bandwidth import MemoryBandwidth, measure_memory_bandwidth
+from pipelines.bench.loads import NUM_ARRIVALS, ClosedLoop, OpenLoop
+from pipelines.bench.measuring import measure, num_different_answers, run_once, warm_up
+from pipelines.bench.plan import Cell, Pace, describe, expected_seconds
+from pipelines.bench.progress import MeasurementProgress
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.workers import Job, Workers
+from pipelines.errors import EngineFailedError, ServerBusyError, VerificationError
+from tests.unit.bench.answers import CODE, K2, K4, ODD, REQUESTS, answer, measured, plan
+
+PACE = Pace(single_s=1.0, capacity_per_s={"code": 4.0, "adversarial": 4.0}, num_at_once=16)
+FAST = Pace(single_s=1e-3, capacity_per_s={"code": 1e4}, num_at_once=16)
+
+
+class Asked:
+    """An ask that records its requests and answers immediately."""
+
+    def __init__(self) -> None:
+        self.arms: list[str] = []
+        self.requests: list[CompletionRequest] = []
+
+    def __call__(self, request: CompletionRequest, model: str) -> Generation:
+        self.requests.append(request)
+        self.arms.append(f"{model}:{request.num_draft_tokens}")
+        return answer()
+
+
+def test_arms_are_measured_in_turn_beginning_with_another_one_each_time() -> None:
+    asked = Asked()
+    measurements = measure(
+        plan(concurrency=(1,), shares_of_capacity=()), FAST, Workers([asked]), lambda done: None
+    )
+    alone, k2, k4, adaptive = "generate_target:None", "generate:2", "generate:4", "generate:None"
+    num_requests = ClosedLoop(1).num_requests
+    assert asked.arms[::num_requests] == [
+        *(alone, k2, k4, adaptive),
+        *(k2, k4, adaptive, alone),
+        *(k4, adaptive, alone, k2),
+    ]
+    assert [measurement.repetition for measurement in measurements] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_every_cell_has_every_arm_equally_often() -> None:
+    whole = plan(prompt_sets=(CODE, ODD))
+    workers = Workers([Asked()] * NUM_ARRIVALS)
+    pace = replace(FAST, capacity_per_s={"code": 1e4, "adversarial": 1e4})
+    measurements = measure(whole, pace, workers, lambda done: None)
+    assert len(measurements) == 2 * 3 * 4 * 3
+    assert {str(each.cell) for each in measurements} == {
+        f"{name}, {load}"
+        for name in ("code", "adversarial")
+        for load in ("1 concurrent", "2 concurrent", "arrivals at 0.5 of capacity")
+    }
+
+
+def test_all_arms_of_a_repetition_have_the_same_arrivals_and_each_repetition_others() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    class Watched(Workers):
+        def run(self, jobs: Any, num_at_once: int, *args: Any, **kwargs: Any) -> Any:
+            seen.append(kwargs["arrivals_s"])
+            return super().run(jobs, num_at_once, *args, **kwargs)
+
+    whole = plan(concurrency=(1,), shares_of_capacity=(0.5,))
+    measure(whole, FAST, Watched([Asked()] * NUM_ARRIVALS), lambda done: None)
+    arrivals = seen[12:]  # after the closed loop
+    assert [len(set(arrivals[first : first + 4])) for first in (0, 4, 8)] == [1, 1, 1]
+    assert len(set(arrivals)) == 3
+    assert len(arrivals[0]) == NUM_ARRIVALS
+
+
+def test_a_job_begins_at_its_arrival_and_a_wait_for_a_worker_counts() -> None:
+    begun: list[float] = []
+
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        begun.append(time.monotonic())
+        time.sleep(0.2)
+        return answer(ttft=0.1, e2e=0.2)
+
+    jobs = [Job(request, "generate") for request in REQUESTS[:3]]
+    started = time.monotonic()
+    first, second, third = Workers([ask]).run(jobs, 1, arrivals_s=(0.05, 0.06, 0.6))
+    assert begun[0] - started >= 0.05
+    assert begun[2] - started >= 0.6
+    assert isinstance(first, Generation) and isinstance(second, Generation) and isinstance(third, Generation)
+    assert second.ttft_s is not None
+    # The second arrived at 0.06 s and began when the only worker was free, after 0.25 s.
+    assert (
+        second.ttft_s - 0.1
+        == pytest.approx(second.e2e_latency_s - 0.2)
+        == pytest.approx(begun[1] - started - 0.06, abs=0.03)
+    )
+    assert second.e2e_latency_s > first.e2e_latency_s + 0.1
+    assert third.e2e_latency_s < second.e2e_latency_s
+
+
+def test_a_full_queue_ends_the_bench_and_says_at_which_load() -> None:
+    def busy(request: CompletionRequest, model: str) -> Generation:
+        raise ServerBusyError("full", limit="max_queue_size=64")
+
+    cell = Cell(CODE, OpenLoop(1.1))
+    with pytest.raises(VerificationError, match=r"K=2 \(code, arrivals at 1.1 of capacity\).*--rates"):
+        run_once(cell, K2, 8, Workers([busy] * NUM_ARRIVALS), arrivals_s=[0.0] * NUM_ARRIVALS)
+
+
+def test_another_failed_request_ends_the_bench() -> None:
+    def broken(request: CompletionRequest, model: str) -> Generation:
+        raise EngineFailedError("broken")
+
+    with pytest.raises(EngineFailedError):
+        run_once(Cell(CODE, ClosedLoop(1)), K2, 8, Workers([broken]))
+
+
+def test_warm_up_asks_every_arm_at_the_greatest_load_and_measures_the_target_alone() -> None:
+    asked = Asked()
+    pace, alone = warm_up(plan(concurrency=(1, 4)), Workers([asked] * 4))
+    num_requests = ClosedLoop(4).num_requests
+    assert set(asked.arms) == {"generate_target:None", "generate:2", "generate:4", "generate:None"}
+    assert len(asked.arms) == 4 * num_requests + ClosedLoop(1).num_requests
+    assert [(each.arm, str(each.cell)) for each in alone] == [
+        (TARGET_ALONE, "code, 4 concurrent"),
+        (TARGET_ALONE, "code, 1 concurrent"),
+    ]
+    assert pace.capacity_per_s["code"] == pytest.approx(num_requests / alone[0].wall_s)
+    assert pace.single_s == pytest.approx(alone[1].wall_s / ClosedLoop(1).num_requests)
+
+
+def test_other_answers_are_counted_at_every_load() -> None:
+    one, two, poisson = (Cell(CODE, load) for load in (ClosedLoop(1), ClosedLoop(2), OpenLoop(0.5)))
+    measurements = [
+        measured(one, K2, 0, 1.0, answer(3), answer(4)),  # before the target alone, as in a later turn
+        measured(one, TARGET_ALONE, 0, 1.0, answer(3), answer(4)),
+        measured(two, K2, 0, 1.0, answer(3), answer(5)),
+        measured(poisson, ADAPTIVE, 0, 1.0, answer(2), answer(4)),
+        measured(two, TARGET_ALONE, 0, 1.0, answer(3), answer(4), answer(1)),
+        measured(Cell(ODD, ClosedLoop(1)), TARGET_ALONE, 0, 1.0, answer(1)),
+    ]
+    assert num_different_answers(measurements) == 2
+
+
+def test_a_wrong_answer_before_the_first_of_the_target_alone_is_the_one_that_counts() -> None:
+    cell = Cell(CODE, ClosedLoop(1))
+    wrong, right = answer(9), answer(3)
+    measurements = [measured(cell, K2, 0, 1.0, wrong), measured(cell, K4, 0, 1.0, right)]
+    assert num_different_answers([*measurements, measured(cell, TARGET_ALONE, 0, 1.0, right)]) == 1
+
+
+def test_the_target_alone_that_differs_from_itself_is_counted_too() -> None:
+    cell = Cell(CODE, ClosedLoop(1))
+    measurements = [
+        measured(cell, TARGET_ALONE, repetition, 1.0, answer(3 + repetition)) for repetition in (0, 1)
+    ]
+    assert num_different_answers(measurements) == 1
+
+
+def test_the_expected_time_follows_the_measured_pace() -> None:
+    # 1 request/s alone and 4 with 16 concurrent requests: a power law with exponent 1/2.
+    assert PACE.seconds_of(Cell(CODE, ClosedLoop(1))) == pytest.approx(4.0)
+    assert PACE.seconds_of(Cell(CODE, ClosedLoop(4))) == pytest.approx(8 / 2)
+    assert PACE.seconds_of(Cell(CODE, ClosedLoop(16))) == pytest.approx(32 / 4)
+    own_s = 16 / 4 / 2
+    assert PACE.seconds_of(Cell(CODE, OpenLoop(0.5))) == pytest.approx(NUM_ARRIVALS / 2 + own_s)
+    assert PACE.seconds_of(Cell(CODE, OpenLoop(2.0))) == pytest.approx(NUM_ARRIVALS / 4 + own_s)
+    whole = plan(concurrency=(1, 16), shares_of_capacity=(0.5,))
+    assert expected_seconds(whole, PACE) == pytest.approx((4 + 8 + 10) * 3 * 4)
+    assert "36 measurements, about 4 minutes" in describe(whole, PACE)
+
+
+def test_progress_scales_what_is_left_by_what_was_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = MeasurementProgress(plan(concurrency=(1,), shares_of_capacity=()), PACE)
+    progress(measured(Cell(CODE, ClosedLoop(1)), K2, 0, 8.0))  # twice the 4 s that were expected
+    line = capsys.readouterr().err
+    assert line.startswith("[1/12, 1 min left] code, 1 concurrent, repetition 1, K=2: 1.2 tokens/s")
+
+
+def test_the_domain_shift_is_asked_in_one_go_and_there_and_back() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        is_odd = request.prompt.startswith("odd")
+        asked.append((model, request.prompt[:3]))
+        time.sleep(0.001)
+        return answer(drafted_per_round=(0, *([0] * 4 if is_odd else [6] * 4)))
+
+    odd = replace(ODD, requests=tuple(replace(each, prompt=f"odd {each.prompt}") for each in REQUESTS))
+    phases = measure_domain_shift(CODE, odd, 8, 3, Workers([ask]))
+    assert [phase.prompt_set for phase in phases] == ["code", "adversarial", "code"]
+    assert [phase.settled_length for phase in phases] == [6, 0, 6]
+    assert [phase.rounds_to_follow for phase in phases] == [(), (0, 0, 0), (0, 0, 0)]
+    runs = [asked[first][0] for first in range(0, len(asked), 12)]
+    alone, both = "generate_target", "generate"
+    assert runs == [alone, both, both, alone, alone, both]
+    assert [prompt for _, prompt in asked[:12:4]] == ["tex", "odd", "tex"]
+
+
+def test_the_decode_step_is_the_time_between_tokens() -> None:
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        assert (model, request.num_draft_tokens) == ("generate_target", None)
+        return answer(request.max_tokens, None, 0.100 + 0.020 * (request.max_tokens - 1))
+
+    bandwidths = iter([10e9, 20e9, 40e9])
+    step = measure_decode_step(
+        ask, REQUESTS[:2], 11, 200_000_000, 2, lambda n: MemoryBandwidth(next(bandwidths), 1.0, n)
+    )
+    assert step.step_ms == pytest.approx(20.0)
+    assert step.floor_ms == pytest.approx(10.0)  # 0.2 GB at 20 GB/s
+    assert step.ratio == pytest.approx(2.0)
+    assert step.bandwidth_range_gb_per_s == (10.0, 40.0)
+
+
+def test_answers_of_one_token_give_no_decode_step() -> None:
+    measure_nothing = lambda n: MemoryBandwidth(1e9, 1e9, n)  # noqa: E731
+    with pytest.raises(VerificationError, match="decode step"):
+        measure_decode_step(lambda request, model: answer(1), REQUESTS[:1], 8, 1, 2, measure_nothing)
+
+
+def test_memory_bandwidth_is_measured_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.bench.costs.memory_bandwidth._BUFFER_BYTES", 2**20)
+    for num_threads in (1, 3):
+        measured_now = measure_memory_bandwidth(num_threads)
+        assert measured_now.bytes_per_s >= measured_now.median_bytes_per_s > 0
+        assert measured_now.num_threads == num_threads
+
+
+def test_the_batcher_is_measured_on_engines_that_compute_nothing() -> None:
+    plain, speculative = measure_overhead(2, 0), measure_overhead(2, 4)
+    # 256 tokens each: one step per token; or 51 rounds of 4 draft steps and one verification that emit 5
+    # tokens each, after a step of the target for the prompts and two of the draft, of unknown speed.
+    assert plain.num_steps == 256
+    assert speculative.num_steps == 3 + 51 * 5
+    assert plain.ms_per_step > 0 and speculative.ms_per_step > 0

@@ -1,0 +1,218 @@
+"""Tests of the bench's statistics, by simulation and by hand."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm
+from pipelines.bench.costs.domain_shift import rounds_to_follow, settled_length
+from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
+from pipelines.bench.plan import Cell
+from pipelines.bench.report.acceptance import pooled
+from pipelines.bench.report.blocks import Blocks, Interval
+from pipelines.bench.report.figures import figures_of, percentiles, spread
+from pipelines.bench.report.verdicts import crossovers, verdicts
+from pipelines.errors import VerificationError
+from pipelines.reporting.slo import Slo, default_slo
+from tests.unit.bench.answers import ARMS, CODE, K2, K4, SLO, answer, cells_with_ratios, measured
+
+
+def _coverage(num_arms: int, num_repetitions: int, block_noise: float) -> float:
+    """Return the share of 2,000 simulated benches whose 95 % interval contains the true ratio of two arms."""
+    random = np.random.default_rng(7)
+    true = {f"arm {index}": 1.0 + 0.2 * index for index in range(num_arms)}
+    num_covered = 0
+    for _ in range(2000):
+        blocks = np.exp(random.normal(0, block_noise, num_repetitions))
+        speeds = {
+            arm: list(speed * blocks * np.exp(random.normal(0, 0.03, num_repetitions)))
+            for arm, speed in true.items()
+        }
+        interval = Blocks(speeds).ratio("arm 1", "arm 0")
+        num_covered += interval.low <= 1.2 <= interval.high
+    return num_covered / 2000
+
+
+@pytest.mark.parametrize(("num_arms", "num_repetitions"), [(2, 3), (5, 3), (4, 6)])
+def test_intervals_of_ratios_cover_the_truth_as_often_as_they_say(
+    num_arms: int, num_repetitions: int
+) -> None:
+    # 2,000 trials at 0.95 have a standard error of 0.005. A drift ten times the noise must not matter.
+    assert _coverage(num_arms, num_repetitions, 0.3) == pytest.approx(0.95, abs=0.018)
+
+
+def test_an_interval_is_that_of_the_paired_t_test_where_there_are_two_arms() -> None:
+    # Differences of logarithms 0.1, 0.2, 0.3: mean 0.2, standard error 0.1 / sqrt(3), t(2) = 4.303.
+    speeds = {"a": [1.0, 2.0, 3.0], "b": [np.exp(0.1), 2 * np.exp(0.2), 3 * np.exp(0.3)]}
+    interval = Blocks(speeds).ratio("b", "a")
+    half_width = 4.302653 * 0.1 / np.sqrt(3)
+    wanted = [np.exp(0.2), np.exp(0.2 - half_width), np.exp(0.2 + half_width)]
+    assert [interval.value, interval.low, interval.high] == pytest.approx(wanted)
+    assert Blocks(speeds).ratio("a", "a") == Interval(1.0, 1.0, 1.0)
+
+
+def test_more_arms_make_intervals_narrower_at_equal_noise() -> None:
+    random = np.random.default_rng(3)
+
+    def width(num_arms: int) -> float:
+        widths = []
+        for _ in range(300):
+            speeds = {str(arm): list(np.exp(random.normal(0, 0.02, 3))) for arm in range(num_arms)}
+            interval = Blocks(speeds).ratio("1", "0")
+            widths.append(interval.high - interval.low)
+        return statistics.fmean(widths)
+
+    assert width(5) < 0.65 * width(2)
+
+
+def test_poisson_arrivals_have_exponential_gaps_of_the_asked_mean() -> None:
+    times = poisson_arrivals(rate_per_s=4.0, count=20_000, seed=1)
+    gaps = np.diff([0.0, *times])
+    assert (gaps > 0).all()
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.03)  # exponential: they are equal
+    assert np.corrcoef(gaps[1:], gaps[:-1])[0, 1] == pytest.approx(0.0, abs=0.03)
+    per_second = np.bincount(np.array(times).astype(int))[:-1]
+    assert per_second.var() == pytest.approx(per_second.mean(), rel=0.1)  # Poisson: so are these
+
+
+def test_arrivals_depend_on_the_seed_alone() -> None:
+    assert poisson_arrivals(2.0, 8, 5) == poisson_arrivals(2.0, 8, 5)
+    assert poisson_arrivals(2.0, 8, 5) != poisson_arrivals(2.0, 8, 6)
+
+
+def test_good_requests_keep_both_limits() -> None:
+    slo = Slo(ttft_s=1.0, itl_s=0.5)
+    assert slo.is_kept_by(answer())  # TTFT 1.0, ITL 0.5: at the limits
+    assert not slo.is_kept_by(answer(ttft=1.01, e2e=3.0))
+    assert not slo.is_kept_by(answer(ttft=1.0, e2e=3.01))
+    assert slo.is_kept_by(answer(1, ttft=0.9, e2e=0.9))  # one token: there is no ITL
+    assert not slo.is_kept_by(answer(0, ttft=None))
+
+
+def test_goodput_is_good_requests_per_second_and_not_all_of_them() -> None:
+    cell = Cell(CODE, ClosedLoop(2))
+    late = answer(ttft=2.0, e2e=4.0)
+    measurements = [
+        measured(cell, arm, repetition, 4.0, answer(), answer(), answer() if arm == K4 else late)
+        for repetition in range(3)
+        for arm in ARMS
+    ]
+    (figures,) = figures_of(measurements, ARMS, SLO)
+    assert figures.of(K4).goodput_per_s == spread([0.75] * 3)
+    assert figures.of(K2).goodput_per_s == spread([0.5] * 3)
+    assert (figures.of(K2).share_good, figures.of(K4).share_good) == (pytest.approx(2 / 3), 1.0)
+
+
+def test_the_default_limits_are_multiples_of_what_an_idle_server_does() -> None:
+    slo = default_slo([answer(ttft=0.1, e2e=0.5), answer(ttft=0.2, e2e=1.0), answer(ttft=0.3, e2e=4.0)])
+    assert (slo.ttft_s, slo.itl_s) == (pytest.approx(5 * 0.2), pytest.approx(2 * 0.2))
+    with pytest.raises(VerificationError, match="cannot be derived"):
+        default_slo([answer(1)])
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    found = percentiles([None, *map(float, range(1, 201))])
+    assert found is not None
+    assert (found.p50, found.p99) == (100.0, 198.0)
+    few = percentiles([3.0, 1.0])
+    assert few is not None
+    assert (few.p50, few.p99) == (1.0, 3.0)
+    assert percentiles([None]) is None
+
+
+def test_figures_follow_their_formulas() -> None:
+    cell = Cell(CODE, ClosedLoop(1))
+    drafted = answer(
+        ttft=0.5,
+        e2e=1.5,
+        num_rounds=4,
+        total_draft_tokens=8,
+        total_accepted_draft_tokens=3,
+        accepted_per_position=(2, 1, 0),
+        drafted_per_round=(0, 4, 4),
+    )
+    walls = {0: 2.0, 1: 1.0, 2: 4.0}
+    measurements = [
+        measured(
+            cell, arm, repetition, wall_s / (2 if arm == K2 else 1), *[drafted if arm == K2 else answer()] * 2
+        )
+        for repetition, wall_s in walls.items()
+        for arm in ARMS
+    ]
+    (figures,) = figures_of(measurements, ARMS, SLO)
+    assert figures.of(TARGET_ALONE).output_tokens_per_s == spread([5.0, 10.0, 2.5])
+    # Ratios are taken within a repetition, so the machine's drift leaves no trace.
+    ratio = figures.of(K2).ratio_to_target
+    assert [ratio.value, ratio.low, ratio.high] == pytest.approx([2.0, 2.0, 2.0])
+    assert figures.of(TARGET_ALONE).ratio_to_target == Interval(1.0, 1.0, 1.0)
+    ttft, itl = figures.of(K2).ttft_s, figures.of(K2).itl_s
+    assert ttft is not None and itl is not None
+    assert (ttft.p50, itl.p50, figures.of(K2).e2e_latency_s.p99) == (0.5, 0.25, 1.5)
+    acceptance = figures.of(K2).acceptance
+    assert (acceptance.acceptance_rate, acceptance.mean_acceptance_length) == (3 / 8, 1.75)
+    assert figures.of(TARGET_ALONE).acceptance.acceptance_rate is None
+
+
+def test_the_histograms_count_rounds() -> None:
+    first = answer(num_rounds=5, accepted_per_position=(4, 2, 0), drafted_per_round=(0, 3, 3, 1))
+    second = answer(num_rounds=3, accepted_per_position=(1, 1, 1), drafted_per_round=(0, 3))
+    counts = pooled([first, second])
+    assert counts.accepted_per_position == (5, 3, 1)
+    assert counts.rounds_by_accepted == (3, 2, 2, 1)  # 8 rounds: 3 without an accepted token
+    assert sum(counts.rounds_by_accepted) == counts.num_rounds == 8
+    assert counts.rounds_by_draft_length == (2, 1, 0, 3)
+    assert pooled([answer()]).rounds_by_draft_length == ()
+
+
+def test_an_open_loop_is_compared_by_latency_for_its_throughput_is_that_of_the_arrivals() -> None:
+    (figures,) = cells_with_ratios({0.5: {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}})
+    assert isinstance(figures.cell.load, OpenLoop)
+    assert [each.ratio_to_target.value for each in figures.arms] == pytest.approx([1.0, 1.5, 2.0, 0.5])
+
+
+def test_measurements_without_output_are_not_compared() -> None:
+    with pytest.raises(VerificationError, match="cannot be compared"):
+        figures_of([measured(Cell(CODE, ClosedLoop(1)), K2, 0, 1.0, answer(0))], ARMS, SLO)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "word"),
+    [(1.3, 0.0, "pass"), (0.97, 0.0, "pass"), (0.96, 0.0, "fail"), (1.0, 0.2, "inconclusive")],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(ratio: float, noise: float, word: str) -> None:
+    cells = cells_with_ratios({1: {K2: 0.5, K4: 0.5, ADAPTIVE: ratio + 1e-9}}, noise)
+    to_target, _ = verdicts(cells)
+    assert (to_target.other, to_target.word) == (TARGET_ALONE, word)
+
+
+def test_the_best_fixed_draft_length_is_chosen_per_cell() -> None:
+    cells = cells_with_ratios({1: {K2: 2.0, K4: 3.0, ADAPTIVE: 2.8}, 8: {K2: 0.9, K4: 0.6, ADAPTIVE: 1.0}})
+    found = [(each.other, each.word) for each in verdicts(cells)]
+    assert found == [(TARGET_ALONE, "pass"), (K4, "fail"), (TARGET_ALONE, "pass"), (K2, "pass")]
+
+
+def test_the_crossover_lies_where_the_ratio_falls_through_one() -> None:
+    cells = cells_with_ratios(
+        {
+            1: {K2: 2.0, K4: 0.8, ADAPTIVE: 2.0},
+            4: {K2: 1.25, K4: 0.7, ADAPTIVE: 1.5},
+            16: {K2: 0.8, K4: 0.6, ADAPTIVE: 1.1},
+            0.5: {K2: 1.0, K4: 1.0, ADAPTIVE: 1.0},
+        }
+    )
+    found: dict[Arm, str] = {each.arm: str(each) for each in crossovers(cells)}
+    # 1.25 and 1 / 1.25 lie as far above 1 as below: the crossing is half way from 4 to 16, at 8.
+    assert found == {K2: "pays up to 8.0 concurrent", K4: "never pays", ADAPTIVE: "pays throughout"}
+
+
+def test_the_draft_length_has_followed_when_its_mean_over_three_rounds_is_nearer_the_new_one() -> None:
+    falling = [6, 6, 5, 2, 0, 0, 1, 0, 0, 0]
+    assert settled_length(falling) == pytest.approx(0.2)
+    assert rounds_to_follow(falling, before=6.0, settled=0.2) == 2  # 5, 2, 0: 2.3 on the mean
+    assert rounds_to_follow([6] * 8, before=6.0, settled=0.2) is None
+    assert rounds_to_follow([0, 0], before=6.0, settled=0.2) is None  # too short to tell
+    assert settled_length([]) == 0.0

@@ -1,0 +1,141 @@
+"""Tests of what is measured of OpenAI's API and of structured output."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from benchmarks.front_door import cost, structured
+from benchmarks.front_door.http_client import CompletionsClient
+from docs.figures.front_door import front_door_cost, structured_output
+from pipelines.bench.prompt_sets import PromptSet
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.workers import Workers
+from pipelines.errors import VerificationError
+from tests.unit.bench.answers import answer
+
+PROMPTS = tuple(CompletionRequest(f"text {number}", seed=number) for number in range(32))
+ABOUT = {
+    "conditions": {
+        **{"cpu": "a CPU", "num_cores": 2, "load_average_1min": 0.1, "packages": {"openvino": "1"}},
+        **{"python": "3.11", "date": "2026-11-23T00:00", "git_sha": "0" * 40, "command": "made"},
+    }
+}
+
+
+class Cpu(cost.CpuTime):
+    """CPU time that grows by a millisecond with each look."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def seconds(self) -> float:
+        self._now_s += 1e-3
+        return self._now_s
+
+
+def ask(request: CompletionRequest, model: str) -> Generation:
+    added_s = 0.25 if model == cost.OPENAI.model else 0.0
+    return answer(ttft=1.0 + added_s, e2e=3.0 + added_s, text=request.prompt)
+
+
+def test_both_ways_are_compared_and_the_cpu_time_is_that_of_the_front_door() -> None:
+    workers = Workers([ask] * max(cost.CONCURRENCY))
+    found = cost.measure(PromptSet("code", PROMPTS), 2, workers, Cpu())
+    assert found.ttft.added_ms.value == pytest.approx(250)
+    assert found.itl.added_ms.value == pytest.approx(0)
+    assert [load.num_at_once for load in found.loads] == [8, 16]
+    assert [load.cpu_us_per_token for load in found.loads] == [
+        pytest.approx(1e3 / (5 * 2 * num_at_once)) for num_at_once in (8, 16)
+    ]
+    assert found.num_different == 0
+    table = front_door_cost(json.loads(json.dumps({"max_tokens": 40, **asdict(found), **ABOUT})))
+    assert "| first token | 1000.00 ms | 1250.00 ms | +250.00 ms |" in table
+
+
+def test_another_text_over_one_way_is_counted() -> None:
+    def other(request: CompletionRequest, model: str) -> Generation:
+        return replace(ask(request, model), text=model)
+
+    found = cost.measure(PromptSet("code", PROMPTS), 2, Workers([other] * 16), Cpu())
+    assert found.num_different == 2 * (32 + 16 + 32)
+
+
+def test_structured_output_is_compared_at_equal_answers() -> None:
+    asked = set()
+
+    def guided(request: CompletionRequest, model: str) -> Generation:
+        asked.add((request.guide, model))
+        return answer(total_draft_tokens=4, total_accepted_draft_tokens=3)
+
+    found = structured.measure(PROMPTS, 2, Workers([guided] * 8))
+    schema = ("json_schema", json.dumps(structured.SCHEMA))
+    assert asked == {
+        (None, "generate"),
+        (structured.EVERY_TEXT, "generate"),
+        (schema, "generate"),
+        (schema, "generate_target"),
+    }
+    assert [each.num_at_once for each in found.guided_beside_free] == [1, 8]
+    assert found.guided_beside_free[0].acceptance_rates == (0.75, 0.75)
+    document = {"free_tokens": 40, "schema_tokens": 200, **asdict(found), **ABOUT}
+    table = structured_output(json.loads(json.dumps(document))).splitlines()
+    assert [line.endswith("| 0.75, 0.75 | 0 |") for line in table[2:6]] == [True] * 4
+
+
+EVENTS: list[dict[str, Any]] = [
+    {"choices": [{"text": "a", "finish_reason": None}]},
+    {"choices": [{"text": "b", "finish_reason": "length"}]},
+    {"choices": [], "usage": {"completion_tokens": 3}},
+]
+
+
+@pytest.fixture
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Serve a stream of events, all but as many of the last as the parameter says."""
+    events = EVENTS[: len(EVENTS) - request.param]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.block_on_close = False  # a connection that stays open must not hold the test
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("port", [0], indirect=True)
+def test_the_client_joins_the_events_of_a_stream(port: int) -> None:
+    client = CompletionsClient("127.0.0.1", port)
+    for _ in range(2):  # over one connection
+        found = client.generate(PROMPTS[0])
+        assert (found.text, found.num_output_tokens, found.finish_reason) == ("ab", 3, "length")
+    client.close()
+
+
+@pytest.mark.parametrize("port", [1, 2], indirect=True)
+def test_a_stream_without_its_end_is_an_error(port: int) -> None:
+    client = CompletionsClient("127.0.0.1", port)
+    with pytest.raises(VerificationError):
+        client.generate(PROMPTS[0])
+    client.close()

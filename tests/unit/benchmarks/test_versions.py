@@ -1,0 +1,137 @@
+"""Tests of the comparison of versions: it finds a difference, and no difference in noise."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.versions.__main__ import main
+from benchmarks.versions.figures import figures_of, median_interval, start_figures, table
+from benchmarks.versions.pairs import SETTINGS, Pair
+from benchmarks.versions.version import Engines, Version
+from pipelines.bench.arms import ADAPTIVE
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.plan import Cell
+from pipelines.bench.prompt_sets import PromptSet
+from pipelines.errors import VerificationError
+from tests.conftest import REPOSITORY_ROOT
+from tests.unit.bench.answers import answer
+
+
+def batch(wall_s: float, ttft_s: float | None) -> Measurement:
+    cell = Cell(PromptSet("code", ()), SETTINGS[0].load)
+    return Measurement(cell, ADAPTIVE, 0, (answer(ttft=ttft_s, e2e=wall_s),), wall_s)
+
+
+def test_a_machine_that_slows_down_tenfold_hides_nothing() -> None:
+    pairs = [
+        Pair(batch(slowness, 0.010 * slowness), batch(1.25 * slowness, 0.010 * slowness + 0.002))
+        for slowness in np.linspace(1, 10, 30).tolist()
+    ]
+    (figures,) = figures_of({SETTINGS[0]: pairs})
+    ratio, ttft_ms = figures.tokens_per_s_ratio, figures.ttft_ms_difference
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((0.8, 0.8, 0.8))
+    assert (ttft_ms.low, ttft_ms.value, ttft_ms.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert (figures.protocol, figures.num_at_once, figures.num_pairs) == ("grpc", 1, 30)
+
+
+def test_the_interval_contains_the_true_median_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    intervals = [median_interval(rng.lognormal(sigma=0.3, size=30).tolist()) for _ in range(200)]
+    assert 0.90 <= np.mean([each.low <= 1.0 <= each.high for each in intervals]) <= 0.99
+    assert np.median([each.high - each.low for each in intervals]) < 0.35
+
+
+def test_start_ups_are_compared_within_their_pair() -> None:
+    figures = start_figures([(2.0, 2.5), (8.0, 8.5), (4.0, 4.5)])
+    assert (figures.num_pairs, figures.start_s_before, figures.start_s_difference.value) == (3, 4.0, 0.5)
+
+
+def test_the_table_has_a_line_for_each_setting_and_one_for_the_start() -> None:
+    pairs = [Pair(batch(1.0, 0.010), batch(0.5, 0.012))] * 2
+    text = table(figures_of(dict.fromkeys(SETTINGS, pairs)), start_figures([(2.0, 2.5), (3.0, 3.5)]))
+    assert text.count("2.000 (2.000 to 2.000)") == len(SETTINGS)
+    assert "http, 8 concurrent" in text
+    assert "after - before 0.50 s (0.50 to 0.50), 2 pairs" in text
+    assert "the intervals are too narrow" in text
+    assert "too narrow" not in table([], start_figures([(2.0, 2.5)] * 6))
+
+
+def test_a_batch_without_output_is_no_figure() -> None:
+    pairs = [Pair(batch(1.0, None), batch(1.0, None))] * 2
+    with pytest.raises(VerificationError, match="no output"):
+        figures_of({SETTINGS[0]: pairs})
+
+
+def test_the_checkout_is_copied_as_it_is_and_a_commit_as_it_was(tmp_path: Path) -> None:
+    checkout = Version.of_checkout(tmp_path / "after", "demo").tree
+    assert (checkout / "Makefile").read_bytes() == (REPOSITORY_ROOT / "Makefile").read_bytes()
+    assert not (checkout / ".venv").exists()
+    commit = Version.of_commit("HEAD", tmp_path / "before", "demo").tree
+    shown = subprocess.run(
+        ["git", "show", "HEAD:Makefile"], cwd=REPOSITORY_ROOT, capture_output=True, check=True
+    )
+    assert (commit / "Makefile").read_bytes() == shown.stdout
+
+
+def test_an_unknown_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--before", "nowhere"]) == 1
+    assert "--before nowhere" in capsys.readouterr().err
+
+
+def test_a_version_whose_program_fails_is_named_with_the_end_of_its_error(tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match=r"commit abc failed.*build\.engines.*No module named"):
+        Version("commit abc", tmp_path, "demo").build(tmp_path / "none")
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Engines:
+    """Engines of a checkout, with their calibration."""
+    engines = Engines(tmp_path / "engines" / "demo" / "draft-1", tmp_path / "engines" / "demo" / "target-1")
+    for path in (engines.draft, engines.target):
+        path.mkdir(parents=True)
+        (path / "engine.bin").write_bytes(b"weights")
+        (path / "engine.xml").write_text("network")
+    engines.calibration.write_text("measured")
+    return engines
+
+
+def stand_in(tree: Path, draft: str, target: str, weights: str) -> Version:
+    """A version whose programs write the engines with these names, and render nothing."""
+    folder = tree / "engines" / "demo"
+    (tree / "build").mkdir(parents=True)
+    (tree / "build" / "repository.py").touch()
+    (tree / "build" / "engines.py").write_text(
+        f"""
+import json, pathlib
+paths = {{"draft": {str(folder / draft)!r}, "target": {str(folder / target)!r}}}
+for path in map(pathlib.Path, paths.values()):
+    if not path.exists():
+        path.mkdir(parents=True)
+        (path / "engine.bin").write_text({weights!r})
+        (path / "engine.xml").write_text("network")
+print(json.dumps(paths))
+"""
+    )
+    return Version("a stand-in", tree, "demo")
+
+
+def test_engines_with_the_same_fingerprint_are_used_without_a_copy(tmp_path: Path, built: Engines) -> None:
+    (built.draft.parent / ".lock").touch()
+    own = stand_in(tmp_path / "tree", "draft-1", "target-1", "other").build(tmp_path / "engines")
+    assert (own.draft / "engine.bin").samefile(built.draft / "engine.bin")
+    assert own.calibration.samefile(built.calibration)
+    assert not (own.draft.parent / ".lock").exists()
+
+
+@pytest.mark.parametrize(("weights", "is_shared"), [("weights", True), ("others", False)])
+def test_the_calibration_is_shared_if_the_engines_are_the_same_but_for_their_names(
+    weights: str, is_shared: bool, tmp_path: Path, built: Engines
+) -> None:
+    version = stand_in(tmp_path / "tree", "draft-2", "target-2", weights)
+    own = version.build(tmp_path / "engines", other=built)
+    assert (own.draft.name, own.target.name) == ("draft-2", "target-2")
+    assert own.are_same_as(built) == own.calibration.exists() == is_shared

@@ -1,0 +1,150 @@
+"""Tests of the attention kernel: against float64, and its bits against those of plain decoding."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.compiler import needs_compiler
+from tests.unit.build.attention.kernel import (
+    BLOCK,
+    DTYPES,
+    Floats,
+    Kernel,
+    Piece,
+    Shape,
+    Tokens,
+    compile_calls,
+    expected_output,
+    has_wide_lanes,
+)
+
+pytestmark = needs_compiler
+
+LONGEST = 700  # positions: three segments of the kernel
+BLOCKS_EACH = LONGEST // BLOCK + 1
+NUM_REQUESTS = 4
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_calls(tmp_path_factory.mktemp("kernel"))
+
+
+shapes = st.builds(
+    Shape,
+    num_kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    head_size=st.sampled_from([16, 32, 48, 64, 80, 128]),
+    window=st.sampled_from([0, 0, 1, 31, 100, 300]),
+    dtype=st.sampled_from(DTYPES),
+)
+
+
+def table(request: int) -> list[int]:
+    """Return the blocks of a request: not neighbours, and in no order."""
+    own = range(request, NUM_REQUESTS * BLOCKS_EACH, NUM_REQUESTS)
+    return list(np.random.default_rng(request).permutation(own))
+
+
+def new_kernel(calls: ctypes.CDLL, shape: Shape, *, is_wide: bool = False) -> Kernel:
+    return Kernel(calls, shape, NUM_REQUESTS * BLOCKS_EACH, is_wide=is_wide)
+
+
+def one_by_one(kernel: Kernel, tokens: Tokens, begin: int) -> Floats:
+    """Return the outputs from ``begin`` on of plain decoding: a prompt, then one token a step."""
+    if begin:
+        kernel.step(Piece(tokens.part(0, begin), 0, table(0), as_rows=False))
+    steps = [
+        kernel.step(Piece(tokens.part(at, at + 1), at, table(0), as_rows=True))[0]
+        for at in range(begin, len(tokens))
+    ]
+    return np.concatenate(steps)
+
+
+def cuts(length: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while begin < length:
+        end = min(length, begin + int(rng.choice([1, 2, 5, 9, 40, 200])))
+        yield begin, end
+        begin = end
+
+
+@given(shape=shapes, length=st.integers(1, LONGEST), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_outputs_are_those_of_float64(calls: ctypes.CDLL, shape: Shape, length: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = Tokens.draw(shape, length, rng)
+    kernel = new_kernel(calls, shape, is_wide=has_wide_lanes())
+    found = [
+        kernel.step(Piece(tokens.part(*cut), cut[0], table(0), bool(rng.integers(2))))[0]
+        for cut in cuts(length, rng)
+    ]
+    np.testing.assert_allclose(np.concatenate(found), expected_output(shape, tokens), rtol=0, atol=1e-4)
+
+
+@given(shape=shapes, length=st.integers(2, LONGEST), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_bits_are_those_of_plain_decoding(calls: ctypes.CDLL, shape: Shape, length: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = Tokens.draw(shape, length, rng)
+    begin = int(rng.integers(0, length))
+    expected = one_by_one(new_kernel(calls, shape), tokens, begin)
+    kernel = new_kernel(calls, shape, is_wide=has_wide_lanes())
+    found = []
+    for cut in cuts(length, rng):
+        pieces = [
+            Piece(Tokens.draw(shape, count, rng), int(rng.integers(0, LONGEST - 200)), table(mate), as_rows)
+            for mate, count, as_rows in ((1, 7, True), (2, 33, False), (3, 1, True))[: rng.integers(0, 4)]
+        ]
+        for piece in pieces:  # so that all positions before it are numbers
+            kernel.step(Piece(Tokens.draw(shape, piece.start + 1, rng), 0, piece.blocks, as_rows=False))
+        place = int(rng.integers(0, len(pieces) + 1))
+        pieces.insert(place, Piece(tokens.part(*cut), cut[0], table(0), bool(rng.integers(2))))
+        found.append(kernel.step(*pieces, num_threads=int(rng.integers(1, 5)))[place])
+    assert np.array_equal(np.concatenate(found)[begin:], expected)
+
+
+@pytest.mark.skipif(not has_wide_lanes(), reason="needs a processor with AVX-512")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_widths_give_the_same_bits(calls: ctypes.CDLL, dtype: str) -> None:
+    shape = Shape(2, 3, 80, dtype=dtype)
+    tokens = Tokens.draw(shape, LONGEST, np.random.default_rng(1))
+    piece = Piece(tokens, 0, table(0), as_rows=False)
+    narrow, wide = (new_kernel(calls, shape, is_wide=is_wide) for is_wide in (False, True))
+    assert np.array_equal(narrow.step(piece)[0], wide.step(piece)[0])
+    assert all(np.array_equal(*caches) for caches in zip(narrow.caches, wide.caches, strict=True))
+
+
+def test_large_scores_are_neither_infinite_nor_lost(calls: ctypes.CDLL) -> None:
+    shape = Shape(1, 2, 64)
+    drawn = Tokens.draw(shape, 300, np.random.default_rng(2))
+    tokens = Tokens(1000 * drawn.query, drawn.key, drawn.value)
+    found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]
+    np.testing.assert_allclose(found, expected_output(shape, tokens), rtol=0, atol=2e-2)
+
+
+def test_a_query_that_is_no_number_gives_no_number(calls: ctypes.CDLL) -> None:
+    shape = Shape(1, 2, 64)
+    tokens = Tokens.draw(shape, 40, np.random.default_rng(2))
+    tokens.query[7, 1, 3] = np.nan
+    found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]
+    is_number = np.isfinite(found).all(axis=2)
+    assert np.argwhere(~is_number).tolist() == [[7, 1]]
+
+
+def test_a_rejected_draft_changes_no_bit_of_what_follows(calls: ctypes.CDLL) -> None:
+    shape = Shape(2, 2, 64, dtype="int8")
+    rng = np.random.default_rng(3)
+    tokens, rejected = Tokens.draw(shape, 90, rng), Tokens.draw(shape, 9, rng)
+    expected = one_by_one(new_kernel(calls, shape), tokens, 50)
+    kernel = new_kernel(calls, shape)
+    kernel.step(Piece(tokens.part(0, 50), 0, table(0), as_rows=False))
+    kernel.step(Piece(rejected, 50, table(0), as_rows=True))
+    found = kernel.step(Piece(tokens.part(50, 90), 50, table(0), as_rows=True))[0]
+    assert np.array_equal(found, expected)

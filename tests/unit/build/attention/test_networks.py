@@ -1,0 +1,58 @@
+"""Tests of engines with attention of our own: families of networks, and blocks that are copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.families.engines import (
+    BLOCKS,
+    NUM_BLOCKS,
+    compile_network,
+    decoded_rows,
+    prompt_logits,
+    step,
+)
+from benchmarks.families.networks import save_model
+from build.networks.source import open_network
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk
+from pipelines.manifest import EngineFiles
+from tests.support.compiler import needs_compiler
+from tests.support.tiny_engines import build_tiny_pair
+
+pytestmark = [needs_compiler, pytest.mark.xdist_group("torch")]
+
+NUM_PROMPT = 100  # more than the windows
+IDS = np.random.default_rng(1).integers(0, 448, 120).astype(np.int32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gemma3_text", "granite", "mistral", "phi3-heads96", "qwen3"])
+def test_a_family_is_computed_as_with_openvinos_attention(name: str, tmp_path: Path) -> None:
+    """Windows in some layers or all, another factor of the scores, heads of 96, norms of heads."""
+    pytest.importorskip("torch")
+    save_model(name, tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    theirs, ours = (
+        compile_network(tmp_path / attention, network, "none", attention)
+        for attention in ("openvino", "draftproof")
+    )
+    expected, found = (prompt_logits(engine, IDS, NUM_PROMPT) for engine in (theirs, ours))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+    rows = decoded_rows(ours, IDS, NUM_PROMPT, 5)
+    np.testing.assert_allclose(rows, expected[NUM_PROMPT:], rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+
+
+def test_a_copied_block_continues_with_the_same_bits(tmp_path: Path) -> None:
+    _, target = build_tiny_pair(tmp_path, kv_cache_dtype="int8", attention="draftproof")
+    engine = Engine(EngineFiles(target), NUM_BLOCKS)
+    step(engine, Chunk(IDS[:40], 0, BLOCKS, as_rows=False, num_logits=1))
+    engine.copy_block(BLOCKS[1], NUM_BLOCKS - 1)
+    other = (BLOCKS[0], NUM_BLOCKS - 1)
+    first, second = (
+        step(engine, Chunk(IDS[40:50], 40, blocks, as_rows=True, num_logits=10)) for blocks in (BLOCKS, other)
+    )
+    assert np.array_equal(first, second)

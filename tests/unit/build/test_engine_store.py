@@ -1,0 +1,147 @@
+"""Tests of built engines: they are read-only, replaced by rename only, and checked by a command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build.engines import main
+from build.files.engine_directory import new_engine
+from pipelines.manifest import EngineFiles, checked_engine, engine_digest
+from tests.conftest import REPOSITORY_ROOT
+from tests.support.checkpoints import make_checkpoint
+from tests.support.damaged_engines import AS_OWNER, flip_a_bit
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """Return arguments of ``build.engines`` for a tiny pair."""
+    make_checkpoint(tmp_path / "target")
+    make_checkpoint(tmp_path / "draft", num_hidden_layers=1)
+    sections: dict[str, Any] = {role: {"checkpoint": str(tmp_path / role)} for role in ("draft", "target")}
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(yaml.safe_dump({"name": "tiny", "serving": {}, **sections}))
+    return ["--recipe", str(recipe), "--engines", str(tmp_path / "engines")]
+
+
+def result_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    last: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return last
+
+
+def run_as_owner(program: str, *arguments: str) -> None:
+    command = [*AS_OWNER, sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_built_cannot_be_written_by_accident(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    target = Path(result_of(capsys)["target"])
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [target, *target.iterdir()]}
+    names = ("engine.bin", "engine.json", "engine.xml", "manifest.json", "tokenizer.json")
+    assert modes == {target.name: 0o555, **dict.fromkeys(names, 0o444)}
+    program = """
+import sys
+from pathlib import Path
+target = Path(sys.argv[1])
+for name, mode in (("engine.bin", "r+b"), ("engine.bin", "wb"), ("new", "wb")):
+    try:
+        (target / name).open(mode)
+    except PermissionError:
+        continue
+    sys.exit(f"{name} could be opened: {mode}")
+"""
+    run_as_owner(program, str(target))
+
+
+# Damages the built engines in a way that a build notices, then builds again.
+BUILD_AGAIN = """
+import sys
+from pathlib import Path
+from build.engines import main
+
+assert main(sys.argv[1:]) == 0
+folder = Path(sys.argv[4]) / "tiny"
+for engine in folder.glob("*-*"):
+    engine.chmod(0o755)
+    (engine / "engine.json").unlink()
+    engine.chmod(0o555)
+leftover = folder / ".target-0123456789abcdef-x1"  # of a builder that was killed
+(leftover / "engine").mkdir(parents=True)
+(leftover / "engine" / "engine.bin").write_bytes(b"half")
+(leftover / "engine").chmod(0o555)
+assert main(sys.argv[1:]) == 0
+"""
+
+
+def test_an_owner_who_is_not_root_builds_again_and_leaves_nothing(arguments: list[str]) -> None:
+    run_as_owner(BUILD_AGAIN, *arguments)
+    engines = Path(arguments[-1])
+    names = sorted(path.name.split("-")[0] for path in (engines / "tiny").iterdir())
+    assert names == [".lock", "draft", "target"]
+    for engine in (engines / "tiny").glob("*-*"):
+        checked_engine(engine)
+
+
+def test_an_engine_is_replaced_and_not_written_to(tmp_path: Path) -> None:
+    """A process that has one of its files open continues to read the old one."""
+    for content in ("old", "new"):
+        with new_engine(tmp_path / "target") as (engine, scratch):
+            (engine / "engine.bin").write_text(content)
+            (scratch / "timing.cache").write_text("for the build alone")
+        if content == "old":
+            reader = (tmp_path / "target" / "engine.bin").open()
+    with reader:
+        assert reader.read() == "old"
+    assert (tmp_path / "target" / "engine.bin").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_the_same_engine_built_again_has_the_same_digest(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A repository that was rendered before can therefore load it."""
+    digests = []
+    for _ in range(2):
+        assert main(arguments) == 0
+        result = result_of(capsys)
+        assert result["built"] == ["draft", "target"]
+        digests.append([engine_digest(EngineFiles(Path(result[role])).manifest) for role in result["built"]])
+        shutil.rmtree(arguments[-1])
+    assert digests[0] == digests[1]
+    assert digests[0][0] != digests[0][1]
+
+
+def test_the_check_finds_a_flipped_bit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    built = result_of(capsys)
+    draft, target = built["draft"], built["target"]
+    assert main([*arguments, "--check"]) == 0
+    assert result_of(capsys) == {"whole": [draft, target], "damaged": []}
+    (Path(target) / "engine.bin").chmod(0o644)
+    flip_a_bit(Path(target) / "engine.bin")
+    assert main(arguments) == 0
+    assert result_of(capsys)["built"] == []  # a build looks at names and sizes only
+    assert main([*arguments, "--check"]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last) == {"whole": [draft], "damaged": [target]}
+    assert f"damaged: {target}/engine.bin is missing or was changed since the engine was built; " in lines[-1]
+    (Path(draft) / "manifest.json").unlink()
+    assert main([*arguments, "--check"]) == 1
+    assert result_of(capsys) == {"whole": [], "damaged": [draft, target]}
+
+
+def test_a_check_without_engines_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--check"]) == 1
+    assert "has no engines to check; " in capsys.readouterr().err

@@ -1,0 +1,233 @@
+"""Tests of networks read from Hugging Face checkpoints, beside transformers, for every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import build.engines as engines
+from benchmarks.families.__main__ import compare
+from benchmarks.families.engines import Logits, compile_network, prompt_logits
+from benchmarks.families.networks import FAMILY_CONFIGS, save_model
+from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
+from build.hugging_face.config import parse_network_config
+from build.hugging_face.families import FAMILIES, REFUSED
+from build.networks.network import Network
+from build.networks.source import open_network
+from build.networks.vocabulary import fit_vocabulary
+from pipelines.errors import CheckpointError
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch and transformers
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Variants of a family share its code; the test below compiles them all.
+        pytest.param(name, marks=[pytest.mark.long] * ("-" in name and name != "phi3-mini4"))
+        for name in FAMILY_CONFIGS
+    ],
+)
+def test_every_family_is_computed_as_by_transformers_and_keeps_the_row_rule(
+    name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    family = compare(name, tmp_path)
+    assert family.is_exact, family
+    assert (
+        family.int8.divergence.kl < 0.05 and family.int4.divergence.kl < 1.0
+    )  # random weights lose more than trained ones
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
+    """Norms, rotary embedding, attention and INT8 projections are one node each, with nothing left over."""
+    pytest.importorskip("torch")
+    save_model(name, tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    engine = compile_network(tmp_path / "engine", network, "int8")
+    operations = engine._compiled.get_runtime_model().get_ops()
+    kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in operations)
+    layers = network.config.layers
+    assert kinds["RMS"] == len(network.layer(0).norms()) * len(layers) + 1
+    assert kinds["RoPE"] == 2 * sum(layer.rotary is not None for layer in layers)
+    assert kinds["PagedAttention"] == len(layers)
+    assert kinds["FullyConnected"] == 5 * len(layers) + 1
+    assert kinds["Transpose"] == 0
+    assert kinds["MatMul"] == len({layer.rotary for layer in layers} - {None})  # tables of angles
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # tied and not
+def test_a_draft_gets_the_targets_vocabulary(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    ids = np.random.default_rng(1).integers(0, 448, 40).astype(np.int32)
+
+    def logits_of(network: Network) -> Logits:
+        folder = tmp_path / str(network.config.vocab_size)
+        return prompt_logits(compile_network(folder, network, "none"), ids, 30)
+
+    exact = logits_of(network)
+    longer = logits_of(fit_vocabulary(network, 576))
+    assert (longer[:, :512] == exact).all()
+    assert longer[:, 512:].max() < exact.min() - 1000, "no token has the new rows"
+    assert (logits_of(fit_vocabulary(network, 448)) == exact[:, :448]).all()
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    """The ``config.json`` of a family, with changes; null stays null."""
+    transformers = pytest.importorskip("transformers")
+    model_type = name.split("-")[0]
+    config = transformers.AutoConfig.for_model(model_type, **FAMILY_CONFIGS[name]).to_dict()
+    return {"architectures": list(FAMILIES[model_type].architectures), **config, **changes}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"model_type": "gemma2"}, "soft-capping of attention scores"),
+        ("llama", {"model_type": "qwen3_moe"}, "a mixture of experts"),
+        ("llama", {"model_type": "bert"}, "not implemented"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm'"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act='relu'"),
+        ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
+        ("llama", {"hidden_size": 0}, "hidden_size=0"),
+        ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+        ("llama", {"rope_parameters": "yarn"}, "rope_parameters='yarn'"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": None, "factor": 2}}, "TypeError"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers=[1]"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+            "rope_type='proportional'",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope settings"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("gemma3_text", {"layer_types": ["linear_attention"] * 7}, "linear_attention"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse_network_config(config_of(name, **changes), Path("config.json"))
+    assert message in str(caught.value)
+    assert caught.value.values and caught.value.limit and caught.value.remedy
+
+
+def test_the_older_spelling_of_rotary_settings() -> None:
+    """transformers 4 wrote ``rope_theta`` and ``rope_scaling``; most files on the hub have these."""
+    llama = config_of("llama")
+    scaling = llama.pop("rope_parameters")
+    older = {**llama, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    path = Path("config.json")
+    assert parse_network_config(older, path) == parse_network_config(config_of("llama"), path)
+    gemma = config_of("gemma3_text")
+    kinds = gemma.pop("rope_parameters")
+    older = {
+        **gemma,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": kinds["full_attention"]["factor"]},
+    }
+    assert parse_network_config(older, path) == parse_network_config(config_of("gemma3_text"), path)
+
+
+def test_mistral_attends_to_4096_positions_unless_its_file_says_none() -> None:
+    config = config_of("mistral")
+    del config["sliding_window"]
+    path = Path("config.json")
+    assert parse_network_config(config, path).layers[0].window == 4096
+    assert parse_network_config({**config, "sliding_window": None}, path).layers[0].window is None
+
+
+def test_families_that_are_refused_are_not_supported() -> None:
+    assert not set(FAMILIES) & set(REFUSED)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    save_model("llama", directory)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+
+    def refused(**changes: Any) -> str:
+        (directory / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
+        with pytest.raises(CheckpointError) as caught:
+            network = open_network(directory).read()
+            for index in range(network.config.num_hidden_layers):
+                network.layer(index)
+        return str(caught.value)
+
+    assert "missing lm_head.weight" in refused(tie_word_embeddings=False)
+    assert "missing model.layers.4.self_attn.q_proj.weight" in refused(num_hidden_layers=5)
+    assert "not used: model.layers.3." in refused(num_hidden_layers=3)
+    assert "[384, 256]" in refused(intermediate_size=400)
+    assert "q_proj.bias" in refused(attention_bias=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("new", [False, True])
+def test_the_text_model_of_a_model_that_sees_images(new: bool, tmp_path: Path) -> None:
+    """Gemma 3 4B has settings under ``text_config``, other prefixes, and tensors of other parts."""
+    text, directory = tmp_path / "text", tmp_path / "both"
+    save_model("gemma3_text", text)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": json.loads((text / "config.json").read_text(encoding="utf-8")),
+    }
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {
+        name.replace("model.", "model.language_model." if new else "language_model.model.", 1): tensor
+        for name, tensor in read_tensors(text / "model.safetensors").items()
+    }
+    other = "model.vision_tower.x" if new else "vision_tower.x"
+    write_tensors(directory / "model.safetensors", {**tensors, other: next(iter(tensors.values()))})
+    found, expected = open_network(directory), open_network(text)
+    assert found.config.layers == expected.config.layers
+    assert (found.read().layer(6).qkv.weight.data == expected.read().layer(6).qkv.weight.data).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_of_its_own_is_used_also_where_the_settings_tie_it(tmp_path: Path) -> None:
+    save_model("llama", tmp_path / "tied")
+    stored = dict(read_tensors(tmp_path / "tied" / "model.safetensors"))
+    embedding = stored["model.embed_tokens.weight"]
+    other = Tensor(embedding.dtype, embedding.shape, embedding.data + 1)
+    for name, head in (("same", embedding), ("other", other)):
+        (tmp_path / name).mkdir()
+        shutil.copyfile(tmp_path / "tied" / "config.json", tmp_path / name / "config.json")
+        write_tensors(tmp_path / name / "model.safetensors", {**stored, "lm_head.weight": head})
+        network = open_network(tmp_path / name).read()
+        assert network.config.share_embedding_table == (name == "same")
+        assert (network.lm_head.weight.data == head.data).all()
+
+
+def test_every_source_that_decides_the_numbers_makes_another_engine() -> None:
+    folders = (engines._HERE / folder for folder in ("hugging_face", "networks", "openvino"))
+    found = (path for folder in folders for path in folder.rglob("[a-z]*.py"))
+    sources = {str(path.relative_to(engines._HERE)) for path in found}
+    assert sources - {"hugging_face/write.py", "networks/memory.py"} <= set(engines._COMPILER)
+
+
+def test_pickles_and_missing_shards_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama")), encoding="utf-8")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="pickles"):
+        open_network(tmp_path)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="model-00001-of-00002"):
+        open_network(tmp_path)

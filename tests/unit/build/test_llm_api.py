@@ -1,0 +1,137 @@
+"""Tests of the LLM API's files: their keys exist, spelled as the version does, and the scripts start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build.llm_api import decoding_type, main, write_llm_api
+from build.recipe import load_recipe
+from pipelines.errors import RecipeError
+from tests.support.llm_arguments import LLM_ARGUMENTS, SERVE_OPTIONS, TRITON_CONFIG, violations
+from tests.support.stand_in_machine import StandInMachine
+from tests.unit.tensorrt_llm.test_preflight import GPU_RECIPES, broken_pair, with_models
+
+EVERYTHING = {"tp_size": 2, "kv_cache_dtype": "fp8", "kv_cache_free_gpu_mem_fraction": 0.8}
+
+
+def documents(tmp_path: Path, version: str = "1.3.0", **recipe: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    broken_pair(tmp_path, recipe, {})
+    paths = write_llm_api(load_recipe(tmp_path / "broken.yaml"), version, tmp_path / "run")
+    return yaml.safe_load(paths["model"].read_text()), yaml.safe_load(paths["settings"].read_text())
+
+
+@pytest.mark.parametrize("release", LLM_ARGUMENTS)
+def test_both_files_hold_the_pair_in_keys_that_exist(release: str, tmp_path: Path) -> None:
+    model, serve = documents(tmp_path, f"{release}.1", target={"tensorrt_llm": EVERYTHING})
+    assert violations(model.pop("triton_config"), TRITON_CONFIG) == []
+    assert violations(model, LLM_ARGUMENTS[release]) == []
+    assert serve == {name: value for name, value in model.items() if name not in ("model", "backend")}
+    assert model["model"] == str(tmp_path / "target")
+    assert model["backend"] == "pytorch"
+    assert serve["tensor_parallel_size"] == 2
+    assert serve["disable_overlap_scheduler"] is True
+    assert serve["kv_cache_config"]["dtype"] == "fp8"
+    assert serve["kv_cache_config"]["free_gpu_memory_fraction"] == 0.8
+    speculation = serve["speculative_config"]
+    assert speculation["max_draft_len"] == 8
+    assert speculation["speculative_model_dir"] == str(tmp_path / "draft")
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_every_recipe_is_rendered_for_both_generations(name: str, tmp_path: Path) -> None:
+    recipe = with_models(load_recipe(name), tmp_path)
+    for release, table in LLM_ARGUMENTS.items():
+        paths = write_llm_api(recipe, f"{release}.0", tmp_path / "run")
+        assert violations(yaml.safe_load(paths["settings"].read_text()), table) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"decoding_type": "Draft_Target"}, "decoding_type: 'Draft_Target' is none of DraftTarget"),
+        ({"draft_model": "/draft"}, "draft_model: unknown"),
+        ({"max_draft_len": 0}, "max_draft_len: 0 is out of range"),
+        ({"max_draft_len": "8"}, "max_draft_len: '8' is no int"),
+    ],
+)
+def test_the_table_refuses_what_upstream_refuses(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    _, serve = documents(tmp_path, "1.2.1")
+    serve["speculative_config"].update(changes)
+    assert violations(serve, LLM_ARGUMENTS["1.2"]) == [f"speculative_config.{problem}"]
+
+
+@pytest.mark.parametrize(
+    ("version", "spelling"),
+    [
+        ("1.0.0", "DraftTarget"),
+        ("1.1.0", "DraftTarget"),
+        ("1.2.0rc8", "DraftTarget"),
+        ("1.2.1", "DraftTarget"),
+        ("1.3.0rc17", "Draft_Target"),
+    ],
+)
+def test_the_spelling_follows_the_version(version: str, spelling: str, tmp_path: Path) -> None:
+    assert decoding_type(version) == spelling
+    assert documents(tmp_path, version)[1]["speculative_config"]["decoding_type"] == spelling
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "1.4.0", "unknown"])
+def test_a_version_that_nobody_read_is_refused(version: str) -> None:
+    with pytest.raises(RecipeError, match=f"version {version}; known: 1.0, 1.1, 1.2, 1.3; .*llm_args.py"):
+        decoding_type(version)
+
+
+def words_of(script: Path) -> list[str]:
+    """The command that a script runs, after ``exec``."""
+    text = script.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("exec ")]
+    assert len(lines) == 1
+    return shlex.split(lines[0])[1:]
+
+
+def test_trtllm_serve_is_started_with_options_that_it_has(tmp_path: Path) -> None:
+    broken_pair(tmp_path, {}, {})
+    paths = write_llm_api(load_recipe(tmp_path / "broken.yaml"), "1.3.0", tmp_path / "a run")
+    program, model, *options, more = words_of(paths["serve"])
+    assert (program, model, more) == ("trtllm-serve", str(tmp_path / "target"), "$@")
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert set(given) <= set(SERVE_OPTIONS)
+    assert given == {"--host": "127.0.0.1", "--extra_llm_api_options": str(paths["settings"])}
+
+
+def test_the_files_say_that_weights_are_not_quantized_here(tmp_path: Path) -> None:
+    documents(tmp_path)
+    text = (tmp_path / "run" / "llama-3-3-70b-fp8" / "llm_api" / "trtllm-serve.yaml").read_text()
+    assert "not run yet" in text
+    assert "quantization (fp8) is not applied" in text
+
+
+def test_a_tensorrt_llm_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="LLM API cannot load"):
+        write_llm_api(load_recipe("demo"), "1.3.0", tmp_path)
+
+
+def test_the_version_that_is_installed_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = StandInMachine(tmp_path / "machine")
+    monkeypatch.setenv("PATH", f"{machine.bin}:/usr/bin:/bin")
+    broken_pair(tmp_path, {}, {})
+    arguments = ["--recipe", str(tmp_path / "broken.yaml"), "--run", str(tmp_path / "run")]
+    for version, extra in (("1.2.1", []), ("1.0.0", ["--trtllm-version", "1.0.0"])):
+        assert main(arguments + extra) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == version
+    machine.install("1.3.0", "trtllm-serve")
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == "1.3.0"
+    machine.install("1.4.0", "trtllm-serve")
+    assert main(arguments) == 1
+    assert "version 1.4.0" in capsys.readouterr().err

@@ -1,0 +1,245 @@
+"""Tests of the plan of an embedded server's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build import repository
+from build.built_pair import BuiltPair
+from build.hugging_face.config import parse_network_config
+from build.networks.config import NetworkConfig
+from build.networks.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
+from build.recipe import EngineRecipe, KvCache, Recipe, Serving
+from build.rendering.kv_blocks import bytes_at_start, num_kv_blocks, returned_bytes
+from build.rendering.pair_record import PairRecord
+from build.rendering.second_pair import render_second_pair
+from build.repository import render_recipe
+from pipelines.engine_memory import read_sizes
+from pipelines.errors import RecipeError
+from pipelines.executor.engine import Engine
+from pipelines.manifest import EngineFiles
+from tests.integration.conftest import tiny_recipe
+from tests.support.compiler import ATTENTIONS
+from tests.support.tiny_engines import build_tiny_pair
+
+GB = 1e9
+FREE = 16 * GB
+INT8 = EngineRecipe("target", "int8", lm_head="int8")
+LIMITS = Serving(max_batch_size=16, max_seq_len=2048)
+
+
+def config_of(**changes: Any) -> NetworkConfig:
+    """Return the settings of Qwen3 4B, whose 4.02 billion parameters are published."""
+    raw = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+    }
+    return dataclasses.replace(parse_network_config(raw, Path("config.json")), **changes)
+
+
+def memory_of(engine: EngineRecipe = INT8, **changes: Any) -> EngineMemory:
+    return EngineMemory.of_network(config_of(**changes), engine)
+
+
+def test_parameters_are_those_that_are_published() -> None:
+    projections, table = num_parameters(config_of())
+    assert abs((projections + table) / 4.02e9 - 1) < 0.01
+
+
+def test_weights_of_a_quantized_checkpoint_are_planned_with_its_own_groups() -> None:
+    plain, fp8 = config_of(), config_of(quant_algo="fp8")
+    awq = config_of(quant_algo="awq", quant_bits=4, group_size=128)
+    int4, none, checkpoint = (EngineRecipe("target", name) for name in ("int4", "none", "checkpoint"))
+    int8 = EngineRecipe("target", "int8")
+    assert weight_bytes(awq, int4) == pytest.approx(weight_bytes(plain, int4), rel=0.01)
+    assert weight_bytes(awq, int8) == weight_bytes(awq, int4) == weight_bytes(awq, checkpoint)
+    small_groups = dataclasses.replace(awq, group_size=32)
+    assert 1.05 < weight_bytes(small_groups, int4) / weight_bytes(awq, int4) < 1.3
+    assert weight_bytes(fp8, checkpoint) == weight_bytes(plain, none), "computed in float32"
+    assert weight_bytes(fp8, int8) == weight_bytes(plain, int8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "bytes_per_projection", "bytes_per_table_entry"),
+    [
+        (INT8, 1, 3),  # the embedding is BF16, the head INT8
+        (EngineRecipe("target", "int4", lm_head="int8"), 0.53, 3),
+        (EngineRecipe("target", "none"), 4, 4),  # one table for both
+        (EngineRecipe("target", "int8"), 1, 4),
+    ],
+)
+def test_weights_have_the_size_of_their_type(
+    engine: EngineRecipe, bytes_per_projection: float, bytes_per_table_entry: float
+) -> None:
+    projections, table = num_parameters(config_of())
+    expected = projections * bytes_per_projection + table * bytes_per_table_entry
+    assert weight_bytes(config_of(), engine) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("head_size", [64, 96])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_block_has_the_bytes_that_an_engine_allocates(
+    tmp_path: Path, attention: str, dtype: str, head_size: int
+) -> None:
+    _, target = build_tiny_pair(tmp_path, kv_cache_dtype=dtype, head_size=head_size, attention=attention)
+    _, block = read_sizes(target)
+    tensors = Engine(EngineFiles(target), num_blocks=3)._kv
+    assert sum(tensor.nbytes for tensor in tensors) == 3 * block
+
+
+def test_caches_hold_as_many_requests_as_may_run() -> None:
+    plan = plan_memory(memory_of(), memory_of(), LIMITS, 200 * GB)
+    assert plan.num_blocks == {"target": 16 * 64 + 1, "draft": 16 * 64 + 1}
+
+
+def test_caches_get_what_the_weights_leave() -> None:
+    target, draft = memory_of(), memory_of(hidden_size=1024, intermediate_size=3072)
+    plan = plan_memory(target, draft, LIMITS, FREE)
+    assert 2 * 64 < plan.num_blocks["target"] < 16 * 64
+    used = plan.target.weights + plan.draft.weights + plan.caches
+    assert 0.7 * FREE < used + 1.5 * GB <= 0.8 * FREE
+    assert f"{FREE / GB:.1f} GB free" in "\n".join(plan.lines())
+    with pytest.raises(RecipeError, match=r"6\.0 GB free; .* two requests of 2048 tokens"):
+        plan_memory(target, draft, LIMITS, 6 * GB)
+
+
+def test_the_loop_and_the_target_alone_have_blocks_for_a_request_each() -> None:
+    one_place = dataclasses.replace(LIMITS, max_batch_size=1)
+    plan = plan_memory(memory_of(), memory_of(), one_place, 200 * GB)
+    assert plan.num_blocks["target"] == 2 * 64 + 1
+
+
+def test_a_second_pair_needs_no_server_of_its_own() -> None:
+    target, draft = memory_of(), memory_of(hidden_size=1024, intermediate_size=3072)
+    least = 2 * 64 + 1
+    free = (target.weights + draft.weights + least * (target.block + draft.block) + 1 * GB) / 0.8
+    with pytest.raises(RecipeError, match="the memory does not hold this pair"):
+        plan_memory(target, draft, LIMITS, free)
+    plan = plan_memory(target, draft, LIMITS, free, process_bytes=0)
+    assert 0.7 * free < target.weights + draft.weights + plan.caches <= 0.8 * free
+
+
+def test_blocks_of_the_recipe_are_kept_and_have_to_fit() -> None:
+    given = dataclasses.replace(INT8, kv_cache=KvCache(num_blocks=100))
+    plan = plan_memory(memory_of(given), memory_of(), LIMITS, 24 * GB)
+    assert plan.num_blocks["target"] == 100 < plan.num_blocks["draft"]
+    many = memory_of(dataclasses.replace(INT8, kv_cache=KvCache(num_blocks=10_000)))
+    with pytest.raises(RecipeError, match="the memory does not hold this pair"):
+        plan_memory(many, many, LIMITS, 24 * GB)
+
+
+def open_recipe(name: str = "tiny", max_queue_size: int = 64) -> Recipe:
+    """Return a recipe that leaves the blocks to the memory."""
+    recipe = tiny_recipe(name)
+    serving = dataclasses.replace(recipe.serving, max_queue_size=max_queue_size)
+    engine = dataclasses.replace(recipe.target, kv_cache=KvCache())
+    return dataclasses.replace(recipe, target=engine, draft=engine, serving=serving)
+
+
+def test_a_repository_keeps_the_blocks_that_were_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While its own server runs, the memory is not free."""
+    engines = build_tiny_pair(tmp_path)
+    recipe = open_recipe()
+    loop = render_recipe(recipe, *engines, tmp_path / "run", free=lambda: 20 * GB) / "speculative"
+    assert "memory: 20.0 GB free" in capsys.readouterr().out
+    chosen = json.loads((loop / "pair.json").read_text())["num_kv_blocks"]
+    most = recipe.serving.max_batch_size * -(-recipe.serving.max_seq_len // 32) + 1
+    assert chosen == {"draft": most, "target": most}
+    assert render_recipe(recipe, *engines, tmp_path / "run", free=lambda: 0) / "speculative" == loop
+    assert f"kept {most} blocks for the target" in capsys.readouterr().out
+    files = [EngineFiles(path) for path in engines]
+    with pytest.raises(RecipeError, match="the memory does not hold this pair"):
+        num_kv_blocks(open_recipe(max_queue_size=1), *files, loop, lambda: 0)
+
+
+def test_a_pair_beside_a_server_is_planned_with_what_the_server_has_left(tmp_path: Path) -> None:
+    """Its target and the server's own processes are loaded already."""
+    engines = build_tiny_pair(tmp_path / "engines")
+    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
+    other_draft = build_tiny_pair(tmp_path / "other", draft="random")[0]
+    record = render_second_pair(open_recipe("new"), other_draft, engines[1], run, free=lambda: 0.5 * GB)
+    assert len(record.models) == 1
+    with pytest.raises(RecipeError, match=r"0\.3 GB free"):
+        other = open_recipe("newer", max_queue_size=1)
+        render_second_pair(other, other_draft, engines[1], run, free=lambda: 0.3 * GB)
+
+
+def test_a_rollout_plans_with_the_memory_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The controller's own container may have next to none (``render_beside``)."""
+    engines = build_tiny_pair(tmp_path / "engines")
+    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
+    monkeypatch.setattr(repository, "available_bytes", lambda: 0)
+    monkeypatch.setattr(repository, "load_recipe", lambda name, runtime: open_recipe(name, 1))
+    monkeypatch.setattr(repository, "build_pair", lambda recipe, report: BuiltPair(recipe, *engines))
+    command = ["--recipe", "new", "--add-to", str(run)]
+    assert repository.main([*command, "--free-bytes", "300000000"]) == 1
+    assert "0.3 GB free" in capsys.readouterr().err
+    assert repository.main([*command, "--free-bytes", "1000000000"]) == 0
+    assert "1.0 GB free" in capsys.readouterr().out
+
+
+def test_the_memory_of_promoted_pairs_is_not_free(tmp_path: Path) -> None:
+    engines = build_tiny_pair(tmp_path / "engines")
+    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
+    other = open_recipe(max_queue_size=1)
+    second = render_second_pair(other, *engines, run, free=lambda: 20 * GB)
+    least = 2.1 * GB  # holds one pair: 1.5 GB of processes, of 80%
+    third = open_recipe(max_queue_size=2)
+    render_recipe(third, *engines, tmp_path / "run", free=lambda: least)
+    dataclasses.replace(second, loads_at_start=True).write(
+        run / "model_repository" / second.speculative_model
+    )
+    with pytest.raises(RecipeError, match=r"1\.\d GB free"):
+        render_recipe(open_recipe(max_queue_size=3), *engines, tmp_path / "run", free=lambda: least)
+
+
+def test_what_a_running_server_holds_is_free_at_its_next_start(tmp_path: Path) -> None:
+    engines = build_tiny_pair(tmp_path / "engines")
+    run = render_recipe(open_recipe(), *engines, tmp_path / "run", free=lambda: 20 * GB).parent
+    models = run / "model_repository"
+    second = render_second_pair(open_recipe(max_queue_size=1), *engines, run, free=lambda: 20 * GB)
+    dataclasses.replace(second, loads_at_start=True).write(models / second.speculative_model)
+    own = PairRecord.read(models / "speculative")
+    promoted_bytes = bytes_at_start(models, "speculative_*")
+    assert returned_bytes(models, "speculative") == -promoted_bytes < 0
+    with listening(second.socket), listening(own.socket):
+        assert returned_bytes(models, "speculative") == bytes_at_start(models, "speculative") + SERVER_BYTES
+    with listening(second.socket):
+        assert returned_bytes(models, "speculative") == SERVER_BYTES
+    (models / "speculative" / "pair.json").write_text('{"format": 1}')  # an older version wrote it
+    assert returned_bytes(models, "speculative") == -promoted_bytes
+
+
+@contextmanager
+def listening(path: str) -> Iterator[None]:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        yield
+    Path(path).unlink()

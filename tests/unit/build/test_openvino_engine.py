@@ -1,0 +1,339 @@
+"""Tests of engines against float64 numpy and, where installed, transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from build.checkpoints.checkpoint import Checkpoint
+from build.networks.network import Network, network_from_checkpoint
+from build.networks.weight_only import apply_quantization
+from build.openvino.engine import EngineSettings, write_engine
+from pipelines.errors import EngineBuildError, EngineLoadError
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk, pack
+from pipelines.manifest import EngineFiles, checked_engine
+from tests.support.checkpoints import LLAMA3_SCALING, QUANTIZERS, make_checkpoint, mean_kl, reference_logits
+from tests.support.compiler import ATTENTIONS, needs_compiler
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+LENGTH = 80
+
+# Tolerances are for logits whose largest is about 15; they cover float32 summation.
+EXACT = 1e-4
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "untied": {"share_embedding_table": False},
+    "head 32": {"head_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "head 128": {"head_size": 128, "num_attention_heads": 4, "num_key_value_heads": 1},
+    "llama3 rope": {"rotary_base": 500000.0, "rotary_scaling": LLAMA3_SCALING},
+    "linear rope": {"rotary_scaling": {"type": "linear", "factor": 4.0}},
+    "biases": {"architecture": "Qwen2ForCausalLM", "attn_bias": True},
+    "odd sizes": {"hidden_size": 192, "intermediate_size": 320, "vocab_size": 2000, "norm_epsilon": 1e-3},
+}
+
+Logits = npt.NDArray[Any]
+
+
+def token_ids(vocab_size: int = 2000, seed: int = 0) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, vocab_size, LENGTH).astype(np.int32)
+
+
+def engine_of(
+    directory: Path,
+    network: Network,
+    *,
+    dynamic: bool = False,
+    kv: str = "float32",
+    attention: str = "openvino",
+) -> Engine:
+    tokenizer = directory / "tokenizer.json"
+    tokenizer.write_text("{}", encoding="utf-8")
+    settings = EngineSettings(
+        *("target", "test", "none", kv, 2, (0,), "f" * 64, {}),
+        dynamic_quantization=dynamic,
+        attention=attention,
+    )
+    write_engine(directory / "engine", network, tokenizer, settings)
+    return Engine(EngineFiles(directory / "engine"), num_blocks=16)
+
+
+def run(engine: Engine, tokens: npt.NDArray[np.int32], logits: int | None = None) -> Logits:
+    """Return the logits of a text: a prompt of three quarters in two chunks, the rest in rows."""
+    blocks = (3, 5, 9, 2)
+    first, second = len(tokens) // 2, 3 * len(tokens) // 4
+    parts = []
+    for begin, end, rows in ((0, first, False), (first, second, False), (second, len(tokens), True)):
+        chunk = Chunk(tokens[begin:end], begin, blocks, as_rows=rows, num_logits=end - begin)
+        parts.append(engine.step(pack([chunk], engine.config.kv_block_size)).copy())
+    return np.concatenate(parts)
+
+
+def largest_error(reference: Logits, logits: Logits) -> float:
+    assert logits.shape == reference.shape
+    assert np.isfinite(logits).all()
+    return float(np.abs(reference - logits).max())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unquantized_engine_matches_float64(shape: str, attention: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", **SHAPES[shape])
+    engine = engine_of(tmp_path, network_from_checkpoint(checkpoint), attention=attention)
+    logits = run(engine, token_ids())
+    reference = reference_logits(checkpoint, token_ids())
+    assert largest_error(reference, logits) < EXACT
+    assert (reference.argmax(1) == logits.argmax(1)).all()
+
+
+@pytest.mark.parametrize(("shape", "num_tables"), [("gqa", 1), ("untied", 2)])
+def test_a_tied_engine_holds_its_table_once(shape: str, num_tables: int, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", weights_dtype="F32", **SHAPES[shape])
+    engine_of(tmp_path, network_from_checkpoint(checkpoint))
+    rows, columns = checkpoint.config.vocab_size, checkpoint.config.hidden_size
+    weights = 4 * sum(tensor.data.size for tensor in checkpoint.tensors.values())
+    size = (tmp_path / "engine" / "engine.bin").stat().st_size
+    assert weights <= size < weights + 4 * rows * columns  # and constants of the graph
+    network = (tmp_path / "engine" / "engine.xml").read_text(encoding="utf-8")
+    assert len(re.findall(rf'<data element_type="f32" shape="{rows}, {columns}"', network)) == num_tables
+
+
+@pytest.mark.parametrize("weights_dtype", ["F16", "F32"])
+def test_other_float_types_match_float64(weights_dtype: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", weights_dtype=weights_dtype)
+    logits = run(engine_of(tmp_path, network_from_checkpoint(checkpoint)), token_ids())
+    assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
+
+
+@pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope", "biases"])
+def test_weight_only_checkpoint_runs_with_its_own_weights(shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "W8A16", **SHAPES[shape])
+    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "checkpoint")
+    logits = run(engine_of(tmp_path, network), token_ids())
+    assert largest_error(reference_logits(checkpoint, token_ids()), logits) < EXACT
+
+
+@pytest.mark.parametrize("algo", [None, "FP8"])
+def test_int8_made_at_build_is_what_numpy_says(algo: str | None, tmp_path: Path) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", algo))
+    quantized = apply_quantization(network, "int8", "int8")
+    logits = run(engine_of(tmp_path, quantized), token_ids())
+    assert largest_error(reference_logits(quantized, token_ids()), logits) < EXACT
+    assert largest_error(reference_logits(network, token_ids()), logits) > 0.001  # it was quantized
+
+
+@pytest.mark.parametrize("algo", [None, "W8A16"])
+def test_dynamic_quantization_stays_close(algo: str | None, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo)
+    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    logits = run(engine_of(tmp_path, network, dynamic=True), token_ids())
+    # Random weights are the hard case: a flat distribution in which every error counts.
+    assert mean_kl(reference_logits(network, token_ids()), logits) < 0.02
+
+
+@pytest.mark.parametrize("algo", QUANTIZERS)
+def test_quantization_none_multiplies_out_and_leaves_inputs_alone(algo: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
+    network = apply_quantization(network_from_checkpoint(checkpoint), "none", "checkpoint")
+    assert all(linear.input_quantization is None for linear in network.layer(0).linears())
+    stored = network_from_checkpoint(checkpoint).layer(1).proj
+    assert np.array_equal(network.layer(1).proj.to_float32(), stored.to_float32())
+    logits = run(engine_of(tmp_path, network), token_ids())
+    assert largest_error(reference_logits(network, token_ids()), logits) < EXACT
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_half_precision_cache_stays_close(attention: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    network = network_from_checkpoint(checkpoint)
+    logits = run(engine_of(tmp_path, network, kv="float16", attention=attention), token_ids())
+    error = largest_error(reference_logits(checkpoint, token_ids()), logits)
+    assert EXACT < error < 0.1  # above: the cache really is in half precision
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_number_of_wanted_rows_does_not_change_their_bits(quantization: str, tmp_path: Path) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", hidden_size=256))
+    head = "int8" if quantization == "int8" else "checkpoint"
+    engine = engine_of(tmp_path, apply_quantization(network, quantization, head), dynamic=True)
+    inputs = pack([Chunk(token_ids(), 0, (1, 2, 3), as_rows=False, num_logits=LENGTH)], 32)
+    everything = engine.step(inputs).copy()
+    for rows in ([7], [LENGTH - 1], [3, 3], [50, 2, 9], list(range(0, LENGTH, 7))):
+        some = engine.step(replace(inputs, logits_rows=np.array(rows, np.int32)))
+        assert np.array_equal(some, everything[rows])
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [("openvino", "PagedAttention"), pytest.param("draftproof", "Reference", marks=needs_compiler)],
+)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_the_plugin_fuses_what_it_should(
+    quantization: str, attention: str, kind: str, tmp_path: Path
+) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", num_hidden_layers=3))
+    head = "int8" if quantization == "int8" else "checkpoint"
+    quantized = apply_quantization(network, quantization, head)
+    engine = engine_of(tmp_path, quantized, dynamic=True, attention=attention)
+    operations = engine._compiled.get_runtime_model().get_ops()
+    kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in operations)
+    layers = 3
+    assert kinds["RMS"] == 2 * layers + 1
+    assert kinds["RoPE"] == 2 * layers
+    assert kinds[kind] == layers
+    assert kinds["FullyConnected"] == 5 * layers + 1
+    if quantization == "int8":
+        primitives = {
+            node.get_rt_info()["primitiveType"].astype(str)
+            for node in operations
+            if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"
+        }
+        # Weights stay int8 in memory; if the pattern were missed, they would be expanded to float32.
+        assert kinds["MatMul"] <= 1, kinds
+        assert not any("ref" in primitive for primitive in primitives), primitives
+
+
+def test_engine_description(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    engine_of(tmp_path, network, dynamic=True)
+    description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
+    weights = 2 * ((4 + 2 * 2) * 64 * 128 + 256 * 128 + 3 * 256 * 128)
+    norms = 5 * 128
+    assert description["num_parameters"] == weights + norms + 2048 * 128
+    scales = 2 * ((4 + 2 * 2) * 64 + 128 + 256 + 256 + 128) + 2048
+    assert description["weight_bytes_per_step"] == weights + 2048 * 128 + 4 * (scales + norms)
+    assert description["compile_properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "128"
+    assert description["compile_properties"]["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+@pytest.mark.parametrize("algo", [None, "FP8"])
+def test_weights_other_than_int8_are_read_as_float32(algo: str | None, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, share_embedding_table=False)
+    engine_of(tmp_path, network_from_checkpoint(checkpoint))
+    description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
+    embedding = 2048 * 128
+    assert description["weight_bytes_per_step"] == 4 * (description["num_parameters"] - embedding)
+    assert description["compile_properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0"
+
+
+def test_weights_are_stored_in_their_quantized_size(tmp_path: Path) -> None:
+    """Identical matrices would be stored once, and a step would read less than engine.json says."""
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint"))
+    network = apply_quantization(network, "int8", "int8")
+    engine_of(tmp_path, network)
+    stored = (tmp_path / "engine" / "engine.bin").stat().st_size
+    description = json.loads((tmp_path / "engine" / "engine.json").read_text(encoding="utf-8"))
+    embedding = 2 * 2048 * 128
+    assert description["weight_bytes_per_step"] + embedding <= stored + 16 * 1024
+    assert stored < 1.02 * (description["weight_bytes_per_step"] + embedding)
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint"))
+
+    def failing(index: int) -> Any:
+        raise OSError(28, "No space left on device")
+
+    settings = EngineSettings("draft", "test", "none", "float32", 2, (0,), "f" * 64, {})
+    with pytest.raises(EngineBuildError, match="No space left"):
+        write_engine(
+            tmp_path / "engines" / "draft-1",
+            replace(network, layer=failing),
+            tmp_path / "checkpoint" / "tokenizer.json",
+            settings,
+        )
+    assert list((tmp_path / "engines").iterdir()) == []
+
+
+def test_manifest_notices_a_changed_file(tmp_path: Path) -> None:
+    engine_of(tmp_path, network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint")))
+    checked_engine(tmp_path / "engine")
+    weights = tmp_path / "engine" / "engine.bin"
+    weights.chmod(0o644)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(EngineLoadError, match=r"engine\.bin is missing or was changed"):
+        checked_engine(tmp_path / "engine")
+
+
+def transformers_logits(checkpoint: Checkpoint, tokens: npt.NDArray[np.int32]) -> Logits:
+    """Return the logits of Hugging Face's Llama in float32, with the checkpoint's weights dequantized."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    network = network_from_checkpoint(checkpoint)
+    config = network.config
+    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    scaling = json.loads((checkpoint.directory / "config.json").read_text(encoding="utf-8"))["rotary_scaling"]
+    scaling = scaling and {"rope_type": scaling.get("type"), **scaling}  # the older spelling
+    rotary = config.layers[0].rotary
+    assert rotary is not None
+    rope: dict[str, Any] = {"rope_theta": rotary.base}
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        rope = {"rope_parameters": {"rope_type": "default", **rope, **(scaling or {})}}
+    else:
+        rope["rope_scaling"] = scaling
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=size,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.norm_epsilon,
+            tie_word_embeddings=config.share_embedding_table,
+            attention_bias=False,
+            attn_implementation="eager",
+            **rope,
+        )
+    ).float()
+    state = {
+        "model.embed_tokens.weight": network.embedding.to_float32(),
+        "model.norm.weight": network.final_norm,
+        "lm_head.weight": network.lm_head.to_float32(),
+    }
+    for index in range(config.num_hidden_layers):
+        layer, prefix = network.layer(index), f"model.layers.{index}."
+        parts = np.split(layer.qkv.to_float32(), [heads * size, (heads + kv_heads) * size])
+        for name, part in zip("qkv", parts, strict=True):
+            state[f"{prefix}self_attn.{name}_proj.weight"] = part
+        state[f"{prefix}self_attn.o_proj.weight"] = layer.dense.to_float32()
+        state[f"{prefix}mlp.gate_proj.weight"] = layer.fc.to_float32()
+        state[f"{prefix}mlp.up_proj.weight"] = layer.gate.to_float32()
+        state[f"{prefix}mlp.down_proj.weight"] = layer.proj.to_float32()
+        state[f"{prefix}input_layernorm.weight"] = layer.input_norm
+        state[f"{prefix}post_attention_layernorm.weight"] = layer.post_norm
+    model.load_state_dict({name: torch.tensor(np.array(value)) for name, value in state.items()})
+    model.eval()
+    with torch.no_grad():
+        logits: Logits = model(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
+    return logits
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers are not ours to fix
+@pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope", "linear rope"])
+@pytest.mark.parametrize("algo", [None, "W8A16", "FP8"])
+def test_engine_and_reference_match_transformers(algo: str | None, shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, **SHAPES[shape])
+    truth = transformers_logits(checkpoint, token_ids())
+    network = apply_quantization(network_from_checkpoint(checkpoint), "none", "checkpoint")
+    assert largest_error(truth, reference_logits(network, token_ids())) < EXACT
+    logits = run(engine_of(tmp_path, network), token_ids())
+    assert largest_error(truth, logits) < EXACT
+    assert (truth.argmax(1) == logits.argmax(1)).all()

@@ -1,0 +1,121 @@
+"""Tests of the recipe of two directories: its checks, and what is written again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from build.engines import build_engines
+from build.own_pair import main, write_recipe
+from build.recipe import load_recipe
+from pipelines.errors import DraftproofError, RecipeError
+from tests.support.hugging_face_checkpoints import make_hugging_face
+from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint
+
+MEMORY = 20e9
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    return str(make_hugging_face(tmp_path / "Big-1.5B")), str(make_hugging_face(tmp_path / "small", seed=1))
+
+
+def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp_path: Path) -> None:
+    lines = list[str]()
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "int4", 2048, MEMORY, lines.append)
+    recipe = load_recipe(path)
+    assert recipe.name == "big-1-5b-small"
+    assert (recipe.target.quantization, recipe.draft.quantization) == ("int4", "int8")
+    assert str(recipe.target.checkpoint_directory) == pair[0]
+    assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
+    assert recipe.serving.max_seq_len <= 2048
+
+
+def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
+    edited = yaml.safe_load(path.read_text())
+    edited["target"]["kv_cache"] = {"num_blocks": 99}
+    path.write_text(yaml.safe_dump(edited))
+    assert write_recipe(*pair, path, "int8", 512, 0) == path, "free memory decides only once"
+    assert load_recipe(path).target.kv_cache.num_blocks == 99
+    with pytest.raises(RecipeError, match="holds another recipe"):
+        write_recipe(*pair, path, "int4", 512, MEMORY)
+
+
+def test_prompts_stand_in_the_recipe_and_others_are_another_recipe(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("my text")
+    mine = tmp_path / "mine.txt"
+    path = write_recipe(*pair, tmp_path / "own.yaml", "int8", 512, MEMORY, prompts=mine)
+    assert load_recipe(path).prompts_path == mine
+    assert write_recipe(*pair, path, "int8", 512, MEMORY, prompts=mine) == path
+    assert write_recipe(*pair, path, "int8", 512, MEMORY) == path, "those of the recipe are kept"
+    path.write_text(path.read_text().replace(str(mine), "mine.txt"))
+    assert write_recipe(*pair, path, "int8", 512, MEMORY, prompts=mine) == path, "relative to the recipe"
+    assert write_recipe(*pair, path, "int8", 512, MEMORY) == path
+    (tmp_path / "other.txt").write_text("other text")
+    with pytest.raises(
+        RecipeError, match=rf"holds another recipe.*make demo RECIPE={path} PROMPTS=FILE, edit it"
+    ):
+        write_recipe(*pair, path, "int8", 512, MEMORY, prompts=tmp_path / "other.txt")
+
+
+def test_a_pair_that_the_memory_does_not_hold_leaves_no_recipe(pair: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"the memory does not hold this pair; 1\.0 GB free"):
+        write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, 1e9)
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_a_full_disk_is_no_obstacle_to_engines_that_exist(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
+    engines = tmp_path / "engines"
+    build_engines(load_recipe(path), engines, lambda line: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    path.unlink()
+    write_recipe(*pair, path, "int8", 512, MEMORY)
+    assert build_engines(load_recipe(path), engines, lambda line: None)["built"] == []
+    with pytest.raises(RecipeError, match=r"disk does not hold this pair.*for the target's engine") as caught:
+        build_engines(load_recipe(path), tmp_path / "others", lambda line: None)
+    assert caught.value.remedy == "free some space", "the cache of the hub is not to blame"
+    assert not (tmp_path / "others").exists()
+
+
+def test_directories_that_are_no_pair_leave_no_recipe(pair: tuple[str, str], tmp_path: Path) -> None:
+    tokenizer = Path(pair[1]) / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"merges": [', '"merges": ["a b", ', 1))
+    with pytest.raises(DraftproofError):
+        write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected", "head"),
+    [
+        ("auto", ("int4", "int8"), "int8"),
+        ("int4", ("int4", "int8"), "int8"),
+        ("int8", ("int8", "int8"), "int8"),
+        ("checkpoint", ("checkpoint", "checkpoint"), "checkpoint"),
+    ],
+)
+def test_weights_that_have_4_bits_keep_them(
+    quantization: str, expected: tuple[str, str], head: str, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    quantize_checkpoint(Path(pair[0]), settings, pack_awq, "lm_head")
+    recipe = load_recipe(write_recipe(*pair, tmp_path / "mine.yaml", quantization, 512, MEMORY))
+    assert (recipe.target.quantization, recipe.draft.quantization) == expected
+    assert recipe.target.lm_head == recipe.draft.lm_head == head
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), str(tmp_path)]) != 0
+    assert "config.json cannot be read" in capsys.readouterr().err

@@ -1,0 +1,365 @@
+"""Tests of packages: a pair is written, copied, checked and rendered; whatever differs is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build import package as package_command
+from build import repository
+from build.built_pair import BuiltPair
+from build.packaging.contents import CONTENTS, RECIPE, SIGNATURE
+from build.packaging.read import read_package
+from build.packaging.write import recipe_document, write_package
+from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
+from build.rendering.pair_record import PairRecord
+from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.deploy.containers import run_command
+from pipelines.deploy.triton.launch import Launch
+from pipelines.errors import PackageError
+from pipelines.manifest import sha256_bytes
+from tests.integration.conftest import tiny_recipe
+from tests.stand_in_tensorrt_llm import repository as tensorrt_llm
+from tests.support.tiny_engines import build_tiny_pair
+
+TARGET = "engines/target"
+Damage = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> BuiltPair:
+    engines = build_tiny_pair(tmp_path_factory.mktemp("engines"))
+    return BuiltPair(replace(tiny_recipe("tiny"), prompts="prompts.jsonl"), *engines)
+
+
+@pytest.fixture
+def package(pair: BuiltPair, tmp_path: Path) -> Path:
+    """Return a package that a test may damage."""
+    write_package(pair, tmp_path / "package")
+    for folder, _, names in os.walk(tmp_path / "package"):
+        for path in (folder, *(f"{folder}/{name}" for name in names)):
+            Path(path).chmod(0o755)
+    return tmp_path / "package"
+
+
+def key_pair(folder: Path, name: str, algorithm: str = "ed25519") -> tuple[Path, Path]:
+    """Make a private and a public key with OpenSSL, as a user does."""
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    for command in (
+        ["openssl", "genpkey", "-algorithm", algorithm, "-out", str(private)],
+        ["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    return private, public
+
+
+def refused(directory: Path, public_key: Path | None = None) -> PackageError:
+    """Return the error with which a package is refused, after checking its parts."""
+    with pytest.raises(PackageError) as raised:
+        read_package(directory, public_key)
+    error = raised.value
+    assert all((error.what, error.values, error.limit, error.remedy)), error
+    return error
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_a_packaged_recipe_is_the_recipe(name: str) -> None:
+    recipe = load_recipe(name)
+    again = parse_recipe(json.loads(json.dumps(recipe_document(recipe))), recipe.path)
+    assert again == replace(recipe, prompts=None)
+
+
+def test_a_package_holds_the_pair_and_no_path_of_this_machine(pair: BuiltPair, package: Path) -> None:
+    read = read_package(package, None)
+    assert replace(read.pair.recipe, path=pair.recipe.path) == replace(pair.recipe, prompts=None)
+    assert read.sha256 == sha256_bytes((package / CONTENTS).read_bytes())
+    own = [str(REPOSITORY_ROOT).encode(), str(pair.draft_engine.parent).encode(), str(package).encode()]
+    files = [path for path in package.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if any(path_of_ours in path.read_bytes() for path_of_ours in own)] == []
+
+
+def test_a_copy_is_rendered_when_the_original_is_gone(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copied elsewhere"
+    shutil.copytree(package, copy)
+    shutil.rmtree(package)
+    run = tmp_path / "run" / "tiny"
+    assert repository.main(["--package", str(copy), "--run-directory", str(run)]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed == {"model_repository": str(run / "model_repository"), "recipe": "tiny"}
+    record = PairRecord.read(run / "model_repository" / "speculative")
+    contents = read_package(copy, None).contents
+    assert record.target_engine_dir == str(copy / TARGET)
+    assert (record.draft_digest, record.target_digest) == (contents.draft.digest, contents.target.digest)
+    assert Path(record.calibration_file).is_relative_to(copy)
+    rendered = [path for path in run.rglob("*") if path.is_file()]
+    assert [path for path in rendered if str(package).encode() in path.read_bytes()] == []
+
+
+def test_a_container_sees_the_package(package: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run" / "tiny"
+    assert repository.main(["--package", str(package), "--run-directory", str(run)]) == 0
+    launch = Launch.read(run)
+    assert launch.package is not None and launch.package.directory == str(package)
+    mount = f"type=bind,source={package},target={package},readonly"
+    assert mount in run_command("/bin/docker", "name", launch, run, ["true"])
+    assert mount not in run_command("/bin/docker", "name", replace(launch, package=None), run, ["true"])
+
+
+def test_the_plan_of_gpu_memory_is_in_the_package(tmp_path: Path) -> None:
+    made_by = tensorrt_llm.recipe()
+    engines = [tensorrt_llm.write_engine(tmp_path / role, role, made_by) for role in ("draft", "target")]
+    write_package(BuiltPair(made_by, *engines, tensorrt_llm.MEMORY), tmp_path / "package")
+    read = read_package(tmp_path / "package", None)
+    assert read.pair.memory == tensorrt_llm.MEMORY
+    run = tmp_path / "run" / made_by.name
+    assert repository.main(["--package", str(read.directory), "--run-directory", str(run)]) == 0
+    target = (run / "model_repository" / "target" / "config.pbtxt").read_text()
+    assert f'"{tmp_path / "package" / TARGET}"' in target
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.parents[3] / "elsewhere")
+    path.symlink_to(path.parents[3] / "elsewhere")
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "seen"),
+    [
+        (f"{TARGET}/engine.bin", flip, "sha256 "),
+        (f"{TARGET}/tokenizer.json", flip, "sha256 "),
+        (f"{TARGET}/manifest.json", flip, "sha256 "),
+        (RECIPE, flip, "sha256 "),
+        (f"{TARGET}/engine.bin", lambda path: os.truncate(path, 8), "sha256 "),
+        (f"{TARGET}/engine.xml", Path.unlink, "No such file"),
+        (f"{TARGET}/engine.bin", replace_by_link, "not a plain file"),
+        (f"{TARGET}/engine.bin", replace_by_pipe, "not a plain file"),
+        (f"{TARGET}/extra.txt", Path.touch, "not in package.json"),
+        ("model.py", lambda path: path.symlink_to("/dev/null"), "not in package.json"),
+    ],
+)
+def test_a_file_that_differs_is_named(package: Path, name: str, damage: Damage, seen: str) -> None:
+    read_package(package, None)
+    damage(package / name)
+    error = refused(package)
+    assert error.what == f"{package} is not the package that was made"
+    assert f"{name}: " in error.values and seen in error.values
+
+
+def test_many_differences_are_counted(package: Path) -> None:
+    for number in range(8):
+        (package / f"extra{number}").touch()
+    assert refused(package).values.endswith("extra4: not in package.json; 3 more")
+
+
+def change(package: Path, **values: Any) -> None:
+    """Change values of ``package.json``."""
+    document = json.loads((package / CONTENTS).read_text())
+    (package / CONTENTS).write_text(json.dumps({**document, **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"format": 2}, "cannot be read; format=2; format=1, as JSON; make the package again"),
+        ({"colour": "red"}, "unknown key; colour"),
+        ({"runtime": "cuda"}, "a value is not one of the choices; runtime='cuda'"),
+        ({"files": {"../../etc/passwd": "0"}}, "../../etc/passwd: not a path inside"),
+        ({"files": {"/etc/passwd": "0"}}, "/etc/passwd: not a path inside"),
+        ({"files": {}}, "engines/calibration-draft-target.json: not in package.json"),
+        ({"target": {"name": "../../target", "digest": ""}}, "engines/../../target/manifest.json: not in"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(package: Path, values: dict[str, Any], told: str) -> None:
+    change(package, **values)
+    assert told in str(refused(package))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
+def test_a_broken_list_is_refused(package: Path, content: str) -> None:
+    (package / CONTENTS).write_text(content)
+    assert "cannot be read" in refused(package).what
+
+
+def test_any_other_directory_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path).what == f"{tmp_path} is not a package"
+    assert refused(tmp_path / "missing").remedy.startswith("name the directory that holds package.json")
+
+
+def test_another_engine_with_its_own_manifest_is_refused(package: Path, tmp_path: Path) -> None:
+    """Also if it takes the place of the first one between the check and the rendering."""
+    read = read_package(package, None)
+    other = build_tiny_pair(tmp_path / "other", seed=9)[1]
+    shutil.rmtree(package / TARGET)
+    shutil.copytree(other, package / TARGET)
+    assert f"{TARGET}/manifest.json: sha256" in refused(package).values
+    engines = read.pair.draft_engine, read.pair.target_engine
+    rendered = repository.render_recipe(read.pair.recipe, *engines, tmp_path / "run")
+    with pytest.raises(PackageError, match="the package changed while it was read"):
+        read.check_rendered(PairRecord.read(rendered / "speculative"))
+
+
+def test_a_signed_package_is_accepted_with_its_key_and_without(pair: BuiltPair, tmp_path: Path) -> None:
+    private, public = key_pair(tmp_path, "ours")
+    write_package(pair, tmp_path / "package", private)
+    read_package(tmp_path / "package", public)
+    read_package(tmp_path / "package", None)
+
+
+def test_what_the_key_has_not_signed_is_refused(pair: BuiltPair, package: Path, tmp_path: Path) -> None:
+    private, public = key_pair(tmp_path, "ours")
+    other = key_pair(tmp_path, "other")[1]
+    assert refused(package, public).what == "the package is not signed"
+    write_package(pair, package, private)
+    assert refused(package, other).what.startswith("the package was signed with another key")
+    signature = (package / SIGNATURE).read_text()
+    (package / SIGNATURE).write_text("no base64\n")
+    assert refused(package, public).values.endswith("no base64")
+    (package / SIGNATURE).write_text(signature)
+    # As somebody would who can change the package, but has not the key: all digests fit.
+    change(package, recipe="tiny")
+    read_package(package, None)
+    assert refused(package, public).what.startswith("the package was signed with another key, or has changed")
+
+
+def test_a_key_that_cannot_be_used_is_refused_before_anything_is_written(
+    pair: BuiltPair, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = key_pair(tmp_path, "ours")
+    shutil.copy(package / RECIPE, tmp_path / "no.pem")
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", str(private), "-aes256", "-passout", "pass:x", "-out", str(locked)]
+    subprocess.run(command, check=True)
+    of_another_kind, public_of_another_kind = key_pair(tmp_path, "x", "x25519")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", lambda *paths: pytest.fail("gigabytes are copied"))
+        for key in (public, locked, tmp_path / "no.pem", tmp_path / "missing", of_another_kind):
+            with pytest.raises(
+                PackageError, match=r"cannot be used as a key; .*; an Ed25519PrivateKey in a PEM"
+            ):
+                write_package(pair, tmp_path / "new", key)
+    assert not (tmp_path / "new").exists()
+    write_package(pair, tmp_path / "signed", private)
+    for key in (private, tmp_path / "missing", public_of_another_kind):
+        assert "cannot be used as a key" in refused(tmp_path / "signed", key).what
+
+
+def test_only_a_package_is_replaced(pair: BuiltPair, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(
+        PackageError, match=r"is not a package and would be replaced; .*; .*; name another path"
+    ):
+        write_package(pair, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+    write_package(pair, tmp_path / "package")
+    write_package(replace(pair, recipe=replace(pair.recipe, name="newer")), tmp_path / "package")
+    assert read_package(tmp_path / "package", None).contents.recipe == "newer"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "package"]
+
+
+def rolled_out(run: Path) -> None:
+    """Leave what a rollout leaves: a table of arms, and a promoted pair."""
+    (run / "arms.json").write_text("{}")
+    loop = run / "model_repository" / "speculative"
+    shutil.copytree(loop, loop.with_name("speculative_2"))
+    record = replace(PairRecord.read(loop), models=("speculative_2",), loads_at_start=True)
+    record.write(loop.with_name("speculative_2"))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_rollout_survives_the_same_package_and_ends_with_another(
+    pair: BuiltPair, package: Path, tmp_path: Path, *, moved: bool
+) -> None:
+    run = tmp_path / "run" / "tiny"
+
+    def render(directory: Path) -> set[str]:
+        assert repository.main(["--package", str(directory), "--run-directory", str(run)]) == 0
+        return {path.name for path in (run / "model_repository").iterdir()}
+
+    own = render(package)
+    rolled_out(run)
+    again = package
+    if moved:  # the promoted pair lies elsewhere; here its engines are the old package's
+        again = Path(shutil.copytree(package, tmp_path / "moved"))
+    assert render(again) == own | {"speculative_2"} and (run / "arms.json").exists()
+    other = tmp_path / "other"
+    serving = replace(pair.recipe.serving, max_queue_size=9)
+    write_package(replace(pair, recipe=replace(pair.recipe, serving=serving)), other)
+    assert render(other) == own and not (run / "arms.json").exists()
+
+
+def test_a_directory_whose_server_runs_is_not_emptied(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run" / "tiny"
+    command = ["--package", str(package), "--run-directory", str(run)]
+    assert repository.main(command) == 0
+    (run / "launch.json").write_text("{}")  # the directory was rendered by `make repository`
+    rolled_out(run)
+    monkeypatch.setattr(
+        "build.packaging.run_directory.is_listening", lambda path: path.name.endswith(".sock")
+    )
+    assert repository.main(command) == 1
+    assert "a server uses this run directory with another pair" in capsys.readouterr().err
+    assert (run / "arms.json").exists() and (run / "model_repository" / "speculative_2").exists()
+
+
+def test_a_run_directory_of_another_recipe_is_refused(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repository.main(["--package", str(package), "--run-directory", str(tmp_path / "other")]) == 1
+    assert "the run directory has another name than the recipe" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_command_says_whether_it_signed(
+    pair: BuiltPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(package_command, "build_pair", lambda recipe, report: pair)
+    private, public = key_pair(tmp_path, "ours")
+    command = ["--recipe", "demo", "--runtime", "", "--output", str(tmp_path / "package")]
+    for sign, is_signed in (("", False), (str(private), True)):
+        assert package_command.main([*command, "--sign", sign]) == 0
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert json.loads(last)["is_signed"] is is_signed
+        assert any(line.startswith("not signed: ") for line in lines) is not is_signed
+    read_package(tmp_path / "package", public)
+
+
+def test_a_packaged_pair_has_the_fingerprint_of_the_checkouts(
+    pair: BuiltPair, package: Path, tmp_path: Path
+) -> None:
+    """By fingerprints a rollout knows whether the candidate is the pair in service."""
+    read = read_package(package, None)
+    engines = read.pair.draft_engine, read.pair.target_engine
+    rendered = repository.render_recipe(read.pair.recipe, *engines, tmp_path / "a")
+    own = repository.render_recipe(pair.recipe, pair.draft_engine, pair.target_engine, tmp_path / "b")
+    fingerprints = {PairRecord.read(each / "speculative").fingerprint for each in (rendered, own)}
+    assert len(fingerprints) == 1
+
+
+def test_a_package_is_asked_with_general_prompts(package: Path) -> None:
+    """A rollout probes a candidate on TensorRT-LLM with the prompts of its recipe, which stayed behind."""
+    assert choose_prompts(None, str(package)).all == choose_prompts(None, "").all

@@ -1,0 +1,160 @@
+"""Tests of a pair with two tokenizers on real engines: its files, its logits, its answers and its speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.token_overlap.partly_shared import share_part
+from build.engines import build_engines
+from build.recipe import parse_recipe
+from pipelines.calibration.pair_acceptance import answer_prompts
+from pipelines.executor.engine import Engine
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.manifest import EngineFiles
+from tests.support.checkpoints import make_checkpoint
+from tests.support.tiny_engines import ROOT
+
+DEMO_PAIR = ROOT / "engines" / "demo_pair"
+LIMITS = ExecutorLimits(
+    max_batch_size=8, max_num_tokens=128, max_seq_len=256, max_queue_size=0, num_kv_blocks=80
+)
+
+
+def built(
+    folder: Path,
+    target: Path,
+    draft: Path,
+    quantization: str = "int8",
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Path]:
+    """Build the engines of two checkpoints in a folder; return their directories."""
+    raw: dict[str, Any] = {
+        "name": "shared",
+        "target": {"checkpoint": str(target), "quantization": quantization},
+        "draft": {"checkpoint": str(draft), "quantization": quantization},
+        "serving": {"max_seq_len": 256},
+    }
+    path = folder / "shared.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    found = build_engines(parse_recipe(raw, path), folder / "engines", report)
+    return {role: Path(found[role]) for role in ("draft", "target")}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    make_checkpoint(folder / "target")
+    share_part(folder / "target", folder / "draft", 1500)
+    return folder
+
+
+def test_the_engine_holds_the_map_and_the_targets_tokenizer(tiny: Path) -> None:
+    lines: list[str] = []
+    engines = built(tiny / "pair", tiny / "target", tiny / "draft", report=lines.append)
+    assert any("1,500 of the target's 2,048 tokens" in line for line in lines)
+    draft, target = (EngineFiles(engines[role]) for role in ("draft", "target"))
+    assert draft.read("tokenizer.json") == target.read("tokenizer.json")
+    assert len(json.loads(draft.read("token_map.json"))["draft_ids"]) == 2048
+    assert "token_map.json" not in target.manifest["files"]
+    both = ("tokenizer_identity_sha256", "tokenizer_sha256", "end_ids")
+    assert all(draft.manifest[name] == target.manifest[name] for name in both), "rollouts compare these"
+
+
+def test_another_map_makes_another_engine(tiny: Path, tmp_path: Path) -> None:
+    one = built(tmp_path / "pair", tiny / "target", tiny / "draft")
+    share_part(tiny / "target", tmp_path / "draft", 1500, seed=1)
+    for name in ("config.json", "rank0.safetensors"):  # the same weights, whose tokens have other ids
+        (tmp_path / "draft" / name).write_bytes((tiny / "draft" / name).read_bytes())
+    other = built(tmp_path / "pair", tiny / "target", tmp_path / "draft")
+    assert one["target"] == other["target"] and one["draft"] != other["draft"]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_logits_are_those_of_equal_tokens_to_the_bit(tiny: Path, tmp_path: Path, quantization: str) -> None:
+    pair = built(tmp_path / "pair", tiny / "target", tiny / "draft", quantization)
+    own = built(tmp_path / "own", tiny / "draft", tiny / "draft", quantization)
+    ids = np.random.default_rng(3).integers(0, 1500, 9).astype(np.int32)
+
+    def logits_of(directory: Path) -> Any:
+        engine = Engine(EngineFiles(directory), 4)
+        chunk = Chunk(ids, 0, (1,), as_rows=True, num_logits=len(ids))
+        return engine.step(pack([chunk], engine.config.kv_block_size)).copy()
+
+    selected, all_own = logits_of(pair["draft"]), logits_of(own["target"])
+    assert selected.shape == (9, 2048) and all_own.shape == (9, 1500)
+    read_as = json.loads((pair["draft"] / "token_map.json").read_text(encoding="utf-8"))["draft_ids"]
+    equal = {token_id: read[0] for token_id, read in enumerate(read_as) if len(read) == 1}
+    assert len(equal) == 1500 and (selected[:, list(equal)] == all_own[:, list(equal.values())]).all()
+    assert np.isneginf(np.delete(selected, list(equal), axis=1)).all()
+
+
+def test_an_engine_tries_its_kernels_with_tokens_that_it_reads(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft has logits for 2,048 tokens and embeddings for 1,500."""
+    read: list[int] = []
+    compute = Engine._run
+
+    def noting(self: Engine, inputs: StepInputs, timeout_s: float) -> Any:
+        read.extend(inputs.input_ids.tolist())
+        return compute(self, inputs, timeout_s)
+
+    monkeypatch.setattr(Engine, "_run", noting)
+    Engine(EngineFiles(built(tmp_path, tiny / "target", tiny / "draft")["draft"]), 4)
+    assert read and max(read) < 1500
+
+
+def prompts_of(target: Path, texts: list[str]) -> list[Any]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    return [np.array(tokenizer.encode(text).ids, np.int32) for text in texts]
+
+
+TEXTS = [
+    "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n",
+    "import os\n\ndef read_lines(path):\n    with open(path) as file:\n",
+    'def mean(values):\n    """Return the arithmetic mean."""\n',
+    "for name in sorted(os.listdir(directory)):\n    if name.endswith('.py'):\n",
+]
+
+
+def load(directory: Path) -> Executor:
+    return Executor.load(directory, LIMITS)
+
+
+@pytest.mark.skipif(not DEMO_PAIR.is_dir(), reason="the demonstration pair is not here")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_trained_draft_that_lacks_tokens_is_accepted_and_changes_nothing(
+    tmp_path: Path, temperature: float
+) -> None:
+    share_part(DEMO_PAIR / "draft", tmp_path / "draft", 1400)
+    engines = built(tmp_path / "pair", DEMO_PAIR / "target", tmp_path / "draft")
+    same = built(tmp_path / "same", DEMO_PAIR / "target", DEMO_PAIR / "draft")
+    prompts = prompts_of(DEMO_PAIR / "target", TEXTS)
+    answers = {
+        name: answer_prompts(
+            load(draft), load(engines["target"]), prompts, num_draft_tokens=length, max_tokens=64,
+            temperature=temperature,
+        )
+        for name, draft, length in (
+            ("alone", same["draft"], 0),
+            ("shared", engines["draft"], 4),
+            ("same tokenizer", same["draft"], 4),
+        )
+    }  # fmt: skip
+    for name in ("shared", "same tokenizer"):
+        for mine, alone in zip(answers[name].token_ids, answers["alone"].token_ids, strict=True):
+            assert mine.tolist() == alone.tolist()
+    rates = {name: answers[name].acceptance_rate for name in ("shared", "same tokenizer")}
+    assert 0.3 < rates["shared"] <= rates["same tokenizer"] + 0.05

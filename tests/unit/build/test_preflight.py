@@ -1,0 +1,278 @@
+"""Tests of preflight: a pair that cannot work together is refused before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, pre_tokenizers, trainers
+
+from build.checkpoints.token_map import SAMPLE
+from build.checkpoints.tokenizer_file import CORPUS, first_difference, read_tokenizer
+from build.preflight import check_recipe, main
+from build.recipe import Recipe, parse_recipe
+from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
+from tests.support.checkpoints import make_checkpoint
+from tests.support.tiny_engines import END_OF_TEXT, added_token
+
+
+def raw_recipe(tmp_path: Path, **serving: Any) -> dict[str, Any]:
+    return {
+        "name": "test",
+        "target": {"checkpoint": str(tmp_path / "target")},
+        "draft": {"checkpoint": str(tmp_path / "draft")},
+        "serving": serving,
+    }
+
+
+def recipe_of(tmp_path: Path, **serving: Any) -> Recipe:
+    return parse_recipe(raw_recipe(tmp_path, **serving), tmp_path / "test.yaml")
+
+
+def make_pair(tmp_path: Path, draft: dict[str, Any] | None = None, **target: Any) -> None:
+    make_checkpoint(tmp_path / "target", **target)
+    make_checkpoint(tmp_path / "draft", **{"num_hidden_layers": 1, **(draft or {})})
+
+
+def test_a_pair_that_fits(tmp_path: Path) -> None:
+    make_pair(tmp_path)
+    draft, target = check_recipe(recipe_of(tmp_path))
+    assert draft.end_ids == target.end_ids == (0,)
+    assert draft.tokenizer.sha256 == target.tokenizer.sha256
+
+
+def _spelled_as_before(document: dict[str, Any]) -> None:
+    """Write merges as versions of the package ``tokenizers`` before 0.20 do."""
+    merges = document["model"]["merges"]
+    document["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+
+
+def _spelled_as_now(document: dict[str, Any]) -> None:
+    merges = document["model"]["merges"]
+    document["model"]["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+
+
+def _without_defaults(document: dict[str, Any]) -> None:
+    for name in ("dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"):
+        document["model"].pop(name, None)
+    document["model"].update(continuing_subword_prefix="", end_of_word_suffix="")
+
+
+def _as_a_trainer_left_it(document: dict[str, Any]) -> None:
+    document["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    document["padding"] = {
+        "strategy": {"Fixed": 8},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    "change", [_spelled_as_before, _spelled_as_now, _without_defaults, _as_a_trainer_left_it]
+)
+def test_how_a_file_spells_what_it_does_is_no_difference(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    make_pair(tmp_path)
+    path = tmp_path / "draft" / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    change(document)
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    draft, target = check_recipe(recipe_of(tmp_path))
+    assert draft.tokenizer.sha256 == target.tokenizer.sha256
+
+
+def _another_split(document: dict[str, Any]) -> None:
+    document["pre_tokenizer"] = {"type": "Digits", "individual_digits": True}
+
+
+def _merges_in_another_order(document: dict[str, Any]) -> None:
+    document["model"]["merges"].reverse()
+
+
+def _another_end(document: dict[str, Any]) -> None:
+    document["added_tokens"][0]["lstrip"] = True
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_another_split, r"ids of '.*': draft \[.*\], target \[\d"),
+        (_merges_in_another_order, r"ids of '.*': draft \[\d.*\], target \[\d"),
+        (_another_end, r"added token '.*': draft .*'lstrip': True.*, target .*'lstrip': False"),
+    ],
+)
+def test_the_first_difference_of_two_tokenizers_is_said(
+    change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
+) -> None:
+    make_pair(tmp_path)
+    path = tmp_path / "draft" / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    change(document)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    draft, target = (read_tokenizer(tmp_path / role / "tokenizer.json") for role in ("draft", "target"))
+    assert draft.sha256 != target.sha256
+    assert re.search(words, first_difference(draft, target))
+
+
+def test_the_strings_that_are_compared_are_many_and_some_are_not_normalized() -> None:
+    assert len(set(CORPUS)) == len(CORPUS) > 40
+    assert {unicodedata.is_normalized("NFC", text) for text in CORPUS} == {True, False}
+
+
+def test_end_id_is_found_in_the_tokenizer(tmp_path: Path) -> None:
+    make_pair(tmp_path, end_id=None)
+    assert check_recipe(recipe_of(tmp_path))[1].end_ids == (0,)
+
+
+def rewrite_tokenizer(path: Path, **changes: Any) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, **changes}), encoding="utf-8")
+
+
+def swap_two_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "draft" / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = document["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_a_draft_with_another_tokenizer_gets_the_targets_and_a_map(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_pair(tmp_path)
+    swap_two_tokens(tmp_path)
+    draft, target = check_recipe(recipe_of(tmp_path))
+    assert draft.token_map is not None and target.token_map is None
+    assert (draft.tokenizer, draft.tokenizer_path) == (target.tokenizer, target.tokenizer_path)
+    swapped = [t for t, own in enumerate(draft.token_map.equal_ids.tolist()) if own not in (t, -1)]
+    assert len(swapped) == 2, "the other tokens have the same ids"
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(raw_recipe(tmp_path)), encoding="utf-8")
+    assert main(["--recipe", str(path), "--engines", str(tmp_path / "engines")]) == 0
+    assert "has another tokenizer, so it proposes only tokens that both have" in capsys.readouterr().out
+
+
+def test_a_draft_with_too_few_of_the_targets_tokens_is_refused(tmp_path: Path) -> None:
+    make_pair(tmp_path)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    for role, size in (("target", 900), ("draft", 257)):  # the draft reads bytes
+        path = tmp_path / role / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(path))
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator([SAMPLE], trainer)
+        tokenizer.save(str(path))
+    with pytest.raises(IncompatiblePairError, match="too few tokens in common") as refused:
+        check_recipe(recipe_of(tmp_path))
+    assert re.search(r"of the target's [\d,]+ tokens, \d+% of a sample text", refused.value.values)
+    assert "50%" in refused.value.limit and "family" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "serving", "message"),
+    [
+        ({"end_id": 1}, {}, {}, "no end token in common"),
+        ({"max_position_embeddings": 512}, {}, {}, "the draft's context is shorter"),
+        ({}, {"max_position_embeddings": 512}, {}, "the target's context is shorter"),
+        ({}, {}, {"max_seq_len": 4096}, "max_seq_len=4096"),
+    ],
+)
+def test_pairs_that_do_not_fit(
+    draft: dict[str, Any], target: dict[str, Any], serving: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_pair(tmp_path, draft, **target)
+    with pytest.raises(IncompatiblePairError, match=message) as caught:
+        check_recipe(recipe_of(tmp_path, **serving))
+    assert caught.value.values and caught.value.limit and caught.value.remedy
+
+
+def test_same_tokenizer_but_padded_vocabulary(tmp_path: Path) -> None:
+    make_pair(tmp_path, {"vocab_size": 2304})
+    tokenizer = (tmp_path / "target" / "tokenizer.json").read_bytes()
+    (tmp_path / "draft" / "tokenizer.json").write_bytes(tokenizer)
+    check_recipe(recipe_of(tmp_path))  # build/networks/vocabulary.py pads the draft
+
+
+def test_a_special_token_behind_the_networks_vocabulary(tmp_path: Path) -> None:
+    """The text models of Gemma 3 have one for images."""
+    make_pair(tmp_path)
+    for role in ("draft", "target"):
+        path = tmp_path / role / "tokenizer.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        image = {**document["added_tokens"][0], "id": 70000, "content": "<image>", "special": True}
+        rewrite_tokenizer(path, added_tokens=[*document["added_tokens"], image])
+    assert check_recipe(recipe_of(tmp_path))[0].tokenizer.num_tokens < 70000
+
+
+def test_tokenizer_larger_than_the_network(tmp_path: Path) -> None:
+    make_pair(tmp_path, {"vocab_size": 1024})
+    (tmp_path / "draft" / "tokenizer.json").write_bytes((tmp_path / "target" / "tokenizer.json").read_bytes())
+    with pytest.raises(CheckpointError, match="does not belong to its checkpoint"):
+        check_recipe(recipe_of(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff", b'{"model": {"vocab": 3}}'])
+def test_unreadable_tokenizer(content: bytes | None, tmp_path: Path) -> None:
+    make_pair(tmp_path)
+    path = tmp_path / "target" / "tokenizer.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        check_recipe(recipe_of(tmp_path))
+
+
+def test_nothing_says_which_token_ends_a_text(tmp_path: Path) -> None:
+    make_pair(tmp_path, {"end_id": None}, end_id=None)
+    for role in ("draft", "target"):
+        rewrite_tokenizer(tmp_path / role / "tokenizer.json", added_tokens=[])
+    with pytest.raises(CheckpointError, match="no valid end tokens"):
+        check_recipe(recipe_of(tmp_path))
+
+
+def test_impossible_growth_is_found_before_building(tmp_path: Path) -> None:
+    make_pair(tmp_path)
+    raw = {
+        "name": "test",
+        "target": {
+            "checkpoint": str(tmp_path / "target"),
+            "growth": {
+                "hidden_size": 64,
+                "num_layers": 4,
+                "intermediate_size": 512,
+                "num_heads": 8,
+                "num_kv_heads": 2,
+            },
+        },
+        "draft": {"checkpoint": str(tmp_path / "draft")},
+        "serving": {},
+    }
+    with pytest.raises(RecipeError, match="would shrink"):
+        check_recipe(parse_recipe(raw, tmp_path / "test.yaml"))
+
+
+def test_absent_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(DraftproofError, match="does not exist"):
+        check_recipe(recipe_of(tmp_path))
+
+
+def test_tokenizer_with_a_list_as_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    model = {"type": "Unigram", "vocab": [["<unk>", 0], ["a", -1], ["</s>", 0]]}
+    document = {"version": "1.0", "model": {**model, "unk_id": 0}, "added_tokens": [added_token("</s>", 2)]}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    info = read_tokenizer(path)
+    assert (info.num_tokens, info.end_ids) == (3, (2,))

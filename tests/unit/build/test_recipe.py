@@ -1,0 +1,125 @@
+"""Tests of the strict recipe parser, whose errors suggest what was probably meant."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build.recipe import RECIPES, load_recipe, parse_recipe
+from pipelines.errors import RecipeError
+
+DEMO = yaml.safe_load((RECIPES / "demo.yaml").read_text(encoding="utf-8"))
+PATH = Path("some.yaml")
+
+
+def changed(dotted: str, value: Any) -> Any:
+    raw = copy.deepcopy(DEMO)
+    *sections, key = dotted.split(".")
+    place = raw
+    for section in sections:
+        place = place[section]
+    if value is KeyError:
+        del place[key]
+    else:
+        place[key] = value
+    return raw
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert recipe.name == path.stem
+    assert load_recipe(path) == recipe
+
+
+def test_demo_recipe() -> None:
+    recipe = load_recipe("demo")
+    assert recipe.target.growth is not None
+    assert recipe.target.growth.hidden_size == 768
+    assert recipe.draft.growth is None
+    assert recipe.target.checkpoint_directory.is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "message"),
+    [
+        ("target.quantisation", "int8", "did you mean target.quantization?"),
+        ("target.growth.layers", 3, "did you mean target.growth.num_layers?"),
+        ("serving.max_batchsize", 3, "did you mean serving.max_batch_size?"),
+        ("tarjet", {}, "did you mean target?"),
+        ("serving.zzz", 3, "unknown key"),
+        ("path", "x", "unknown key"),
+        ("target.quantization", "int9", "did you mean int8?"),
+        ("target.kv_cache.dtype", "float61", "did you mean float16?"),
+        ("runtime", "tensorflow", "not one of the choices"),
+        ("serving.max_batch_size", 0, "greater than 0"),
+        ("serving.max_batch_size", "16", "max_batch_size='16'"),
+        ("serving.max_batch_size", True, "max_batch_size=True"),
+        ("serving.max_batch_size", 1.5, "max_batch_size=1.5"),
+        ("target.checkpoint", 3, "wrong type"),
+        ("prompts", "", "prompts=''"),
+        ("prompts", ["a.txt"], "wrong type"),
+        ("target.checkpoint", KeyError, "target.checkpoint"),
+        ("target.growth.num_heads", KeyError, "target.growth.num_heads"),
+        ("draft", KeyError, "a key is missing"),
+        ("draft", ["x"], "not a mapping"),
+        ("name", "a/b", "letters, digits"),
+        ("serving.num_draft_tokens", 9, "max_draft_len=8"),
+        ("serving.num_draft_tokens", -1, "greater than or equal to 0"),
+        ("serving.num_draft_tokens", "many", "a valid integer"),
+        ("serving.num_draft_tokens", "adaptive", "docs/reference/recipe.md explains"),
+        ("serving.num_draft_tokens", 2.0, "num_draft_tokens=2.0"),
+        ("serving.max_draft_len", 0, "greater than 0"),
+        ("serving.max_draft_len", -8, "greater than 0"),
+        ("serving.max_draft_len", 512, "max_draft_len + 1 = 513"),
+        ("serving.max_draft_len", 10**30, "max_seq_len=1024"),
+        ("serving.max_num_tokens", 8, "max_draft_len + 1 = 9"),
+        ("draft.kv_cache.num_blocks", 32, "max_seq_len=1024"),
+    ],
+)
+def test_mistakes_are_explained(dotted: str, value: Any, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(changed(dotted, value), PATH)
+    error = caught.value
+    assert message in str(error)
+    assert "some.yaml" in error.what
+    assert error.values and error.limit and error.remedy
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 3])
+def test_a_recipe_is_a_mapping(raw: Any) -> None:
+    with pytest.raises(RecipeError, match="not a mapping"):
+        parse_recipe(raw, PATH)
+
+
+@pytest.mark.parametrize(
+    "dotted", ["target.growth", "target.kv_cache", "target.lm_head", "serving.max_draft_len"]
+)
+def test_optional_keys_have_defaults(dotted: str) -> None:
+    parse_recipe(changed(dotted, KeyError), PATH)
+
+
+def test_growth_may_be_null() -> None:
+    assert parse_recipe(changed("target.growth", None), PATH).target.growth is None
+
+
+def test_speculation_may_be_off_by_default() -> None:
+    assert parse_recipe(changed("serving.num_draft_tokens", 0), PATH).serving.num_draft_tokens == 0
+
+
+def test_unknown_recipe_suggests_a_name() -> None:
+    with pytest.raises(RecipeError, match="did you mean demo-large"):
+        load_recipe("demo-lrge")
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        load_recipe("somewhere/else.yaml")
+
+
+def test_file_that_is_not_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: [1\nb", encoding="utf-8")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(path)

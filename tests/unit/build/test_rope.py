@@ -1,0 +1,136 @@
+"""Tests of rotary settings, beside the functions of transformers that compute them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build.hugging_face.config import parse_network_config
+from build.networks.config import NetworkConfig
+from build.networks.rotary import rotary_frequencies
+from pipelines.errors import CheckpointError
+
+_PAIRS = 32
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.01 * pair for pair in range(_PAIRS)],
+    "long_factor": [1.0 + 2.0 * pair for pair in range(_PAIRS)],
+    "original_max_position_embeddings": 4096,
+}
+
+
+def config_of(rope: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 256,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_scaling": rope,
+        **changes,
+    }
+
+
+def parsed(config: dict[str, Any], max_seq_len: int = 1) -> NetworkConfig:
+    return parse_network_config(config, Path("config.json"), max_seq_len)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("max_seq_len", [4096, 4097])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 8.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        _YARN,
+        {**_YARN, "factor": 1.0},
+        {**_YARN, "attention_factor": 0.7},
+        {**_YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+        {**_YARN, "mscale": 0.8, "mscale_all_dim": 1.2},
+        {**_YARN, "mscale": 0.8},
+        {**_YARN, "original_max_position_embeddings": 8},
+        {"type": "yarn", "factor": 4.0},
+        _LONGROPE,
+        {**_LONGROPE, "factor": 4.0},
+        {**_LONGROPE, "attention_factor": 1.3},
+        {**_LONGROPE, "rope_type": "su"},
+    ],
+)
+def test_frequencies_and_magnitude_are_those_of_transformers(rope: dict[str, Any], max_seq_len: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = {"su": "longrope"}.get(rope.get("rope_type", rope.get("type")), rope.get("rope_type", "yarn"))
+    config = transformers.Qwen2Config(**{**config_of({**rope, "rope_type": kind}), "rope_theta": None})
+    config.rope_parameters["rope_theta"] = 1e6
+    expected, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=max_seq_len)
+    rotary = parsed(config_of(rope), max_seq_len).layers[0].rotary
+    assert rotary is not None
+    np.testing.assert_allclose(rotary_frequencies(rotary), expected.numpy(), rtol=1e-6)
+    assert magnitude == pytest.approx(1.0 if rotary.scaling is None else rotary.scaling.magnitude)
+
+
+@pytest.mark.parametrize(
+    ("rope", "written", "max_seq_len", "expected"),
+    [
+        (_LONGROPE, 131072, 4096, 4096),
+        (_LONGROPE, 131072, 4097, 131072),
+        (_LONGROPE, 2048, 4096, 2048),
+        (_YARN, 32768, 1024, 131072),  # as Qwen's instructions write it
+        (_YARN, 262144, 1024, 262144),
+        ({"rope_type": "dynamic", "factor": 2.0}, 4096, 8192, 4096),
+        ({"rope_type": "linear", "factor": 2.0}, 4096, 8192, 4096),
+    ],
+)
+def test_the_longest_context(rope: dict[str, Any], written: int, max_seq_len: int, expected: int) -> None:
+    config = config_of(rope, max_position_embeddings=written)
+    assert parsed(config, max_seq_len).max_position_embeddings == expected
+
+
+def test_phi3_has_the_original_length_beside_the_rotary_settings() -> None:
+    """Its class has 4,096 where the file has none; other classes do not read the key."""
+    rope = {**_LONGROPE, "original_max_position_embeddings": 2000}
+    qwen2 = config_of(rope, original_max_position_embeddings=1000)
+    phi3 = {**qwen2, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
+    assert parsed(qwen2, 2000).max_position_embeddings == 2000
+    assert parsed(phi3, 1000).max_position_embeddings == 1000
+    assert parsed(phi3, 1001).max_position_embeddings == 131072
+    del phi3["original_max_position_embeddings"]
+    assert parsed(phi3, 4096).max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize(
+    ("rope", "changes", "message"),
+    [
+        ({**_LONGROPE, "short_factor": [1.0] * 16}, {}, "16 factors for 32 frequencies"),
+        ({**_LONGROPE, "short_factor": [0.0] * _PAIRS}, {}, "not finite"),
+        ({**_LONGROPE, "short_factor": None}, {}, "TypeError"),
+        ({**_LONGROPE, "attention_factor": float("nan")}, {}, "not finite"),
+        ({**_YARN, "original_max_position_embeddings": -5}, {}, "math domain error"),
+        ({**_YARN, "original_max_position_embeddings": float("inf")}, {}, "OverflowError"),
+        ({**_YARN, "factor": float("inf"), "attention_factor": 1.0}, {}, "not finite"),
+        ({**_LONGROPE, "short_factor": [1.0]}, {}, "1 factors for 32 frequencies"),
+        ({**_YARN, "factor": "many"}, {}, "ValueError"),
+        ({"rope_type": "linear", "factor": 0.0}, {}, "not finite"),
+        ({"rope_type": "linear"}, {}, "KeyError"),
+        (_YARN, {"rope_theta": 1}, "ZeroDivisionError"),
+        (None, {"rope_theta": -1e4}, "not finite"),
+        ({**_YARN, "rope_type": "spiral"}, {}, "supported: default, linear, dynamic, llama3, longrope, yarn"),
+    ],
+)
+def test_settings_without_angles_are_refused(
+    rope: dict[str, Any] | None, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parsed({**config_of({}), "rope_scaling": rope, **changes})
+    assert message in str(caught.value)

@@ -1,0 +1,55 @@
+"""Tests of the calibration of a draft whose texts have more tokens than the target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.token_overlap.partly_shared import share_part
+from build.engines import build_engines
+from build.recipe import parse_recipe
+from pipelines.calibration.__main__ import load_executors
+from pipelines.calibration.acceptance import measure_acceptance
+from pipelines.errors import IncompatiblePairError
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from tests.support.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    make_checkpoint(folder / "target", num_hidden_layers=1)
+    share_part(folder / "target", folder / "draft", 700)
+    raw = {role: {"checkpoint": str(folder / role)} for role in ("target", "draft")}
+    document = {"name": "shared", **raw, "serving": {"max_seq_len": 256}}
+    path = folder / "shared.yaml"
+    path.write_text(yaml.safe_dump(document))
+    recipe = parse_recipe(document, path)
+    built = build_engines(recipe, folder / "engines", lambda line: None)
+    return Path(built["draft"]), Path(built["target"])
+
+
+def test_prompts_that_the_draft_splits_more_finely_are_drafted_for(pair: tuple[Path, Path]) -> None:
+    draft, target = load_executors(*pair)
+    token_map = draft._token_map
+    assert token_map is not None
+    prompt = np.argsort(np.diff(token_map.begins))[-90:].astype(np.int32)
+    assert len(token_map.translate_prompt(prompt)) > 160
+    rates, shares = measure_acceptance(draft, target, [prompt])
+    assert max(rates) > 0 and len(set(shares)) > 1
+
+
+def test_a_draft_that_refuses_every_request_is_an_error(pair: tuple[Path, Path]) -> None:
+    limits = ExecutorLimits(
+        max_batch_size=2, max_num_tokens=64, max_seq_len=8, max_queue_size=0, num_kv_blocks=4
+    )
+    _, target = load_executors(*pair)
+    prompts = [np.arange(9, 29, dtype=np.int32)]
+    with pytest.raises(
+        IncompatiblePairError, match=r"proposed no token.*; 1 prompts; [1-9]\d* requests refused"
+    ):
+        measure_acceptance(Executor.load(pair[0], limits), target, prompts)

@@ -1,0 +1,90 @@
+"""Tests of what a calibration says while it works, and of the time that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.calibration import acceptance, step_costs
+from pipelines.calibration.__main__ import load_executors, main
+from pipelines.calibration.baseline import fitting_tokens
+from pipelines.calibration.step_costs import measure_step_costs
+from pipelines.speculation.draft_length.calibration import Calibration
+from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
+
+
+class CountingEngine:
+    """Counts its steps; each takes no time."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.config = SimpleNamespace(kv_block_size=32, max_position_embeddings=2048)
+
+    def step(self, inputs: Any) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.time_left.INTERVAL_S", 0.0)
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_every_part_of_a_calibration_says_how_long_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, target = build_tiny_pair(tmp_path)
+    arguments = ["--draft", draft, "--target", target, "--max-rows", "3", "--output", tmp_path / "pair.json"]
+    assert main(list(map(str, arguments))) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" left")]
+    for part in (
+        "preparing to time the pair: 1 of 8 steps, about ",
+        "timing the steps of the pair: ",
+        "measuring acceptance: ",
+        "answering prompts: ",
+    ):
+        assert any(line.startswith(part) for line in lines), lines
+
+
+@pytest.mark.parametrize(("budget_s", "passes"), [(1e9, step_costs._PASSES), (1e-9, 1)])
+def test_slow_engines_are_timed_in_fewer_passes(
+    budget_s: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_costs, "_BUDGET_S", budget_s)
+    monkeypatch.setattr(step_costs, "has_enough_quiet", lambda steps: True)
+    monkeypatch.setattr(step_costs, "quiet_seconds", lambda steps: 1.0)
+    draft, target = CountingEngine(), CountingEngine()
+    measure_step_costs(draft, target, max_rows=3)  # type: ignore[arg-type]
+    shapes = 4  # 2 and 3 rows, and 9 after a short and after a long context
+    assert draft.steps == target.steps == shapes * (1 + passes * (1 + step_costs._REPETITIONS))
+
+
+@pytest.mark.parametrize(("budget_s", "most_steps"), [(0.0, 30), (1e9, 1000)])
+def test_answers_that_take_too_long_are_left_unfinished(
+    budget_s: float, most_steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(acceptance, "_BUDGET_S", budget_s or 1e-9)
+    draft, target = load_executors(*build_tiny_pair(tmp_path, draft="random"))
+    prompts = [np.arange(first, first + 20, dtype=np.int32) for first in (1, 300)]
+    acceptance.measure_acceptance(draft, target, prompts)
+    assert most_steps / 10 < target.num_steps < most_steps
+    assert not draft.has_work and not target.has_work
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_the_answers_of_a_baseline_are_as_long_as_its_time_allows() -> None:
+    assert fitting_tokens(TINY_CALIBRATION, 16) == 64
+
+    def slower(factor: float, rate: float) -> Calibration:
+        target = TINY_CALIBRATION.target
+        costs = replace(target, seconds=tuple(factor * seconds for seconds in target.seconds))
+        rates = (rate,) * len(TINY_CALIBRATION.acceptance_rates)
+        return replace(TINY_CALIBRATION, target=costs, acceptance_rates=rates)
+
+    assert fitting_tokens(slower(1000, 0.0), 16) == 8
+    assert 8 < fitting_tokens(slower(20, 0.0), 16) < fitting_tokens(slower(20, 0.7), 16) < 64

@@ -1,0 +1,121 @@
+"""Tests of a pair's measured step costs: written, read again, and refused if impossible."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
+from pipelines.errors import EngineLoadError
+from pipelines.executor.engine import Engine
+from pipelines.manifest import EngineFiles
+from pipelines.speculation.draft_length.calibration import Calibration
+from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    TINY_CALIBRATION.write(tmp_path / "calibration.json")
+    return tmp_path / "calibration.json"
+
+
+def refusal(path: Path) -> EngineLoadError:
+    with pytest.raises(EngineLoadError) as caught:
+        Calibration.read(path)
+    error = caught.value
+    assert error.what and error.limit and str(path) in error.values
+    assert "run 'make repository'" in error.remedy
+    return error
+
+
+def put(path: Path, key: str, value: Any) -> None:
+    document = json.loads(path.read_text())
+    *sections, name = key.split(".")
+    place = document[sections[0]] if sections else document
+    place[name] = value
+    path.write_text(json.dumps(document))
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    assert Calibration.read(path) == TINY_CALIBRATION
+
+
+RATES, SHARES = TINY_CALIBRATION.acceptance_rates, TINY_CALIBRATION.margin_shares
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("draft.seconds", [0.001, -0.002]),
+        ("draft.seconds", [0.0, 0.002]),
+        ("target.seconds", [0.001, math.nan]),
+        ("target.seconds", [0.001, math.inf]),
+        ("target.seconds", [0.001]),
+        ("draft.rows", [36, 2]),
+        ("draft.rows", [2, 2]),
+        ("draft.rows", [0, 36]),
+        ("draft.rows", [2, math.nan]),
+        ("draft.change_s", -0.1),
+        ("target.seconds_per_position", -1e-9),
+        ("draft.change_s", math.nan),
+        ("acceptance_rates", [*RATES[:-1], 1.01]),
+        ("acceptance_rates", [-0.01, *RATES[1:]]),
+        ("acceptance_rates", [math.nan, *RATES[1:]]),
+        ("acceptance_rates", RATES[:-1]),
+        ("margin_shares", [*SHARES, 0.0]),
+        ("margin_shares", [0.5 * share for share in SHARES]),
+        ("margin_shares", [-SHARES[0], 3 * SHARES[1], *SHARES[2:]]),
+        ("busy_share", 1.01),
+        ("busy_share", -0.01),
+        ("busy_share", math.nan),
+    ],
+)
+def test_an_invalid_value_is_refused_by_name(path: Path, key: str, value: Any) -> None:
+    put(path, key, value)
+    assert f"{key.split('.')[-1]}=" in refusal(path).values
+
+
+@pytest.mark.parametrize(("key", "value"), [("target.seconds", ["fast", "slow"]), ("acceptance_rates", 0.5)])
+def test_a_wrong_type_is_refused(path: Path, key: str, value: Any) -> None:
+    put(path, key, value)
+    assert "TypeError" in refusal(path).values
+
+
+def test_a_calibration_that_does_not_say_how_busy_the_machine_was_is_measured_again(path: Path) -> None:
+    document = json.loads(path.read_text())
+    del document["busy_share"]
+    path.write_text(json.dumps(document))
+    assert "busy_share" in refusal(path).values
+
+
+def test_one_size_of_a_step_is_no_line(path: Path) -> None:
+    put(path, "draft.rows", [2])
+    put(path, "draft.seconds", [0.001])
+    assert "at least two" in refusal(path).values
+
+
+@pytest.mark.parametrize("keep", [0, 1, 200])
+def test_a_file_that_was_cut_off_is_refused(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    refusal(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[]", b"null", b"{}"])
+def test_a_file_that_is_something_else_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    refusal(tmp_path / "none.json")
+
+
+def test_the_smallest_server_is_measured_at_two_sizes(tmp_path: Path) -> None:
+    """With one concurrent request and one draft token, no step has more than two rows."""
+    draft, target = (Engine(EngineFiles(path), NUM_BLOCKS) for path in build_tiny_pair(tmp_path))
+    costs = measure_step_costs(draft, target, max_rows=2)
+    assert costs.draft.rows == costs.target.rows == (2, 3)

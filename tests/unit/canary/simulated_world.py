@@ -1,0 +1,316 @@
+"""A simulated server with router and traffic, kept in files that survive a killed controller.
+
+Requests arrive continuously and go where the table of arms sends them; their answers are drawn from recorded
+ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.judge.faults import NO_FAULT, Fault
+from pipelines.canary.controller.facts import Outcome
+from pipelines.canary.controller.plan import Plan, Shadow, Step
+from pipelines.canary.controller.rollout import Rollout
+from pipelines.canary.judge.limits import Limit, Limits
+from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.resources import Sample, Taken
+from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
+from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
+from pipelines.router.observation import Divergence, Observation
+from pipelines.router.observation_log import log_end, read_observations
+from tests.unit.canary.requests import limits, recorded_traffic
+
+BEGAN_AT_S = 1_700_000_000.0
+STABLE, CANDIDATE = "run/stable.sock", "run/candidate.sock"
+CONTROL, CANDIDATE_CONTROL = "run/control.sock", "run/candidate_control.sock"
+PER_S = 25
+
+_EASY = Limit(0.25, 0.25)
+EASY_LIMITS = limits(
+    quantile=0.9,
+    survival_positions=1,
+    answers=Limit(0.05, 0.01),
+    errors=Limit(0.05, 0.005),
+    timeouts=Limit(0.05, 0.005),
+    goodput=Limit(0.2, 0.1),
+    acceptance_rate=Limit(0.2, 0.1),
+    acceptance_length=Limit(0.2, 0.1),
+    survival=_EASY,
+    ttft=_EASY,
+    itl=_EASY,
+    e2e_tail=Limit(0.9, 0.2),
+    resources_s=10.0,
+    speed_up={band: Limit(0.3, 0.3) for band in ("low", "medium", "high")},
+)
+
+PLAN = Plan(
+    limits="",
+    slo_ttft_s=0.2,
+    slo_itl_s=0.01,
+    control_weight=0.2,
+    bands=Bands(4, 8),
+    slow_after_s=2.0,
+    shadow=Shadow(0.5, 20.0, 2, 16, min_pairs=50, bake_s=6.0),
+    steps=(Step(0.1, 20, 6.0), Step(0.25, 50, 6.0)),
+    hold_s=60.0,
+    idle_s=60.0,
+    max_pairs=4000,
+    down_after_s=3.0,
+    drain_s=4.0,
+    watch_s=6.0,
+    lease_s=10.0,
+    tick_s=2.0,
+)
+
+
+def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
+    return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
+
+
+class SimulatedWorld:
+    """A simulated world in a folder.
+
+    Args:
+        folder: Another instance with the same folder continues with its state.
+        fault: The candidate's fault.
+        broken: Names of the operations that fail: ``preflight``, ``load``, ``probe``, ``unload``, ``keep``,
+            ``settle`` or ``sample``.
+        crash_at: The candidate's request during which its process ends.
+        overridden_share: The share of requests from testers who ask the candidate for what it cannot do.
+        open_for_s: The duration of requests that are always open.
+        same_target: Whether the candidate has the stable pair's target.
+        held: Whether a person has to judge its probes.
+        leaked_per_s: The bytes that the candidate's process leaks per second.
+        asked_by: The number of sessions that send all client requests; None for a session per request.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fault: Fault = NO_FAULT,
+        broken: tuple[str, ...] = (),
+        crash_at: int | None = None,
+        overridden_share: float = 0.0,
+        open_for_s: float = 0.0,
+        same_target: bool = True,
+        held: bool = False,
+        asked_by: int | None = None,
+        leaked_per_s: float = 0.0,
+    ) -> None:
+        self.folder = folder
+        self.arms = folder / "arms.json"
+        self.process = 1  # at the candidate's socket; a replaced one has another number
+        self._fault = fault
+        self._broken = broken
+        self._crash_at = crash_at
+        self._overridden_share = overridden_share
+        self._open_for_s = open_for_s
+        self._same_target = same_target
+        self._held = held
+        self._asked_by = asked_by
+        self._leaked_per_s = leaked_per_s
+        self._pools = _pools()
+        self._log = folder / "observations.jsonl"
+        self._file = folder / "world.json"
+        if not self._file.is_file():
+            write_table(self.arms, _initial())
+            self._remember(now_s=BEGAN_AT_S, number=0, is_loaded=False, candidates=[])
+            self._remember(is_kept=False, is_settled=False)
+
+    # Called by a controller.
+
+    def preflight(self) -> Outcome:
+        if "preflight" in self._broken:
+            return Outcome(False, "the tokenizer is another one", {"tokenizer": "differs"})
+        return Outcome(True, "all checks pass", {"checks": 5})
+
+    def load(self) -> Outcome:
+        if "load" in self._broken:
+            raise RepositoryError("the pair could not be loaded", values="speculative_0", limit="a pair")
+        self._remember(is_loaded=True)
+        sockets = {"socket": CANDIDATE, "control_socket": CANDIDATE_CONTROL}
+        return Outcome(True, "loaded in 4.0 s", {**sockets, "same_target": self._same_target})
+
+    def probe(self) -> Outcome:
+        is_good = "probe" not in self._broken
+        length = 3.2 if is_good else 1.0
+        evidence = {"mean_acceptance_length": length}
+        if self._held:
+            return Outcome(False, "acceptance_rate 0.45, 0.50 at the build", evidence, needs_review=True)
+        return Outcome(is_good, f"mean acceptance length {length}", evidence)
+
+    def unload(self) -> str:
+        if "unload" in self._broken:
+            raise ServerUnavailableError("no server answers", values="8000")
+        assert self.table.candidate is None, "unloaded while requests go there"
+        self._remember(is_loaded=False, is_kept=False)
+        return "its pair is unloaded"
+
+    def keep(self) -> Outcome:
+        if "keep" in self._broken:
+            raise RepositoryError("the repository could not be written")
+        assert self.table.stable.socket != CANDIDATE, "no server would have it after a restart"
+        self._remember(is_kept=True)
+        return Outcome(True, "servers load it at their start")
+
+    def settle(self) -> Outcome:
+        if "settle" in self._broken:
+            raise RepositoryError("the repository could not be rendered")
+        sockets = {each.socket for each in self.table.settings.values()}
+        assert sockets == {CANDIDATE, CANDIDATE_CONTROL}, "taken away while requests may go there"
+        self._remember(is_settled=True)
+        return Outcome(True, "it serves without a rollout")
+
+    def write(self, table: ArmTable) -> None:
+        write_table(self.arms, table)
+
+    def observations(self, offset: int) -> tuple[list[Observation], int]:
+        return read_observations(self._log, offset)
+
+    def observations_end(self) -> int:
+        return log_end(self._log)
+
+    def sample(self) -> Sample:
+        if "sample" in self._broken:
+            raise CanaryError("memory and CPU time of both pairs cannot be read")
+        now_s = self.clock()
+        served_s = now_s - BEGAN_AT_S
+        stable = Taken(1e9, served_s, 100 * served_s)
+        return Sample(now_s, replace(stable, resident_bytes=1e9 + self._leaked_per_s * served_s), stable)
+
+    def listener(self, socket: str) -> int | None:
+        return self.process if self.state["is_loaded"] and not self._has_crashed else None
+
+    # Called by tests.
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return cast(dict[str, Any], json.loads(self._file.read_text(encoding="utf-8")))
+
+    @property
+    def table(self) -> ArmTable:
+        return read_table(self.arms)
+
+    def clock(self) -> float:
+        return float(self.state["now_s"])
+
+    def candidate_requests_since(self, at_s: float) -> int:
+        return sum(arrived >= at_s for arrived in self.state["candidates"])
+
+    def sleep(self, seconds: float) -> None:
+        """Let requests arrive, one after another."""
+        state, table = self.state, self.table
+        lines = []
+        for index in range(int(seconds * PER_S)):
+            lines += self._request(state, table, state["now_s"] + (index + 1) / PER_S)
+        state["now_s"] += seconds
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.with_name(f"{self._log.name}.{0:015d}").open("ab") as file:
+            file.write(b"".join(lines))
+        self._keep(state)
+
+    @property
+    def _has_crashed(self) -> bool:
+        return self._crash_at is not None and len(self.state["candidates"]) >= self._crash_at
+
+    def _keep(self, state: dict[str, Any]) -> None:
+        """Write the whole file or nothing: tests kill processes at any moment."""
+        staged = self._file.with_suffix(".new")
+        staged.write_text(json.dumps(state), encoding="utf-8")
+        staged.replace(self._file)
+
+    def _remember(self, **changes: Any) -> None:
+        known = self.state if self._file.is_file() else {}
+        self._keep({**known, **changes})
+
+    def _request(self, state: dict[str, Any], table: ArmTable, now_s: float) -> list[bytes]:
+        state["number"] += 1
+        rng = np.random.default_rng(state["number"])
+        weights = table.weights(now_s)
+        arm: Arm = cast(Arm, rng.choice(list(weights), p=list(weights.values())))
+        if arm == "candidate" or table.stable.socket == CANDIDATE:
+            state["candidates"].append(now_s)
+        common: dict[str, Any] = {
+            "canary_id": table.canary_id,
+            "generation": table.generation,
+            "request_id": f"request-{state['number']}",
+            "key": str(state["number"]),
+            "session_id": "" if self._asked_by is None else f"s{state['number'] % self._asked_by}",
+            "oldest_open_at_s": now_s - self._open_for_s,
+            "band": rng.choice(list(self._pools)),
+        }
+        if table.candidate is not None and rng.random() < self._overridden_share:
+            return [self._line("candidate", {**common, "failure": "error"}, now_s, rng, overridden=True)]
+        if arm == "candidate" and self._crash_at is not None and len(state["candidates"]) > self._crash_at:
+            failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
+            return [self._line("stable", common, now_s, rng, **failed)]
+        found = [self._line(arm, common, now_s, rng)]
+        shadow = table.shadow_at(now_s)
+        if arm == "stable" and shadow is not None and rng.random() < shadow.share:
+            found.append(self._line("candidate", common, now_s + 0.001, rng, is_replay=True))
+        return found
+
+    def _line(
+        self, arm: Arm, common: dict[str, Any], now_s: float, rng: np.random.Generator, **more: Any
+    ) -> bytes:
+        pool = self._pools[common["band"]]["control" if arm == "control" else "stable"]
+        # that of the request that a replay repeats
+        place = zlib.crc32(common["request_id"].encode()) % len(pool)
+        drawn = replace(pool[place], answer="equal" if "is_replay" in more else "")
+        if arm == "candidate":
+            drawn = self._fault.apply(drawn, rng)
+            if "is_replay" not in more:
+                drawn = replace(drawn, answer="")
+        if arm == "candidate" and drawn.failure and "is_replay" not in more:
+            more = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
+            return self._line("stable", common, now_s, rng, **more)
+        return Observation(
+            **{"failure": drawn.failure, **common},
+            arm=arm,
+            arrived_at_s=now_s,
+            ttft_s=drawn.ttft_s,
+            e2e_latency_s=drawn.e2e_latency_s,
+            longest_pause_s=drawn.longest_pause_s,
+            num_output_tokens=drawn.num_output_tokens,
+            drafted_per_round=drawn.drafted_per_round,
+            accepted_per_round=drawn.accepted_per_round,
+            answer=cast(Any, drawn.answer),
+            num_common_tokens=drawn.num_output_tokens if "is_replay" in more else None,
+            differs_in="tokens" if drawn.answer == "diverged" else "",
+            divergence=Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0)
+            if drawn.answer == "diverged"
+            else None,
+            **more,
+        ).to_line()
+
+
+def _initial() -> ArmTable:
+    return ArmTable(
+        generation=0,
+        canary_id="",
+        salt="",
+        stable=ArmSetting(STABLE, 1.0),
+        candidate=None,
+        control=ArmSetting(CONTROL, 0.0),
+        shadow=None,
+        replays_match="stable",
+        bands=Bands(4, 8),
+        lease_until_s=0.0,
+        slow_after_s=2.0,
+    )
+
+
+@functools.cache
+def _pools() -> dict[Band, dict[str, list[ObservedRequest]]]:
+    pools: dict[Band, dict[str, list[ObservedRequest]]] = {}
+    for request in recorded_traffic():
+        pools.setdefault(cast(Band, request.band), {}).setdefault(request.arm, []).append(request)
+    return pools

@@ -1,0 +1,132 @@
+"""Tests of how a rollout reads the pair on trial from a repository."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from build import repository
+from build.files.manifest import write_manifest
+from build.recipe import load_recipe
+from build.rendering import second_pair
+from build.rendering.pair_record import PAIR_FILE, PairRecord
+from pipelines.canary.controller import candidate as candidates
+from pipelines.canary.controller.candidate import CandidatePair, Pair, load_at_start, remove, render_beside
+from pipelines.deploy.triton.models import models_at_start
+from pipelines.errors import CanaryError, RepositoryError
+
+DEMO = load_recipe("demo")
+
+
+def write_engine(directory: Path, fingerprint: str) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "engine.bin").write_bytes(b"weights")
+    (directory / "tokenizer.json").write_text("{}")
+    write_manifest(directory, {"fingerprint": fingerprint})
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    engines = [write_engine(tmp_path / f"{role}-1", f"{role}-1") for role in ("draft", "target")]
+    return repository.render_recipe(DEMO, *engines, tmp_path).parent
+
+
+def rendered(tmp_path: Path, run: Path, target: str = "target-2") -> CandidatePair:
+    engines = [write_engine(tmp_path / "new" / name, name) for name in ("draft-2", target)]
+    record = second_pair.render_second_pair(DEMO, *engines, run)
+    return CandidatePair.read(run, record.speculative_model)
+
+
+def test_both_sides_of_the_file_agree(tmp_path: Path, run: Path) -> None:
+    """``build`` writes the file, ``pipelines`` reads it, and neither imports the other."""
+    assert candidates.PAIR_FILE == PAIR_FILE
+    assert [each.name for each in dataclasses.fields(Pair)] == [
+        each.name for each in dataclasses.fields(PairRecord)
+    ]
+    found = rendered(tmp_path, run)
+    record = PairRecord.read(run / "model_repository" / found.pair.speculative_model)
+    assert vars(found.pair) == vars(record)
+    assert found.pair.speculative_model == f"speculative_{found.pair.hash}"
+
+
+def test_it_knows_whether_answers_must_be_equal(tmp_path: Path, run: Path) -> None:
+    assert not rendered(tmp_path, run).same_target
+    assert rendered(tmp_path / "more", run, target="target-1").same_target
+
+
+def test_manifests_are_those_of_its_engines(tmp_path: Path, run: Path) -> None:
+    pair = rendered(tmp_path, run).pair
+    assert [pair.manifest(role)["fingerprint"] for role in ("draft", "target")] == ["draft-2", "target-2"]
+    (tmp_path / "new" / "draft-2" / "manifest.json").write_text("[]")
+    with pytest.raises(CanaryError, match=r"manifest .*draft-2/manifest.json.*; .*; run 'make engines'"):
+        pair.manifest("draft")
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"format": 2}', '{"format": 1, "name": "demo"}'])
+def test_a_record_of_another_version_is_refused(run: Path, text: str | None) -> None:
+    path = run / "model_repository" / "speculative" / PAIR_FILE
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(
+        CanaryError, match=r"pair.json: (cannot be read|a key is missing); .*; .*; run 'make repository'"
+    ):
+        Pair.read(run)
+
+
+def test_removing_leaves_nothing_of_it_and_everything_else(tmp_path: Path, run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    found = rendered(tmp_path, run)
+    (run / f"{found.pair.speculative_model}.sock").touch()
+    (run / "speculative.sock").touch()
+    remove(run, found.pair)
+    remove(run, found.pair)
+    assert sorted(run.rglob("*")) == sorted([*before, run / "speculative.sock"])
+
+
+def test_a_shared_target_keeps_its_socket(tmp_path: Path, run: Path) -> None:
+    found = rendered(tmp_path, run, target="target-1")
+    (run / "target.sock").touch()
+    remove(run, found.pair)
+    assert (run / "target.sock").exists()
+
+
+def test_a_pair_in_service_is_loaded_at_the_start_and_cannot_be_removed(tmp_path: Path, run: Path) -> None:
+    found = rendered(tmp_path, run)
+    load_at_start(run, found.pair, wanted=True)
+    assert set(found.pair.models) <= set(models_at_start(run / "model_repository"))
+    with pytest.raises(CanaryError, match=f"in service cannot be removed; {found.pair.speculative_model}"):
+        remove(run, found.pair)
+    load_at_start(run, found.stable, wanted=False)
+    assert "speculative" not in models_at_start(run / "model_repository")
+    load_at_start(run, found.pair, wanted=False)
+    remove(run, found.pair)
+    with pytest.raises(CanaryError, match="not in the repository"):
+        load_at_start(run, found.pair, wanted=True)
+
+
+def test_a_recipe_that_cannot_be_rendered_is_refused_with_the_reason(run: Path) -> None:
+    with pytest.raises(
+        CanaryError, match=r"could not be rendered .*; there is no recipe demmo.*did you mean"
+    ):
+        render_beside("demmo", run, 0)
+
+
+def test_the_plan_gets_the_memory_of_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = MagicMock(return_value=MagicMock(returncode=1, stdout="", stderr=""))
+    monkeypatch.setattr(candidates.subprocess, "run", program)
+    with pytest.raises(CanaryError, match="could not be rendered"):
+        render_beside("demo", run, 123)
+    assert program.call_args.args[0][-2:] == ["--free-bytes", "123"]
+
+
+def test_a_run_directory_without_a_repository_is_refused(tmp_path: Path) -> None:
+    engines = [write_engine(tmp_path / name, name) for name in ("draft-2", "target-2")]
+    with pytest.raises(RepositoryError, match=r"pair\.json: cannot be read"):
+        second_pair.render_second_pair(DEMO, *engines, tmp_path)
+    assert json.loads((engines[0] / "manifest.json").read_text())["fingerprint"] == "draft-2"

@@ -1,0 +1,103 @@
+"""Tests of the client's command line against a stand-in server on real sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipelines.client import CompletionRequest
+from pipelines.client.__main__ import main
+from tests.support.stand_in_scripts import two_rounds, with_log_probs
+from tests.support.stand_in_server import StandInServer, free_port
+
+
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_the_command_line_prints_text_or_json(transport: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandInServer(two_rounds) as server:
+        url = server.grpc_url if transport == "grpc" else server.http_url
+        assert main(["--url", url, "x"]) == 0
+        assert capsys.readouterr().out == "a ü b\n"
+        assert main(["--url", url, "--stream", "x"]) == 0
+        assert capsys.readouterr().out == "a ü b\n"
+        assert main(["--url", url, "--stream", "--json", "--stop-word", "q", "x"]) == 0
+        document = json.loads(capsys.readouterr().out)
+    assert document["output_ids"] == [5, 6, 7, 8]
+    assert document["acceptance_rate"] == 0.25
+    assert server.requests[-1][1]["stop_words"] == ["q"]
+
+
+def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {
+        "--max-tokens": ["7"],
+        "--temperature": ["0.5"],
+        "--top-k": ["3"],
+        "--top-p": ["0.75"],
+        "--min-p": ["0.125"],
+        "--repetition-penalty": ["1.5"],
+        "--presence-penalty": ["-0.5"],
+        "--frequency-penalty": ["2"],
+        "--min-tokens": ["3"],
+        "--seed": ["11"],
+        "--stop-word": ["q", "r"],
+        "--bad-word": ["ugly", "bad"],
+        "--logit-bias": ["5=-100", "0=0.5"],
+        "--end-id": ["9"],
+        "--log-probs": ["2"],
+        "--num-draft-tokens": ["0"],
+        "--session-id": ["s1"],
+        "--arm": ["stable"],
+        "--prompt-ids": ["5,6"],
+    }
+    switches = ["--use-draft-logits", "--parse-special-tokens", "--prompt-log-probs"]
+    switches += ["--no-add-special-tokens", "--no-skip-special-tokens"]
+    switches += ["--guide", "regex", "[a-z]+"]
+    arguments = [word for flag, values in flags.items() for value in values for word in (flag, value)]
+    with StandInServer(with_log_probs) as server:
+        assert main(["--url", server.grpc_url, "--json", *arguments, *switches, "x"]) == 0
+        document = json.loads(capsys.readouterr().out)
+    assert (document["seed"], document["log_probs"]) == (2**64 - 1, [-0.5, -2.0, -9.0])
+    assert document["top_log_probs"][0] == [[5, -0.5], [1, -1.5]]
+    ((_, inputs),) = server.requests
+    asked = dataclasses.asdict(
+        CompletionRequest(
+            *("x", 7, 0.5, 3, 0.75, 11, ("q", "r"), 9, 0, 0.125, 1.5, -0.5, 2.0, 3, ("ugly", "bad")),
+            logit_bias=((5, -100.0), (0, 0.5)),
+            guide=("regex", "[a-z]+"),
+            num_log_probs=2,
+            use_draft_logits=True,
+            return_prompt_log_probs=True,
+            session_id="s1",
+            arm="stable",
+            prompt_ids=(5, 6),
+            add_special_tokens=False,
+            parse_special_tokens=True,
+            skip_special_tokens=False,
+        )
+    )
+    assert inputs["text_input"] == asked.pop("prompt")
+    guide = (inputs.pop("guided_decoding_guide_type"), inputs.pop("guided_decoding_guide"))
+    assert guide == asked.pop("guide")
+    assert inputs["input_ids"] == list(asked.pop("prompt_ids"))
+    assert inputs["return_log_probs"] is True
+    bias = zip(inputs["logit_bias_ids"], inputs["logit_bias_values"], strict=True)
+    assert tuple(bias) == asked.pop("logit_bias")
+    assert not asked.pop("resume_output_ids")  # for programs, which have the tokens
+    for name, value in asked.items():
+        assert inputs[name] == (list(value) if isinstance(value, tuple) else value), name
+
+
+def test_the_command_line_tells_usage_from_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--url", "ftp://x:1", "x"],
+        ["--timeout", "0", "x"],
+        ["--max-tokens", "many", "x"],
+        ["--logit-bias", "5", "x"],
+        [],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    assert main(["--url", f"grpc://127.0.0.1:{free_port()}", "x"]) == 1
+    assert "no server answers" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Tests of prompt files: their forms, and what is said about lines that are no prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.command_line.prompt_files import read_prompts
+from pipelines.command_line.prompts import Prompt
+from pipelines.errors import InvalidRequestError
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_json_lines_have_a_prompt_or_a_text_and_may_have_an_id(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "one", "output_tokens": 9},
+        {"text": "two\u2028lines", "id": 7},
+        {"prompt": " three\n"},
+    ]
+    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    prompts = read_prompts(written(tmp_path / "mine.jsonl", "\ufeff" + text))
+    assert {prompt.prompt_id: prompt.text for prompt in prompts.all} == {
+        "mine-0001": "one",
+        "7": "two\u2028lines",
+        "mine-0005": " three\n",
+    }
+    assert prompts.source == str(tmp_path / "mine.jsonl")
+
+
+def test_a_line_of_dashes_separates_prompts_of_plain_text(tmp_path: Path) -> None:
+    text = "first\n\nstill first\n---\nsecond --- here\n--- \n\n---\n    third\n"
+    prompts = read_prompts(written(tmp_path / "mine.txt", text))
+    assert [prompt.text for prompt in prompts.all] == [
+        "first\n\nstill first",
+        "second --- here",
+        "    third",
+    ]
+
+
+def test_a_folder_is_one_set_per_file_with_the_largest_first(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", "one")
+    written(tmp_path / "b.jsonl", '{"prompt": "two"}\n{"prompt": "three"}\n')
+    written(tmp_path / "README.md", "no prompts")
+    assert {name: len(of_set) for name, of_set in read_prompts(tmp_path).sets.items()} == {"b": 2, "a": 1}
+    assert list(read_prompts(tmp_path).sets) == ["b", "a"]
+
+
+def test_repeated_prompts_are_left_out_aloud(tmp_path: Path) -> None:
+    lines = '{"prompt": "one"}\n{"prompt": "two"}\n{"prompt": "one"}\n'
+    prompts = read_prompts(written(tmp_path / "mine.jsonl", lines))
+    assert [prompt.text for prompt in prompts.all] == ["one", "two"]
+    assert prompts.notes == ("repeated in mine.jsonl and left out: 1",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("garbage", "line 2: column 1: Expecting value"),
+        ("[1]", "no JSON object"),
+        ('"text"', "no JSON object"),
+        ("{}", "keys none"),
+        ('{"conversations": []}', "keys conversations"),
+        ('{"prompt": "x", "text": "y"}', "keys prompt, text"),
+        ('{"prompt": 3}', "prompt=3"),
+        ('{"prompt": " \\n"}', "prompt=' "),
+        ('{"prompt": "\\ud800"}', "prompt='"),
+        ('{"prompt": "x", "id": null}', "id=None"),
+        ("[" * 100_000, "line 2"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(line: str, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", f'{{"prompt": "good"}}\n{line}\n')
+    with pytest.raises(InvalidRequestError) as caught:
+        read_prompts(path)
+    error = caught.value
+    assert message in error.values and f"{path}, line 2" in error.values
+    assert error.what and error.limit and error.remedy
+
+
+def test_messages_keep_their_keys_in_order_and_repeat_whatever_the_spaces(tmp_path: Path) -> None:
+    line = '{"id": "c", "messages": [{"role": "user", "content": "caf\\u00e9"}], "tools": []}'
+    prompts = read_prompts(written(tmp_path / "chat.jsonl", f"{line}\n{line.replace(' ', '')}"))
+    (prompt,) = prompts.all
+    assert prompt == Prompt("c", "", messages='[{"role":"user","content":"caf\u00e9"}]')
+    assert prompts.notes == ("repeated in chat.jsonl and left out: 1",)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ("[]", "no list"),
+        ('"text"', "no list"),
+        ('["text"]', "with a role"),
+        ('[{"content": "x"}]', "with a role"),
+        ('[{"role": "user", "contents": "x"}]', "role 'user' has no content"),
+        ('[{"role": "system"}, {"role": "user", "content": "x"}]', "role 'system' has no content"),
+        ('[{"role": "user", "content": 3}]', "role 'user' has no content"),
+        ('[{"role": "assistant", "content": {}}, {"role": "user", "content": "x"}]', "has no content"),
+        ('[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]', "nothing to answer"),
+        ('[{"role": "user", "content": "\\ud800"}]', "surrogates"),
+        ('[{"role": "user", "content": "x", "weight": NaN}]', "not JSON compliant"),
+    ],
+)
+def test_messages_that_no_model_can_answer_are_refused_with_their_line(
+    messages: str, reason: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "chat.jsonl", f'{{"prompt": "good"}}\n{{"messages": {messages}}}\n')
+    with pytest.raises(InvalidRequestError, match=f"line 2: .*{reason}") as caught:
+        read_prompts(path)
+    assert caught.value.limit and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.jsonl", None, "absent.jsonl: No such file"),
+        ("absent", None, "absent: No such file"),
+        ("latin.txt", b"one\ncaf\xe9", "not in UTF-8.*line 2: byte 0xe9"),
+        ("data.json", b"[]", "form"),
+        ("empty.jsonl", b"\n\n", "has no prompts"),
+        ("empty.txt", b"---\n", "0 prompts"),
+        ("twice.jsonl", b'{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}', "an id twice"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(
+    name: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        read_prompts(path)
+    assert name in caught.value.values or str(tmp_path) in caught.value.values
+    assert caught.value.limit and caught.value.remedy
+
+
+def test_a_folder_needs_prompts_and_different_names(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="form"):
+        read_prompts(tmp_path)
+    written(tmp_path / "a.txt", "one")
+    written(tmp_path / "a.jsonl", '{"prompt": "two"}')
+    with pytest.raises(InvalidRequestError, match="have one name"):
+        read_prompts(tmp_path)
+
+
+def test_a_message_that_calls_a_tool_needs_no_content(tmp_path: Path) -> None:
+    call = '{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "4"}'
+    line = f'{{"messages": [{{"role": "user", "content": "2 + 2?"}}, {call}]}}'
+    assert len(read_prompts(written(tmp_path / "chat.jsonl", line)).all) == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_a_fifo_is_not_waited_for_and_a_device_not_read(suffix: str, tmp_path: Path) -> None:
+    fifo, device = tmp_path / f"fifo{suffix}", tmp_path / f"zero{suffix}"
+    os.mkfifo(fifo)
+    device.symlink_to("/dev/zero")
+    for path in (fifo, device):
+        with pytest.raises(InvalidRequestError, match=r"no file.*a FIFO, socket or device"):
+            read_prompts(path)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "weights.txt", "")
+    os.truncate(path, 10**12)  # of holes
+    with pytest.raises(InvalidRequestError, match=r"1,000,000,000,000 bytes.*at most 268,435,456"):
+        read_prompts(path)

@@ -1,0 +1,291 @@
+"""Tests of the demonstration without a server: marks, pairs, figures, verdict, and stopping the server."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.client import Chunk, Client, CompletionRequest, Generation
+from pipelines.client.client import GenerationStream
+from pipelines.client.generation import SpeculationCounts
+from pipelines.command_line.prompts import Prompt
+from pipelines.demo import __main__ as command
+from pipelines.demo.live_text import LiveText, Segment, segments
+from pipelines.demo.pairs import Pair, ask_pair
+from pipelines.demo.summary import as_document, figures_of, table, verdict_of
+from pipelines.errors import EngineFailedError, PortInUseError
+from pipelines.text.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary((b"", b"def ", b"f", b"()", "é".encode()[:1], "é".encode()[1:], b"\n", b"x"))
+PROMPT = Prompt("p0", "import os\nprint(")
+
+
+def chunk(ids: tuple[int, ...], marks: tuple[bool, ...], **changes: Any) -> Chunk:
+    counts = SpeculationCounts(1, 2, 2, (1, 1)) if marks else None
+    finish, at, so_far = changes.get("finish", ""), changes.get("at", 0.0), changes.get("so_far", 0)
+    return Chunk("", ids, marks, finish, at, so_far, counts)
+
+
+def test_text_is_split_by_the_origin_of_its_tokens() -> None:
+    parts = segments(chunk((1, 2, 3, 7), (True, True, False, True)), VOCABULARY)
+    assert parts == [Segment("def f", True), Segment("()", False), Segment("x", True)]
+
+
+def test_a_character_of_two_tokens_counts_for_the_last() -> None:
+    assert segments(chunk((4, 5, 7), (True, False, False)), VOCABULARY) == [Segment("éx", False)]
+    assert segments(chunk((7, 4), (False, True)), VOCABULARY) == [
+        Segment("x", False),
+        Segment("\ufffd", True),
+    ]
+    assert segments(chunk((0,), (True,)), VOCABULARY) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("out", "marked"), [(io.StringIO(), "«def f»()"), (Terminal(), "\x1b[32mdef f\x1b[0m()")]
+)
+def test_marks_are_colour_on_a_terminal_and_characters_elsewhere(out: io.StringIO, marked: str) -> None:
+    live = LiveText(out, margin="  ")
+    live.begin("[1/1] p0", PROMPT.text)
+    live.show([Segment("def f", True), Segment("()\n", False)])
+    live.end("done")
+    text = out.getvalue()
+    assert marked in text
+    assert text.startswith("[1/1] p0\n  ")
+    assert "print(" in text
+    assert "import os" not in text
+    assert "()\n  \n" in text
+    assert "accepted draft tokens" in live.legend
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    out = Terminal()
+    LiveText(out).show([Segment("a\x1b[2Jb\rc\x7f\td", False)])
+    assert out.getvalue() == "a\u241b[2Jb\u240dc\u2421\td"
+
+
+class ScriptedCall:
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self._chunks = chunks
+
+    def receive(self) -> Chunk | None:
+        return self._chunks.pop(0) if self._chunks else None
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedTransport:
+    """A transport that answers [1, 2, 3]; ``generate`` reports the first two as drafted."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self._wrong = wrong
+
+    def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> ScriptedCall:
+        self.asked.append((model, streaming))
+        ids = (1, 2, 7) if self._wrong and model == "generate" else (1, 2, 3)
+        marks = (True, True, False) if model == "generate" else ()
+        at = 1e12  # later than any start
+        return ScriptedCall([chunk(ids, marks, finish="length", so_far=3, at=at)])
+
+    def is_ready(self) -> bool:
+        return True
+
+    def server_version(self) -> str:
+        return "2.51.0"
+
+    def model_parameters(self, model: str) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_both_models_are_asked_in_the_wanted_order() -> None:
+    transport = ScriptedTransport()
+    client = Client("grpc://stand-in", transport)
+    request = CompletionRequest(PROMPT.text, max_tokens=3)
+    seen: list[Chunk] = []
+    pair = ask_pair(client, PROMPT, request, transport="grpc", target_first=True, on_chunk=seen.append)
+    ask_pair(client, PROMPT, request, transport="http", target_first=False)
+    assert transport.asked == [
+        ("generate_target", True),
+        ("generate", True),
+        ("generate", False),
+        ("generate_target", False),
+    ]
+    assert len(seen) == 1
+    assert pair.divergence is None
+    assert pair.speculative.accepted_mask == (True, True, False)
+
+
+def test_a_stream_is_closed_even_if_showing_it_fails() -> None:
+    closed: list[bool] = []
+
+    class Watched(ScriptedCall):
+        def close(self) -> None:
+            closed.append(True)
+
+    stream = GenerationStream(Watched([chunk((1,), (True,))]), 0.0)
+    with pytest.raises(ZeroDivisionError), stream:
+        for _ in stream:
+            raise ZeroDivisionError
+    assert closed
+
+
+def answer(ids: tuple[int, ...], ttft: float | None, e2e: float, *counts: int) -> Generation:
+    rounds, drafted, accepted = counts or (0, 0, 0)
+    return Generation("", ids, (), "length", rounds, drafted, accepted, (), ttft, e2e)
+
+
+FIVE = (1, 2, 3, 4, 5)
+PAIRS = [
+    Pair(PROMPT, "grpc", 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 0.5, 2.5, 2, 8, 3)),
+    Pair(PROMPT, "grpc", 0.0, answer(FIVE, 3.0, 5.0), answer(FIVE, 1.5, 2.5, 2, 8, 5)),
+    Pair(PROMPT, "grpc", 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
+    Pair(PROMPT, "http", 0.0, answer(FIVE, None, 5.0), answer(FIVE, None, 1.0, 2, 8, 3)),
+]
+
+
+def test_figures_are_those_of_the_greedy_answers_per_transport() -> None:
+    alone, both, http_alone, http_both = figures_of(PAIRS)
+    assert (alone.ttft_s, alone.itl_s, alone.e2e_latency_s) == (2.0, 0.75, 5.0)
+    assert (alone.output_tokens_per_s, alone.speed_up) == (1.0, 1.0)
+    assert (both.output_tokens_per_s, both.speed_up) == (2.0, 2.0)
+    assert (both.acceptance_rate, both.mean_acceptance_length) == (0.5, 3.0)
+    assert http_alone.ttft_s is None
+    assert http_both.speed_up == 5.0
+    assert len(table(figures_of(PAIRS)).splitlines()) == 2 + 4
+
+
+def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
+    verdict = verdict_of(PAIRS)
+    assert verdict.is_pass
+    assert str(verdict).startswith("PASS: all 4 answers (20 tokens, 11 of them")
+    other = Pair(PROMPT, "http", 0.0, answer(FIVE, None, 5.0), answer((1, 2, 9, 4, 5), None, 1.0, 2, 8, 3))
+    failed = verdict_of([*PAIRS, other])
+    assert not failed.is_pass
+    assert "1 of 5 answers differ" in str(failed)
+    assert "prompt p0" in str(failed)
+    document = json.loads(json.dumps(as_document(figures_of(PAIRS), failed)))
+    assert document["verdict"] == "fail"
+    assert document["answers_that_differ"][0]["divergence"]["position"] == 2
+    for pairs in ([], PAIRS[2:3]):
+        assert not verdict_of(pairs).is_pass
+        assert "too few to compare" in str(verdict_of(pairs))
+
+
+class ServerWatch:
+    """A replacement for ``Server`` that counts starts and stops."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def start(self, directory: Path, ports: Any) -> ServerWatch:
+        self.events.append("start")
+        return self
+
+    def wait_ready(self) -> float:
+        return 0.0
+
+    def __enter__(self) -> ServerWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("stop")
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServerWatch:
+    """Return the program with a stand-in server; ``scripted`` transports answer for it."""
+    watch = ServerWatch()
+    built = {"model_repository": str(tmp_path / "model_repository")}
+    monkeypatch.setattr(command, "build_recipe", lambda module, recipe, report: built)
+    monkeypatch.setattr(command.Server, "start", watch.start)
+    monkeypatch.setattr(command, "engine_directories", lambda client: {"target": tmp_path})
+    monkeypatch.setattr(command.Vocabulary, "from_file", lambda path: VOCABULARY)
+    monkeypatch.setattr(command.Client, "connect", lambda url: Client(url, ScriptedTransport()))
+    return watch
+
+
+def test_the_program_shows_text_table_verdict_and_json(
+    scene: ServerWatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--max-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("«def f»()") == 20  # 16 greedy and 4 sampled answers
+    assert "PASS: all 36 answers" in out
+    document = json.loads(out.splitlines()[-1])
+    assert document["verdict"] == "pass"
+    assert document["answers_compared"] == 36
+    assert document["conditions"]["recipe"] == "demo"
+    assert document["conditions"]["prompts"]["sets"] == {"code": 16}
+    assert scene.events == ["start", "stop"]
+
+
+def test_a_difference_is_exit_code_1(
+    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.Client, "connect", lambda url: Client(url, ScriptedTransport(wrong=True)))
+    assert command.main([]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(EngineFailedError("step failed"), 1), (KeyboardInterrupt(), 130), (ZeroDivisionError(), None)],
+)
+def test_the_server_is_stopped_whatever_happens(
+    scene: ServerWatch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int | None,
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "converse", fail)
+    if code is None:
+        with pytest.raises(ZeroDivisionError):
+            command.main([])
+    else:
+        assert command.main([]) == code
+    assert scene.events == ["start", "stop"]
+
+
+def test_a_build_or_start_that_fails_is_an_error_with_json(
+    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken(directory: Path, ports: Any) -> None:
+        raise PortInUseError("the HTTP port is in use", values="port 8000")
+
+    monkeypatch.setattr(command.Server, "start", taken)
+    assert command.main([]) == 1
+    assert "port 8000" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+
+
+def test_a_failing_build_names_its_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--recipe", "no-such-recipe"]) == 1
+    shown = capfd.readouterr()
+    assert "build.repository --recipe no-such-recipe ended with 1" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--num-prompts", "0"], ["--max-tokens", "1"], ["--prompts", "x"], ["--recipe", "absent.yaml"]],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2

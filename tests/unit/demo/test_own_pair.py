@@ -1,0 +1,67 @@
+"""Tests of ``draftproof try``: what it hands to the programs that write the recipe and demonstrate it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.command_line.prompts import Prompt
+from pipelines.demo import own_pair
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Return the arguments of the programs that were run."""
+    calls: list[Sequence[str]] = []
+
+    def build(module: str, arguments: Sequence[str], report: Callable[[str], None]) -> dict[str, Any]:
+        calls.append(arguments)
+        return {"recipe": "/my/own.yaml"}
+
+    def demonstrate(arguments: Sequence[str]) -> int:
+        calls.append(arguments)
+        return 0
+
+    monkeypatch.setattr(own_pair, "run_build", build)
+    monkeypatch.setattr(own_pair, "demonstrate", demonstrate)
+    return calls
+
+
+def test_prompts_go_into_the_recipe_and_from_there_into_every_program(
+    told: list[Sequence[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("my text")
+    assert own_pair.main(["big", "small", "--prompts", "mine.txt"]) == 0
+    built, shown = told
+    assert list(built)[-2:] == ["--prompts", str(tmp_path / "mine.txt")]
+    assert shown == ["--recipe", "/my/own.yaml"]
+    told.clear()
+    assert own_pair.main(["big", "small"]) == 0
+    assert "--prompts" not in told[0]
+
+
+def test_prompts_that_cannot_be_used_are_an_error_before_anything_is_built(
+    told: list[Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"messages": []}')
+    assert own_pair.main(["big", "small", "--prompts", str(chat)]) == 1
+    assert "a line is no conversation" in capsys.readouterr().err
+    assert told == []
+
+
+def test_prompts_that_are_all_kept_for_calibration_are_an_error_before_anything_is_built(
+    told: list[Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = next(text for text in map(str, range(99)) if Prompt("", text).is_for_calibration)
+    (tmp_path / "mine.txt").write_text(text)
+    assert own_pair.main(["big", "small", "--prompts", str(tmp_path / "mine.txt")]) == 1
+    shown = capsys.readouterr()
+    assert "there are too few prompts" in shown.err and "kept for calibration: 1" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["verdict"] == "fail"
+    assert told == []

@@ -1,0 +1,51 @@
+"""Tests of the command that sets the draft length, and of the server's side that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.deploy import __main__ as command_line
+from pipelines.deploy.draft_length import set_draft_length
+from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    model = tmp_path / "model_repository" / "speculative"
+    model.mkdir(parents=True)
+    text = 'parameters { key: "max_draft_len" value: { string_value: "6" } }'
+    (model / "config.pbtxt").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("wanted", "length"), [("adaptive", None), ("0", 0), ("6", 6)])
+def test_what_is_set_is_what_the_server_reads(run_directory: Path, wanted: str, length: int | None) -> None:
+    path = set_draft_length(run_directory, wanted)
+    assert LiveDraftLength(DraftLengthSetting(3, 6), path).read() == DraftLengthSetting(length, 6)
+
+
+@pytest.mark.parametrize("wanted", ["7", "-1", "off", "", "2.5", "9" * 5000])
+def test_an_invalid_length_is_refused_and_nothing_is_written(run_directory: Path, wanted: str) -> None:
+    with pytest.raises(InvalidRequestError, match="max_draft_len=6") as caught:
+        set_draft_length(run_directory, wanted)
+    error = caught.value
+    assert error.what and repr(wanted) in error.values and error.remedy
+    assert not (run_directory / "draft_length.json").exists()
+
+
+@pytest.mark.parametrize("wanted", ["garbage", "7"])
+def test_the_command_says_what_would_be_right(
+    run_directory: Path, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "run_directory", lambda recipe: run_directory)
+    assert command_line.main(["draft-length", "--num-draft-tokens", wanted]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and wanted in error and "0 to max_draft_len=6" in error
+
+
+def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="make serve"):
+        set_draft_length(tmp_path, "0")

@@ -1,0 +1,143 @@
+"""Tests that an engine is checked against its manifest, and that later file changes have no effect."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from pipelines.errors import EngineLoadError, RepositoryError
+from pipelines.executor.executor import Executor
+from pipelines.executor.limits import ExecutorLimits
+from pipelines.manifest import EngineFiles, engine_digest, read_manifest
+from pipelines.serving.speculative.in_process_engines import InProcessEngines
+from pipelines.serving.triton.parameters import ModelParameters
+from tests.conftest import REPOSITORY_ROOT
+from tests.support.damaged_engines import cut_in_half, flip_a_bit, writable_copy
+from tests.support.tiny_engines import build_tiny_pair
+
+LIMITS = ExecutorLimits(
+    max_batch_size=1, max_num_tokens=32, max_seq_len=64, max_queue_size=0, num_kv_blocks=4
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build_tiny_pair(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture
+def engine(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    """Return a target that a test may damage."""
+    return writable_copy(pair[1], tmp_path / "target")
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_in_half, Path.unlink])
+@pytest.mark.parametrize("name", ["engine.bin", "engine.xml", "engine.json", "tokenizer.json"])
+def test_a_damaged_engine_is_not_loaded(engine: Path, name: str, damage: Callable[[Path], None]) -> None:
+    damage(engine / name)
+    with pytest.raises(EngineLoadError) as refused:
+        Executor.load(engine, LIMITS)
+    error = refused.value
+    assert error.what == f"{engine / name} is missing or was changed since the engine was built"
+    assert error.values.startswith("sha256 " if damage is not Path.unlink else "No such file")
+    assert error.limit.startswith("sha256 ")
+    assert error.remedy.endswith("and run 'make engines'")
+
+
+def test_an_engine_that_was_not_damaged_is_loaded(engine: Path) -> None:
+    """This includes engines built before stores became read-only."""
+    manifest = read_manifest(engine)
+    assert manifest is not None
+    assert Executor.load(engine, LIMITS, engine_digest(manifest)).config.role == "target"
+
+
+def test_another_engine_in_the_place_of_the_one_that_was_rendered_is_not_loaded(
+    engine: Path, pair: tuple[Path, Path]
+) -> None:
+    digest = engine_digest(EngineFiles(engine).manifest)
+    shutil.rmtree(engine)
+    shutil.copytree(pair[0], engine)
+    EngineFiles(engine).check_all()  # it is intact in itself
+    with pytest.raises(EngineLoadError, match=f"holds another engine .*; digest .*; digest {digest}; run "):
+        Executor.load(engine, LIMITS, digest)
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"files": []}', '{"files": {"engine.bin": {}}}', "[" * 100_000, b"\xff"]
+)
+def test_a_directory_without_a_manifest_is_no_engine(engine: Path, content: str | bytes | None) -> None:
+    path = engine / "manifest.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(
+        EngineLoadError, match=r"is not an engine; no readable manifest.json; .*'make engines'"
+    ):
+        Executor.load(engine, LIMITS)
+
+
+def test_a_manifest_that_leaves_a_file_out_does_not_make_it_trusted(engine: Path) -> None:
+    manifest = json.loads((engine / "manifest.json").read_text())
+    del manifest["files"]["engine.bin"]
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EngineLoadError, match=r"engine\.bin among them"):
+        Executor.load(engine, LIMITS)
+
+
+def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
+    numbers = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_queue_size", "draft_num_kv_blocks")
+    values = {"draft_engine_dir": str(engine), **dict.fromkeys(numbers, "8")}
+    parameters = ModelParameters("speculative", values)
+    with pytest.raises(RepositoryError, match=r"'draft_engine_digest' is needed .*'make repository'"):
+        InProcessEngines(parameters, MagicMock(), {}, lambda: 1.0)
+
+
+# Steps of an engine whose files change meanwhile. OpenVINO lays weights out anew for each new number of rows.
+CHANGING = """
+import hashlib, os, sys
+from pathlib import Path
+import numpy as np
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk, pack
+from pipelines.manifest import EngineFiles
+
+directory, changes = Path(sys.argv[1]), sys.argv[2] == "changes"
+engine = Engine(EngineFiles(directory), 8, weights_folder=Path(sys.argv[3]) if len(sys.argv) > 3 else None)
+
+def bits(num_rows):
+    tokens = np.arange(3, 3 + num_rows, dtype=np.int32)
+    chunk = Chunk(tokens, 0, range(1, 5), as_rows=False, num_logits=num_rows)
+    return hashlib.sha256(engine.step(pack([chunk], 32)).tobytes()).hexdigest()
+
+path = directory / "engine.bin"
+seen = [bits(4)]
+if changes:
+    path.write_bytes(bytes(path.stat().st_size))
+seen += [bits(num_rows) for num_rows in (4, 9, 17)]
+if changes:
+    os.truncate(path, 0)
+seen += [bits(num_rows) for num_rows in (9, 33, 50)]
+print(*seen)
+"""
+
+
+def test_steps_do_not_see_what_becomes_of_the_files(engine: Path, tmp_path: Path) -> None:
+    """With memory-mapped files, new shapes gave other logits, and the truncation killed the process.
+
+    Nor do they see whether the weights that were laid out have left memory.
+    """
+    seen = []
+    for arguments in (["none"], ["changes", str(tmp_path)]):
+        command = [sys.executable, "-c", CHANGING, str(engine), *arguments]
+        done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (done.returncode, done.stderr)
+        seen.append(done.stdout.split())
+    assert seen[0] == seen[1]
+    assert len({*seen[0]}) == 5  # shapes

@@ -1,0 +1,355 @@
+"""Tests of the executor on an engine that detects every mistake with the KV cache."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RecipeError,
+    RequestTimeoutError,
+    ServerBusyError,
+)
+from pipelines.executor.executor import Executor
+from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import Round, speculate
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.params import SamplingParams
+from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, check_blocks, make_executor
+
+NUM_BLOCKS = 64
+
+
+def request(prompt: list[int], max_tokens: int = 12, **fields: Any) -> GenerationRequest:
+    return GenerationRequest("test", np.array(prompt, np.int32), max_tokens, **fields)
+
+
+def run(executors: list[Executor], make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run one coroutine on a step loop, and check that every cache is left consistent."""
+    loop = StepLoop(executors)
+    loop.start()
+    try:
+        return loop.spawn(make()).result(timeout=30)
+    finally:
+        loop.stop()
+        for executor in executors:
+            check_blocks(executor)
+
+
+def alone(req: GenerationRequest) -> list[int]:
+    """Return the target's own answer, from a cold cache."""
+    executor = make_executor(RecordingEngine(NUM_BLOCKS))
+    return run([executor], lambda: executor.complete(req)).token_ids.tolist()
+
+
+async def rounds_of(req: GenerationRequest, draft: Executor, target: Executor, length: int) -> list[Round]:
+    return [
+        part
+        async for part in speculate(
+            req, draft.complete, target.complete, FixedDraftLength(length), stream=target.generate
+        )
+    ]
+
+
+def tokens_of(rounds: list[Round]) -> list[int]:
+    return np.concatenate([part.token_ids for part in rounds]).tolist()
+
+
+@pytest.mark.parametrize("prompt_len", [1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 34, 63, 65])
+def test_a_prompt_of_any_length_is_answered_in_full(prompt_len: int) -> None:
+    prompt = [1 + i % 15 for i in range(prompt_len)]
+    assert len(alone(request(prompt, end_ids=()))) == 12
+
+
+def test_speculation_emits_the_tokens_of_the_target_alone() -> None:
+    for seed, length in [(None, 1), (None, 4), (7, 3), (7, 8)]:
+        sampling = (
+            SamplingParams()
+            if seed is None
+            else SamplingParams(temperature=0.8, seed=seed, top_k=9, top_p=0.9)
+        )
+        req = request([3, 1, 4, 1, 5, 9, 2, 6], 40, sampling=sampling)
+        draft = make_executor(RecordingEngine(NUM_BLOCKS, salt=1, agreement=11, role="draft"))
+        target = make_executor(RecordingEngine(NUM_BLOCKS))
+        rounds = run([draft, target], lambda: rounds_of(req, draft, target, length))
+        assert tokens_of(rounds) == alone(req)
+        num_accepted = sum(part.num_accepted_tokens for part in rounds)
+        assert 0 < num_accepted < sum(part.num_draft_tokens for part in rounds)
+
+
+def test_a_draft_equal_to_the_target_is_accepted_whole() -> None:
+    req = request([3, 1, 4, 1, 5], 16)
+    draft = make_executor(RecordingEngine(NUM_BLOCKS, role="draft"))
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    rounds = run([draft, target], lambda: rounds_of(req, draft, target, 4))
+    assert [(part.num_draft_tokens, part.num_accepted_tokens, len(part.token_ids)) for part in rounds] == [
+        (0, 0, 1),
+        (4, 4, 5),
+        (4, 4, 5),
+        (4, 4, 5),
+    ]
+    assert rounds[-1].finish_reason == "length"
+
+
+def test_a_round_computes_only_what_is_new() -> None:
+    engine = RecordingEngine(NUM_BLOCKS)
+    target = make_executor(engine)
+    draft = make_executor(RecordingEngine(NUM_BLOCKS, role="draft"))
+    run([draft, target], lambda: rounds_of(request([3, 1, 4, 1, 5], 16), draft, target, 4))
+    assert all(count == 1 for position, count in engine.num_computed.items() if position > 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.DataObject) -> None:
+    """They share prefixes, batches, preemption, eviction, cancellation and rejections."""
+    num_blocks = data.draw(st.integers(26, 60), label="blocks")
+    shared = data.draw(st.lists(st.integers(1, 15), max_size=14), label="shared prefix")
+    draw_prompt = st.lists(st.integers(1, 15), min_size=1, max_size=20)
+    prompts = [
+        shared + tail for tail in data.draw(st.lists(draw_prompt, min_size=1, max_size=8), label="prompts")
+    ]
+    lengths = [data.draw(st.integers(0, 6)) for _ in prompts]
+    cancelled = {i for i in range(len(prompts)) if data.draw(st.integers(0, 5)) == 0}
+    requests = [
+        request(
+            prompt, data.draw(st.integers(1, 30)), sampling=SamplingParams(temperature=float(i % 2), seed=i)
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    draft = make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks)
+    target = make_executor(
+        RecordingEngine(num_blocks), num_blocks, max_num_tokens=data.draw(st.integers(8, 32))
+    )
+
+    async def one(index: int) -> list[int]:
+        await asyncio.sleep(0.0005 * (index % 3))
+        if lengths[index] == 0:
+            return (await target.complete(requests[index])).token_ids.tolist()
+        rounds = []
+        async for part in speculate(
+            requests[index], draft.complete, target.complete, FixedDraftLength(lengths[index])
+        ):
+            rounds.append(part)
+            if index in cancelled:
+                return []
+        return tokens_of(rounds)
+
+    async def everyone() -> list[list[int]]:
+        return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+
+    answers = run([draft, target], everyone)
+    for index, answer in enumerate(answers):
+        if index not in cancelled or lengths[index] == 0:
+            assert answer == alone(requests[index])
+    for executor in (draft, target):
+        assert executor.num_free_blocks == executor.num_blocks
+        assert executor.num_running == executor.num_waiting == 0
+
+
+def test_preemption_happens_and_changes_nothing() -> None:
+    engine = RecordingEngine(26)
+    target = make_executor(engine, 26)
+    requests = [request([i + 1, 2, 3], 60) for i in range(3)]  # three times 16 blocks, of which there are 25
+
+    async def everyone() -> list[list[int]]:
+        outputs = await asyncio.gather(*(target.complete(req) for req in requests))
+        return [output.token_ids.tolist() for output in outputs]
+
+    answers = run([target], everyone)
+    assert answers == [alone(req) for req in requests]
+    assert max(engine.num_computed.values()) > 3, "no position was computed again, so nothing was preempted"
+
+
+def test_a_verification_of_a_fresh_prompt_is_answered_too() -> None:
+    prompt, expected = [3, 1, 4, 1], alone(request([3, 1, 4, 1], 4))
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    for drafts in ([*expected[:3]], [expected[0], 15, 15], [15 if expected[0] != 15 else 14]):
+        req = request(prompt, len(drafts) + 1, draft_input_ids=np.array(drafts, np.int32))
+        answer = run([target], lambda req=req: target.complete(req)).token_ids.tolist()
+        num_equal = next((i for i, token in enumerate(drafts) if token != expected[i]), len(drafts))
+        assert answer == expected[: num_equal + 1]
+        target = make_executor(RecordingEngine(NUM_BLOCKS))
+
+
+def test_the_output_ends_before_the_end_token_and_after_a_stop_word() -> None:
+    free = alone(request([5, 6, 7], 30))
+    end_id = free[9]
+    cut = free[: free.index(end_id)]
+    unused = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in free)
+    word = bytes(ord("a") + token - 1 for token in free[4:6])
+    for length in (0, 3):
+        for fields, expected in [({"end_ids": (unused, end_id)}, cut), ({"stop_words": (word,)}, free[:6])]:
+            req = request([5, 6, 7], 30, **fields)
+            draft = make_executor(RecordingEngine(NUM_BLOCKS, role="draft"))
+            target = make_executor(RecordingEngine(NUM_BLOCKS))
+            rounds = run([draft, target], lambda req=req: rounds_of(req, draft, target, length))
+            assert tokens_of(rounds) == expected == alone(req)
+            assert rounds[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (request([]), InvalidRequestError),
+        (request([1], 0), InvalidRequestError),
+        (request([1], -5), InvalidRequestError),
+        (request([1] * 90, 7), PromptTooLongError),
+        (request([1, 99]), InvalidRequestError),
+        (request([1, -1]), InvalidRequestError),
+        (request([1], sampling=SamplingParams(temperature=float("nan"))), InvalidRequestError),
+        (request([1], sampling=SamplingParams(temperature=-1)), InvalidRequestError),
+        (request([1], sampling=SamplingParams(temperature=1, top_p=0)), InvalidRequestError),
+        (request([1], sampling=SamplingParams(temperature=1, top_k=-1)), InvalidRequestError),
+        (request([1], prompt_length=2), InvalidRequestError),
+        (request([1], stop_words=(b"",)), InvalidRequestError),
+        (request([1], 40, draft_input_ids=np.ones(32, np.int32)), InvalidRequestError),
+    ],
+)
+def test_bad_requests_are_refused_and_hold_nothing(
+    bad: GenerationRequest, error: type[DraftproofError]
+) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    with pytest.raises(error) as caught:
+        run([target], lambda: target.complete(bad))
+    assert str(caught.value).count(";") == 3, "an error has four parts"
+    assert target.num_free_blocks == target.num_blocks
+    assert not target.has_work
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS), max_batch_size=1, max_queue_size=2)
+
+    async def flood() -> list[Any]:
+        return await asyncio.gather(
+            *(target.complete(request([1, 2], 5)) for _ in range(5)), return_exceptions=True
+        )
+
+    answers = run([target], flood)
+    assert sum(isinstance(answer, ServerBusyError) for answer in answers) == 2  # one runs, two wait
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 1, 12])
+def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) -> None:
+    engine = RecordingEngine(NUM_BLOCKS)
+    target = make_executor(engine)
+
+    async def fail_in_mid_answer() -> None:
+        stream = target.generate(request([1, 2, 3], 40))
+        for _ in range(num_steps_before):
+            await anext_(stream)
+        engine.fail_next = True
+        async for _ in stream:
+            pass
+
+    async def scenario() -> tuple[Any, list[int]]:
+        failed = await asyncio.gather(fail_in_mid_answer(), return_exceptions=True)
+        return failed[0], (await target.complete(request([1, 2, 3], 40))).token_ids.tolist()
+
+    error, answer = run([target], scenario)
+    assert isinstance(error, EngineFailedError) and "secret" not in str(error)
+    assert answer == alone(request([1, 2, 3], 40))
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_a_passed_deadline_ends_the_request() -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    late = replace(request([1, 2, 3]), deadline_s=time.monotonic() - 1)
+    with pytest.raises(RequestTimeoutError):
+        run([target], lambda: target.complete(late))
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+
+    async def scenario() -> tuple[int, int]:
+        stream = target.generate(request([1, 2, 3], 60))
+        await anext_(stream)
+        before = target.num_free_blocks
+        await stream.aclose()
+        return before, target.num_free_blocks
+
+    before, after = run([target], scenario)
+    assert before < after == target.num_blocks
+
+
+async def anext_(stream: Any) -> Any:
+    return await stream.__anext__()
+
+
+def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    loop = StepLoop([target])
+    loop.start()
+    ended = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(True)
+
+    waiting = loop.spawn(endless())
+    loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=10)
+    loop.stop()
+    assert ended == [True] and waiting.cancelled()
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    asked = request([1, 2, 3])
+    steps = iter([False, False, True])
+
+    def learn_cost(seconds: float, *, is_first: bool) -> None:
+        if next(steps, False):
+            raise ValueError("math domain error")
+
+    monkeypatch.setattr(target, "learn_cost", learn_cost)
+
+    async def scenario() -> tuple[list[Any], Any]:
+        failed = await asyncio.gather(*(target.complete(asked) for _ in range(3)), return_exceptions=True)
+        return failed, await target.complete(asked)
+
+    failed, later = run([target], scenario)
+    assert [type(error) for error in failed] == [EngineFailedError] * 3
+    assert later.token_ids.tolist() == alone(asked)
+    assert target.num_free_blocks == target.num_blocks
+
+
+def test_nobody_waits_for_a_loop_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    monkeypatch.setattr(target, "fail_all", _die)
+    monkeypatch.setattr(target, "step", _die)
+    loop = StepLoop([target])
+    loop.start()
+    with pytest.raises(CancelledError):
+        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=10)
+
+
+def _die() -> None:
+    raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("limits", [{"max_num_tokens": 3}, {"max_seq_len": 512}])
+def test_limits_that_contradict_each_other_are_refused_at_start(limits: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match="contradict"):
+        make_executor(RecordingEngine(NUM_BLOCKS), **limits)

@@ -1,0 +1,119 @@
+"""Tests of the block invariants under random operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pipelines.executor.blocks.block_pool import BlockPool
+from pipelines.executor.blocks.kv_cache import BlockTable, KvCache
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 14
+
+
+@dataclass(eq=False)  # two requests may be equal and still be two
+class Holder:
+    """A request that uses blocks, and what it would find in them."""
+
+    tokens: list[int]
+    num_prompt: int
+    cache: KvCache
+    table: BlockTable
+    num_computed: int = 0
+    finished: bool = field(default=False)
+
+
+class KvCacheMachine(RuleBasedStateMachine):
+    """Starts, grows, commits and releases requests of two caches that share a pool.
+
+    A shadow of the memory checks every reuse, and that no cache takes a block that another one uses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.caches = [KvCache(self.pool, BLOCK_SIZE, self.copy) for _ in range(2)]
+        self.holders: list[Holder] = []
+
+    def copy(self, source: int, destination: int) -> None:
+        for slot in range(BLOCK_SIZE):
+            if (source, slot) in self.memory:
+                self.memory[destination, slot] = self.memory[source, slot]
+
+    def content(self, holder: Holder, position: int) -> tuple[tuple[int, ...], int]:
+        """Return what a position's keys stand for: all tokens up to it, and how many belong to the prompt."""
+        return tuple(holder.tokens[: position + 1]), min(holder.num_prompt, position + 1)
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=2, max_size=18),
+        output=st.lists(st.integers(1, 2), max_size=6),
+        number=st.integers(0, 1),
+    )
+    def start(self, prompt: list[int], output: list[int], number: int) -> None:
+        tokens, cache = prompt + output, self.caches[number]
+        if -(-len(tokens) // BLOCK_SIZE) > cache.num_free_blocks:  # as ``Lane.admit``
+            return
+        table, num_cached = cache.start(np.array(tokens, np.int32), len(prompt))
+        holder = Holder(tokens, len(prompt), cache, table, num_cached)
+        assert num_cached < len(tokens) and len(prompt) - num_cached != 1
+        assert len(table.blocks) == -(-num_cached // BLOCK_SIZE)
+        self.holders.append(holder)
+
+    @rule(data=st.data())
+    def divide(self, data: st.DataObject) -> None:
+        first, second = self.caches
+        first.quota = data.draw(st.integers(first.num_used, self.pool.num_blocks - second.num_used))
+        second.quota = self.pool.num_blocks - first.quota
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        stop = data.draw(st.integers(holder.num_computed, len(holder.tokens)))
+        cache, free_before = holder.cache, holder.cache.num_free_blocks
+        num_missing = -(-stop // BLOCK_SIZE) - len(holder.table.blocks)
+        if not cache.grow(holder.table, stop):
+            assert cache.num_free_blocks == free_before < num_missing
+            return
+        for position in range(holder.num_computed, stop):
+            block = holder.table.blocks[position // BLOCK_SIZE]
+            shared = sum(block in other.table.blocks for other in self.holders)
+            assert shared == 1, "a request writes to a block that another one reads"
+            self.memory[block, position % BLOCK_SIZE] = self.content(holder, position)
+        holder.num_computed = stop
+        cache.commit(holder.table, np.array(holder.tokens, np.int32), stop, holder.num_prompt)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), trusted=st.booleans())
+    def release(self, data: st.DataObject, trusted: bool) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        if trusted:
+            tokens = np.array(holder.tokens, np.int32)
+            holder.cache.release(holder.table, tokens, holder.num_computed, holder.num_prompt)
+        else:
+            holder.cache.discard(holder.table)
+
+    @invariant()
+    def every_block_is_in_one_state_and_holds_what_its_users_computed(self) -> None:
+        held = [cache.check() for cache in self.caches]
+        assert len(self.pool.free) + sum(map(len, held)) == self.pool.num_blocks
+        assert len(set(self.pool.free).union(*held)) == self.pool.num_blocks
+        for holder in self.holders:
+            for position in range(holder.num_computed):
+                place = holder.table.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+                assert self.memory[place] == self.content(holder, position)
+        for cache in self.caches:
+            tables = (holder.table for holder in self.holders if holder.cache is cache)
+            used = {block for table in tables for block in table.blocks}
+            assert cache.num_used == len(used) <= cache.quota
+
+
+KvCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestKvCache = KvCacheMachine.TestCase

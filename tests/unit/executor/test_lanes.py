@@ -1,0 +1,246 @@
+"""Tests of two lanes on one engine: neither reads, delays or starves the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.errors import RecipeError, ServerBusyError
+from pipelines.executor.blocks.kv_cache import KvCache
+from pipelines.executor.executor import Executor
+from pipelines.executor.sequence import Sequence
+from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import speculate
+from pipelines.speculation.request import GenerationRequest, Output
+from tests.support.recording_engine import RecordingEngine, check_blocks, make_executor
+
+LOOP, CONTROL = 0, 1
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+
+
+def request(prompt: list[int], max_tokens: int = 12) -> GenerationRequest:
+    return GenerationRequest("test", np.array(prompt, np.int32), max_tokens)
+
+
+async def tokens(executor: Executor, req: GenerationRequest, lane: int) -> list[int]:
+    return Output.joined([output async for output in executor.generate(req, lane)]).token_ids.tolist()
+
+
+async def speculated(draft: Executor, target: Executor, req: GenerationRequest) -> list[int]:
+    target.has_open_rounds = lambda: True
+    rounds = speculate(req, draft.complete, target.complete, FixedDraftLength(3), stream=target.generate)
+    return [token async for part in rounds for token in part.token_ids.tolist()]
+
+
+def run(executors: list[Executor], work: Coroutine[Any, Any, Any]) -> Any:
+    loop = StepLoop(executors)
+    loop.start()
+    try:
+        return loop.spawn(work).result(timeout=30)
+    finally:
+        loop.stop()
+        for executor in executors:
+            check_blocks(executor)
+
+
+def alone(req: GenerationRequest) -> list[int]:
+    executor = make_executor(RecordingEngine(64))
+    return run([executor], tokens(executor, req, LOOP))
+
+
+def corrupt(engine: RecordingEngine, cache: KvCache) -> None:
+    """Change what a cache believes to hold, as a loop does that writes wrong keys and values."""
+    engine._tokens[sorted(cache.check())] += 1
+
+
+def test_a_lane_reads_no_block_that_the_other_has_written() -> None:
+    engine = RecordingEngine(64)
+    executor = make_executor(engine, num_lanes=2)
+    expected = alone(request(PROMPT))
+
+    async def scenario() -> tuple[list[int], list[int], list[int]]:
+        first = await tokens(executor, request(PROMPT), LOOP)
+        corrupt(engine, executor.lanes[LOOP].cache)
+        control = await tokens(executor, request(PROMPT), CONTROL)
+        return first, control, await tokens(executor, request(PROMPT), LOOP)
+
+    first, control, again = run([executor], scenario())
+    assert first == control == expected
+    assert again != expected, "the loop's own blocks were wrong, and it did read them"
+
+
+def test_with_one_tree_the_control_would_agree_with_a_loop_that_writes_wrong_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The negative control of the test above."""
+    engine = RecordingEngine(64)
+    executor = make_executor(engine, num_lanes=2)
+    executor.lanes = (executor.lanes[LOOP],) * 2
+    monkeypatch.setattr("pipelines.executor.executor.divide_blocks", lambda *lanes, is_first_open: None)
+
+    async def scenario() -> list[int]:
+        await tokens(executor, request(PROMPT), LOOP)
+        corrupt(engine, executor.lanes[LOOP].cache)
+        return await tokens(executor, request(PROMPT), CONTROL)
+
+    loop = StepLoop([executor])
+    loop.start()
+    assert loop.spawn(scenario()).result(timeout=30) != alone(request(PROMPT))
+    loop.stop()
+
+
+def test_the_control_shows_a_loop_that_accepts_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
+    target = make_executor(RecordingEngine(64), num_lanes=2)
+
+    async def both() -> tuple[list[int], list[int]]:
+        req = request(PROMPT, 40)
+        return await asyncio.gather(speculated(draft, target, req), tokens(target, req, CONTROL))
+
+    loop, control = run([draft, target], both())
+    assert loop == control == alone(request(PROMPT, 40))
+    choose = Sequence._choose
+
+    def accepts_all(self: Sequence, logits: Any, num_accepted: int, draft_id: int | None) -> int:
+        token_id = choose(self, logits, num_accepted, draft_id)
+        return token_id if draft_id is None else draft_id
+
+    monkeypatch.setattr(Sequence, "_choose", accepts_all)
+    loop, control = run([draft, target], both())
+    assert loop != control == alone(request(PROMPT, 40))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.lists(st.integers(1, 3), min_size=1, max_size=30),
+            st.integers(1, 30),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    num_blocks=st.integers(33, 64),
+)
+def test_answers_do_not_depend_on_the_other_lane(
+    wanted: list[tuple[int, list[int], int]], num_blocks: int
+) -> None:
+    draft = make_executor(RecordingEngine(64, salt=1, agreement=12, role="draft"))
+    target = make_executor(RecordingEngine(num_blocks), num_blocks, num_lanes=2, max_seq_len=64)
+
+    async def ask(lane: int, req: GenerationRequest) -> list[int]:
+        return await (tokens(target, req, CONTROL) if lane else speculated(draft, target, req))
+
+    async def all_answers() -> list[list[int]]:
+        return await asyncio.gather(*(ask(lane, request(*each)) for lane, *each in wanted))
+
+    assert run([draft, target], all_answers()) == [alone(request(*each)) for _, *each in wanted]
+
+
+@pytest.mark.parametrize(("many", "one"), [(LOOP, CONTROL), (CONTROL, LOOP)])
+@pytest.mark.parametrize("limits", [{}, {"max_num_tokens": 8, "num_blocks": 400}, {"num_blocks": 49}])
+def test_a_full_lane_does_not_keep_the_other_from_answering(
+    many: int, one: int, limits: dict[str, int]
+) -> None:
+    """Eight long requests have places, rows and blocks, and a queue waits."""
+    executor = make_executor(RecordingEngine(400), num_lanes=2, **limits)
+    executor.has_open_rounds = lambda: True
+    ended: list[int] = []
+
+    async def ask(lane: int, req: GenerationRequest) -> None:
+        await tokens(executor, req, lane)
+        ended.append(lane)
+
+    async def scenario() -> None:
+        prompts = [[1 + number % 15, 2, 3, 4] for number in range(24)]
+        crowd = [asyncio.ensure_future(ask(many, request(each, 90))) for each in prompts]
+        while len(executor.lanes[many].running) < 2:
+            await asyncio.sleep(0)
+        await ask(one, request([5] * 20, 10))
+        await asyncio.gather(*crowd)
+
+    run([executor], scenario())
+    assert ended.index(one) < 2, "at most one of those that were ahead ended sooner"
+
+
+def test_each_lane_has_a_queue_of_its_own() -> None:
+    executor = make_executor(RecordingEngine(64), num_lanes=2, max_batch_size=1, max_queue_size=0)
+
+    async def scenario() -> None:
+        first = asyncio.ensure_future(tokens(executor, request(PROMPT, 60), LOOP))
+        while not executor.lanes[LOOP].has_work:
+            await asyncio.sleep(0)
+        with pytest.raises(ServerBusyError):
+            await tokens(executor, request(PROMPT), LOOP)
+        assert await tokens(executor, request(PROMPT), CONTROL) == alone(request(PROMPT))
+        await first
+
+    run([executor], scenario())
+
+
+def test_the_loop_keeps_the_blocks_that_the_control_may_need_later() -> None:
+    """Four of the loop hold 32 of 48 blocks; the control needs 2 now, and 24 if it writes so much."""
+    executor = make_executor(RecordingEngine(49), 49, num_lanes=2)
+    executor.has_open_rounds = lambda: True
+
+    async def scenario() -> int:
+        crowd = [
+            asyncio.ensure_future(tokens(executor, request([each] * 24, 6), LOOP)) for each in (1, 2, 3, 4)
+        ]
+        control = asyncio.ensure_future(tokens(executor, request([5] * 4, 92), CONTROL))
+        most = 0
+        while not all(each.done() for each in crowd):
+            await asyncio.sleep(0)
+            if executor.num_steps:
+                most = max(most, len(executor.lanes[LOOP].waiting))
+        await control
+        return most
+
+    assert run([executor], scenario()) == 0, "none was preempted or kept waiting"
+
+
+@pytest.mark.parametrize(("is_open", "share"), [(True, 0.5), (False, 1.0)])
+def test_the_control_has_all_blocks_while_the_loop_has_no_request(is_open: bool, share: float) -> None:
+    executor = make_executor(RecordingEngine(49), 49, num_lanes=2)
+    executor.has_open_rounds = lambda: is_open
+    most = 0
+
+    async def scenario() -> None:
+        nonlocal most
+        prompts = [[1 + number, 2, 3, 4] for number in range(8)]
+        crowd = [asyncio.ensure_future(tokens(executor, request(each, 90), CONTROL)) for each in prompts]
+        while not all(each.done() for each in crowd):
+            most = max(most, executor.lanes[CONTROL].cache.num_used)
+            await asyncio.sleep(0)
+
+    run([executor], scenario())
+    assert share * 48 - 2 <= most <= share * 48
+
+
+def test_blocks_must_hold_a_request_of_full_length_in_each_lane() -> None:
+    make_executor(RecordingEngine(49), 49, num_lanes=2, max_seq_len=96)
+    with pytest.raises(RecipeError, match="num_kv_blocks > 48"):
+        make_executor(RecordingEngine(48), 48, num_lanes=2, max_seq_len=96)
+
+
+def test_cpu_time_is_divided_by_the_tokens_of_each_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout compares the CPU time of loops, beside which one process answers more for the control."""
+    executor = make_executor(RecordingEngine(64), num_lanes=2)
+    now_s = iter(range(10_000))
+    monkeypatch.setattr("pipelines.executor.executor.time.process_time", lambda: float(next(now_s)))
+
+    async def both() -> None:
+        await asyncio.gather(*(tokens(executor, request([5] * 9, 20), lane) for lane in (LOOP, CONTROL)))
+
+    run([executor], both())
+    loop_s, control_s = (lane.cpu_s for lane in executor.lanes)
+    assert loop_s + control_s == pytest.approx(executor.num_steps)
+    assert min(loop_s, control_s) > 0.25 * executor.num_steps

@@ -1,0 +1,73 @@
+"""Tests of the row rule with more threads than rows, where OpenVINO takes another attention kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.compiler import needs_compiler
+from tests.support.pretended_processors import pretend_processors
+from tests.support.tiny_engines import ROOT, build_tiny_pair
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def eight_processors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    return pretend_processors(tmp_path_factory.mktemp("processors"), 8)
+
+
+def build(folder: Path, form: str) -> Path:
+    quantization, kv_cache_dtype, attention = form.split(", ")
+    _, target = build_tiny_pair(
+        folder, quantization=quantization, kv_cache_dtype=kv_cache_dtype, attention=attention
+    )
+    return target
+
+
+@pytest.fixture(scope="module", params=["none, float32, openvino", "int8, int8, openvino"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("engine"), request.param)
+
+
+@pytest.fixture(scope="module", params=["none, float32, draftproof", "int8, int8, draftproof"])
+def own_attention(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("engine"), request.param)
+
+
+def numbers_that_differ(directory: Path, processors: Mapping[str, str], *arguments: str) -> str:
+    module = "tests.unit.executor.rows_and_threads"
+    command = [sys.executable, "-m", module, str(directory), *arguments]
+    environment = {**os.environ, **processors}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("num_threads", ["3", "4", "8"])
+def test_rows_have_the_same_bits_with_more_threads_than_rows(
+    directory: Path, eight_processors: Mapping[str, str], num_threads: str
+) -> None:
+    assert numbers_that_differ(directory, eight_processors, num_threads) == "[]"
+
+
+def test_control_without_further_sequences_few_rows_have_other_bits(
+    directory: Path, eight_processors: Mapping[str, str]
+) -> None:
+    found = numbers_that_differ(directory, eight_processors, "4", "bare")
+    assert found == "[(1, 2), (1, 3), (2, 2), (2, 3)]"
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_threads", ["3", "4", "8"])
+@pytest.mark.parametrize("arguments", [(), ("bare",)], ids=["with further sequences", "without"])
+def test_with_our_own_attention_rows_need_no_further_sequences(
+    own_attention: Path, eight_processors: Mapping[str, str], num_threads: str, arguments: tuple[str, ...]
+) -> None:
+    assert numbers_that_differ(own_attention, eight_processors, num_threads, *arguments) == "[]"

@@ -1,0 +1,210 @@
+"""Tests of the row rule on a real engine, bit for bit: docs/decisions/0002-rows.md.
+
+A generated position that is computed as a one-token row has exactly the logits of plain decoding, whatever
+else the step computes. Controls show that the two forms that the rule avoids do differ, so the comparison can
+fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.manifest import EngineFiles
+from tests.support.checkpoints import QUANTIZERS, build_checkpoint_engine
+from tests.support.compiler import needs_compiler
+from tests.support.tiny_engines import build_tiny_pair
+
+NUM_BLOCKS = 200
+BLOCKS_EACH = 8
+PROMPT_LEN = 70
+OUTPUT_LEN = 90
+
+CACHES = ("int8, float32", "int8, float16", "int8, int8", "none, int8")
+OWN_ATTENTION = tuple(
+    pytest.param(f"{form}, draftproof", marks=needs_compiler) for form in (*CACHES, "none, float32")
+)
+LONE_ROW_DIFFERS = ("INT8 head", "few inputs")
+Logits = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=["float32", "float16", "int8"])
+def int8_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = tmp_path_factory.mktemp("row_rule")
+    _, target = build_tiny_pair(directory, hidden_size=256, kv_cache_dtype=request.param)
+    return Engine(EngineFiles(target), NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module", params=[*CACHES, *OWN_ATTENTION, *LONE_ROW_DIFFERS, *QUANTIZERS])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Build engines of weights rounded here, of a rounded head alone, and of each form of a checkpoint."""
+    directory = tmp_path_factory.mktemp("row_rule")
+    form, *settings = request.param.split(", ")
+    if settings:
+        keys = dict(zip(("kv_cache_dtype", "attention"), settings, strict=False))
+        _, target = build_tiny_pair(directory, quantization=form, hidden_size=256, **keys)
+    elif form == "few inputs":
+        _, target = build_tiny_pair(directory, hidden_size=64)
+    elif form == "INT8 head":  # whose inputs are not rounded, unlike those of int8
+        target = build_checkpoint_engine(directory, None, lm_head="int8", hidden_size=256)
+    else:
+        target = build_checkpoint_engine(directory, form, hidden_size=256)
+    return Engine(EngineFiles(target), NUM_BLOCKS)
+
+
+class Steps:
+    """Computes steps for numbered sequences, each with blocks of its own."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.engine = engine
+        self.rng = np.random.default_rng(seed)
+
+    def tokens(self, count: int) -> npt.NDArray[np.int32]:
+        return self.rng.integers(1, self.engine.config.vocab_size, count).astype(np.int32)
+
+    def piece(
+        self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int
+    ) -> Chunk:
+        blocks = tuple(range(1 + sequence * BLOCKS_EACH, 1 + (sequence + 1) * BLOCKS_EACH))
+        return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
+
+    def run(self, *pieces: Chunk, num_tokens: int = 0) -> Logits:
+        return self.engine.step(pack(pieces, self.engine.config.kv_block_size, num_tokens)).copy()
+
+
+def plain_decoding(
+    steps: Steps, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]
+) -> list[Logits]:
+    logits = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
+    for index in range(len(output)):
+        logits.append(steps.run(steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1))[0])
+    return logits
+
+
+@pytest.mark.parametrize("with_rows", [False, True])
+@pytest.mark.parametrize("with_chunks", [False, True])
+def test_verification_rows_equal_plain_decoding_to_the_bit(
+    engine: Engine, with_rows: bool, with_chunks: bool
+) -> None:
+    steps = Steps(engine, seed=17)
+    rng = np.random.default_rng(3)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)
+    for mate in range(1, 6):
+        steps.run(steps.piece(mate, steps.tokens(40 + mate), 0, False, 0))
+    done = 0
+    while done < OUTPUT_LEN:
+        accepted = output[done : done + int(rng.integers(1, 8))]
+        rejected = steps.tokens(int(rng.integers(0, 4)))
+        tokens = np.concatenate((accepted, rejected))
+        mates = []
+        if with_rows:
+            mates += [
+                steps.piece(mate, steps.tokens(int(rng.integers(1, 6))), 40 + mate, True, 0)
+                for mate in range(1, int(rng.integers(2, 7)))
+            ]
+        if with_chunks:
+            mates.append(steps.piece(7, steps.tokens(int(rng.integers(2, 150))), 0, False, 0))
+        split = int(rng.integers(0, len(mates) + 1))
+        piece = steps.piece(0, tokens, PROMPT_LEN + done, True, len(tokens))
+        logits = steps.run(*mates[:split], piece, *mates[split:])
+        for offset in range(len(accepted)):
+            assert np.array_equal(logits[offset], expected[done + offset + 1]), f"position {done + offset}"
+        done += len(accepted)
+
+
+def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
+    steps = Steps(engine, seed=5)
+    prompt = steps.tokens(PROMPT_LEN)
+    expected = steps.run(steps.piece(0, prompt, 0, False, 1))
+    for cut in (2, 31, 32, 33, 68):
+        mates = [steps.piece(mate, steps.tokens(3), 0, True, 0) for mate in range(1, 4)]
+        steps.run(*mates, steps.piece(0, prompt[:cut], 0, False, 0))
+        logits = steps.run(steps.piece(0, prompt[cut:], cut, False, 1), *mates)
+        assert np.array_equal(logits, expected), f"cut at {cut}"
+
+
+@pytest.mark.parametrize("num_dummies", [1, 2, 3, 6, 60])
+def test_dummy_rows_beside_a_prompt_change_no_bit(engine: Engine, num_dummies: int) -> None:
+    steps = Steps(engine, seed=11)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(8)
+    expected = plain_decoding(steps, prompt, output)
+    for cut in (2, 33):
+        steps.run(steps.piece(1, prompt[:cut], 0, False, 0), num_tokens=cut + num_dummies)
+        rest = steps.piece(1, prompt[cut:], cut, False, 1)
+        found = [steps.run(rest, num_tokens=PROMPT_LEN - cut + num_dummies)[0]]
+        found.extend(steps.run(steps.piece(1, output, PROMPT_LEN, True, 8), num_tokens=8 + num_dummies))
+        assert np.array_equal(np.stack(found), np.stack(expected)), f"cut at {cut}"
+
+
+def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) -> None:
+    steps = Steps(int8_engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)[1:]
+    logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
+    assert not np.array_equal(logits, np.stack(expected))
+
+
+@needs_compiler
+def test_output_computed_as_a_chunk_has_the_same_bits_with_our_own_attention(tmp_path: Path) -> None:
+    _, target = build_tiny_pair(tmp_path, hidden_size=256, attention="draftproof")
+    steps = Steps(Engine(EngineFiles(target), NUM_BLOCKS), seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)[1:]
+    logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
+    assert np.array_equal(logits, np.stack(expected))
+
+
+def test_control_keys_with_a_scale_for_a_block_have_other_bits(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The plugin's default for 8 bits: a rejected draft token changes the scale of the tokens before it."""
+    _, target = build_tiny_pair(tmp_path_factory.mktemp("row_rule"), hidden_size=256, kv_cache_dtype="int8")
+    files = EngineFiles(target)
+    config = EngineConfig.read(files)
+    by_channel = {**config.compile_properties, "KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}
+    engine = Engine(files, NUM_BLOCKS, dataclasses.replace(config, compile_properties=by_channel))
+    steps = Steps(engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)
+    again = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
+    for index in range(OUTPUT_LEN):
+        drafted = np.concatenate((output[index : index + 1], steps.tokens(3)))  # the last three are rejected
+        again.append(steps.run(steps.piece(0, drafted, PROMPT_LEN + index, True, 4))[0])
+    assert not np.array_equal(np.stack(again), np.stack(expected))
+
+
+def test_control_steps_of_one_token_have_other_bits(
+    int8_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here because of the attention, which ``with_sequences`` avoids; in larger networks also of products."""
+    monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
+    steps = Steps(int8_engine, seed=17)
+    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
+    expected = plain_decoding(steps, prompt, output)[1:]
+    bare = []
+    for index in range(OUTPUT_LEN):
+        piece = steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1)
+        inputs = _without_dummy_row(pack([piece], int8_engine.config.kv_block_size))
+        bare.append(int8_engine.step(inputs)[0].copy())
+    assert not np.array_equal(np.stack(bare), np.stack(expected))
+
+
+def _without_dummy_row(inputs: StepInputs) -> StepInputs:
+    num_blocks = int(inputs.block_indices_begins[1])
+    return StepInputs(
+        input_ids=inputs.input_ids[:1],
+        position_ids=inputs.position_ids[:1],
+        past_lens=inputs.past_lens[:1],
+        subsequence_begins=inputs.subsequence_begins[:2],
+        block_indices=inputs.block_indices[:num_blocks],
+        block_indices_begins=inputs.block_indices_begins[:2],
+        max_context_len=inputs.max_context_len,
+        logits_rows=inputs.logits_rows,
+    )

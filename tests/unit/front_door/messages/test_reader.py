@@ -1,0 +1,168 @@
+"""Tests of reading messages: the same parts however the text is divided, and whole."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.front_door.messages.document import MessageDocument
+from pipelines.front_door.messages.grammar import Thinking
+from pipelines.front_door.messages.parts import Part
+from pipelines.front_door.messages.reader import MessageReader, new_call_id
+from pipelines.front_door.messages.style import CALL_STYLES, HERMES, LLAMA_3, MISTRAL_NAMES, CallStyle
+from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, TWO_CALLS
+
+NAMED = {style.name: style for style in CALL_STYLES}
+TEXTS = st.text('ab<>{}[]"\\ \n', max_size=12) | st.sampled_from(
+    [
+        "<tool_cal",
+        "</thi",
+        "<think>",
+        "</think>",
+        "[TOOL",
+        '{"name": "',
+        '{"nam',
+        "<tool_call>",
+        "[ARGS]",
+        "S\u00e3o",
+    ]
+)
+
+
+def message_of(
+    pieces: list[str], thinking: Thinking, style: CallStyle | None, *, is_structured: bool = False
+) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """Return the message that pieces of text give, and its deltas."""
+    numbers = iter(range(100))
+    reader = MessageReader(
+        thinking, style, is_structured=is_structured, new_id=lambda _: f"call_{next(numbers)}"
+    )
+    document = MessageDocument()
+    parts: list[Part] = [part for piece in pieces for part in reader.read(piece)]
+    deltas = [document.add(part) for part in [*parts, *reader.end()]]
+    return document.document, deltas
+
+
+def joined(deltas: list[dict[str, object]]) -> dict[str, object]:
+    """Return the message of deltas, as clients join them."""
+    message: dict[str, object] = {}
+    calls: list[dict[str, dict[str, str]]] = []
+    for delta in deltas:
+        for name in ("content", "reasoning", "reasoning_content"):
+            if name in delta:
+                message[name] = f"{message.get(name, '')}{delta[name]}"
+        for call in delta.get("tool_calls", []):  # type: ignore[attr-defined]
+            index = call.pop("index")
+            if index == len(calls):
+                calls.append(call)
+            else:
+                calls[index]["function"]["arguments"] += call["function"]["arguments"]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    texts=st.lists(TEXTS, max_size=6),
+    style=st.sampled_from([None, *CALL_STYLES]),
+    thinking=st.sampled_from(Thinking),
+    is_structured=st.booleans(),
+    cuts=st.data(),
+    has_call=st.booleans(),
+)
+def test_any_division_of_a_text_gives_the_same_message(
+    texts: list[str],
+    style: CallStyle | None,
+    thinking: Thinking,
+    is_structured: bool,
+    cuts: st.DataObject,
+    has_call: bool,
+) -> None:
+    if style is not None and has_call:
+        texts.insert(cuts.draw(st.integers(0, len(texts))), CALLS[style] % ("f", ARGUMENTS))
+    text = "".join(texts)
+    places = sorted(cuts.draw(st.sets(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[begin:end] for begin, end in pairwise([0, *places, len(text)])]
+    whole, _ = message_of([text], thinking, style, is_structured=is_structured)
+    found, deltas = message_of(pieces, thinking, style, is_structured=is_structured)
+    assert found == whole
+    told = {name: value for name, value in whole.items() if name != "role" and value}
+    assert joined(deltas) == told
+    if style is None and thinking is Thinking.NONE:
+        assert whole["content"] == text
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_are_read(name: str, size: int) -> None:
+    style = NAMED[name]
+    text = CALLS[style] % ("f.g-h", ARGUMENTS)
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    message, _ = message_of(pieces, Thinking.NONE, style)
+    function = {"name": "f.g-h", "arguments": ARGUMENTS}
+    call = {"id": "call_0", "type": "function", "function": function}
+    assert message == {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("name", [style.name for style in TWO_CALLS])
+def test_several_calls_are_read(name: str) -> None:
+    style = NAMED[name]
+    text = "First:\n" + TWO_CALLS[style] % ("f", ARGUMENTS, "g", "{}")
+    message, _ = message_of(list(text), Thinking.NONE, style)
+    calls = message["tool_calls"]
+    assert isinstance(calls, list) and message["content"] == "First:"
+    assert [call["function"] for call in calls] == [
+        {"name": "f", "arguments": ARGUMENTS},
+        {"name": "g", "arguments": "{}"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "thoughts", "content"),
+    [
+        ("<think>\na b\n</think>\n\nc \n", Thinking.POSSIBLE, "a b", "c \n"),
+        ("a</think>b", Thinking.BEGUN, "a", "b"),
+        ("a </thin", Thinking.BEGUN, "a </thin", ""),
+        ("a</think>", Thinking.NONE, None, "a</think>"),
+        (" <thin", Thinking.POSSIBLE, None, " <thin"),
+        (" hi", Thinking.POSSIBLE, None, " hi"),
+        ("<think></think>c", Thinking.POSSIBLE, None, "c"),
+        ("<think>a <tool_call> b</think>c", Thinking.POSSIBLE, "a <tool_call> b", "c"),
+    ],
+)
+def test_thoughts_are_told_from_the_answer(
+    text: str, thinking: Thinking, thoughts: str | None, content: str
+) -> None:
+    for style in (HERMES, None):
+        message, _ = message_of(list(text), thinking, style)
+        assert message.get("reasoning_content") == message.get("reasoning") == thoughts
+        assert (message["content"] or "") == content
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "content", "num_calls"),
+    [
+        (HERMES, "So <tool_call>\n{", "So", 0),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a"', None, 1),
+        (LLAMA_3, '{"name": "f', "", 0),
+        (LLAMA_3, '{"nam', '{"nam', 0),
+        (LLAMA_3, 'a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}', 0),
+        (LLAMA_3, '<|python_tag|>{"name": "f", "parameters": {}}', None, 1),
+        (MISTRAL_NAMES, "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", None, 1),
+    ],
+)
+def test_answers_that_are_cut_off_or_odd(
+    style: CallStyle, text: str, content: str | None, num_calls: int
+) -> None:
+    message, _ = message_of(list(text), Thinking.NONE, style)
+    calls = message.get("tool_calls", [])
+    assert isinstance(calls, list)
+    assert (message["content"], len(calls)) == (content, num_calls)
+
+
+def test_ids_are_what_templates_accept() -> None:
+    mistral, other = new_call_id(MISTRAL_NAMES), new_call_id(HERMES)
+    assert len(mistral) == 9 and mistral.isalnum()
+    assert other.startswith("call_") and other != new_call_id(HERMES)

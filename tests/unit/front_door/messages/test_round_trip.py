@@ -1,0 +1,163 @@
+"""Tests of answers that come back as history: rendered as the model wrote them, and as transformers does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.families.chat_templates import CHATML
+from pipelines.client.request import CompletionRequest
+from pipelines.errors import ChatTemplateError
+from pipelines.front_door.chat_renderers import ChatRenderers
+from pipelines.front_door.messages.document import MessageDocument
+from pipelines.front_door.messages.grammar import Thinking
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.style import MISTRAL_NAMES
+from pipelines.front_door.messages.tools import tools_for_template
+from pipelines.front_door.requests.conversation import Conversation, chat_prompt
+from pipelines.front_door.served_model import ServedModel
+from pipelines.text.chat_template import ChatTemplate
+from tests.support.tool_templates import LLAMA_3_1, MISTRAL_3, MISTRAL_11
+from tests.unit.front_door.messages.cases import CALLS, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+TEMPLATES = {
+    "hermes": CHATML,
+    "llama3_json": LLAMA_3_1,
+    "mistral_list": MISTRAL_3,
+    "mistral_names": MISTRAL_11,
+}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" <b> & \'Paulo\' \\\\ \u2603", "days": 2}'
+
+
+Served = Callable[[str], ServedModel]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """Return a function that makes a model with a chat template."""
+    with contextlib.ExitStack() as stack:
+
+        def make(source: str) -> ServedModel:
+            chat = ChatRenderers(ChatTemplate({"default": source}, SPECIAL_TOKENS, SPECIAL))
+            stack.callback(chat.close)
+            return ServedModel(
+                name="m",
+                fingerprint="f",
+                engine=Path(),
+                max_seq_len=8192,
+                max_requests=8,
+                created_s=0,
+                tokenizer=TOKENIZER,
+                defaults=CompletionRequest(),
+                chat=chat,
+            )
+
+        yield make
+
+
+def render(model: ServedModel, conversation: Conversation) -> tuple[str, Thinking]:
+    prompt = asyncio.run(chat_prompt(model, conversation))
+    return TOKENIZER.vocabulary.join_with_special(prompt.ids, 10**6).decode(), prompt.thinking
+
+
+def by_transformers(source: str, messages: list[Any], **options: Any) -> str:
+    """Return transformers' rendering of messages of OpenAI's API, whose arguments it takes as objects."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=TOKENIZER._plain, chat_template=source, **SPECIAL_TOKENS
+    )
+    messages = copy.deepcopy(messages)
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        for name in [name for name, value in message.items() if value is None and name != "content"]:
+            del message[name]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
+    name: str, num_calls: int, served: Served
+) -> None:
+    model = served(TEMPLATES[name])
+    style = model.style(with_tools=True)
+    assert style.calls is not None and style.calls.name == name
+    if num_calls == 2 and style.calls not in TWO_CALLS:
+        return
+    forms = {1: CALLS, 2: TWO_CALLS}[num_calls]
+    text = forms[style.calls] % ("get_weather", ARGUMENTS, "clock.now", "{}")[: 2 * num_calls]
+    reader, document = MessageReader(Thinking.NONE, style.calls), MessageDocument()
+    for part in [*reader.read(text), *reader.end()]:
+        document.add(part)
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "31 \u00b0C"}
+        for call in document.document["tool_calls"]
+    ]
+    messages = [{"role": "user", "content": "hot?"}, document.document, *results]
+    conversation = Conversation(tuple(messages), TOOLS)
+    found, _ = render(model, conversation)
+    options = {"tools": tools_for_template(TOOLS), "add_generation_prompt": True}
+    assert found == by_transformers(TEMPLATES[name], messages, **options)
+    if style.calls is MISTRAL_NAMES:  # its template adds the ids that the model left out
+        for call in document.document["tool_calls"]:
+            assert f"{call['function']['name']}[CALL_ID]{call['id']}[ARGS]" in found
+            found = found.replace(f"[CALL_ID]{call['id']}", "")
+    assert text.replace("[TOOL_CALLS][", "[TOOL_CALLS] [") in found
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, Thinking.POSSIBLE),
+        ({"enable_thinking": True}, Thinking.POSSIBLE),
+        ({"enable_thinking": False}, Thinking.NONE),
+    ],
+)
+def test_the_prompt_says_whether_thoughts_follow(variables: Any, expected: Thinking, served: Served) -> None:
+    model = served(CHATML)
+    user = {"role": "user", "content": "<think>"}
+    assert render(model, Conversation((user,), variables=variables))[1] is expected
+    for content, thinking in (
+        ("<think>a", Thinking.BEGUN),
+        ("<think>a</think>b", Thinking.NONE),
+        ("b", Thinking.NONE),
+    ):
+        last = {"role": "assistant", "content": content}
+        found = render(model, Conversation((user, last), continue_final_message=True))
+        assert found[1] is thinking and found[0].endswith(content)
+
+
+def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
+    model = served(CHATML)
+    messages: list[Any] = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "reasoning": "e", "refusal": None, "function_call": None},
+    ]
+    found, _ = render(model, Conversation(tuple(messages), add_generation_prompt=False))
+    assert found == (
+        "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\ne\n</think>\n\nd<|im_end|>\n"
+    )
+
+
+def test_what_a_template_refuses_is_refused(served: Served) -> None:
+    model = served(MISTRAL_3)
+    call = {"id": "short", "type": "function", "function": {"name": "clock.now", "arguments": "{}"}}
+    messages = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    )
+    with pytest.raises(ChatTemplateError, match="length 9"):
+        render(model, Conversation(messages, TOOLS))

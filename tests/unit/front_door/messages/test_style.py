@@ -1,0 +1,37 @@
+"""Tests of recognising how models write calls and thoughts, from templates after the published ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.families.chat_templates import CHATML, LLAMA_3, MISTRAL, PHI
+from pipelines.front_door.messages.style import MessageStyle
+
+MISTRAL_V3 = MISTRAL + "{{ '[TOOL_CALLS] [' }}{% for call in tool_calls %}{{ call | tojson }}{% endfor %}"
+MISTRAL_V11 = MISTRAL + "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}"
+QWEN_CODER = CHATML + "{{ '<function=' + name + '>' }}"
+GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "can_think"),
+    [
+        (CHATML, "hermes", True),
+        (LLAMA_3, "llama3_json", False),
+        (MISTRAL_V3, "mistral_list", False),
+        (MISTRAL_V11, "mistral_names", False),
+        (MISTRAL, None, False),
+        (PHI, None, False),
+        (QWEN_CODER, None, True),
+        (GLM, None, False),
+    ],
+)
+def test_styles_are_recognised(source: str, name: str | None, can_think: bool) -> None:
+    style = MessageStyle.of(source, {"[TOOL_CALLS]": 5, "</s>": 2, "</tool_call>": 7})
+    assert (style.calls.name if style.calls else None, style.can_think) == (name, can_think)
+    known = {
+        "mistral_list": {"[TOOL_CALLS]": 5},
+        "mistral_names": {"[TOOL_CALLS]": 5},
+        "hermes": {"</tool_call>": 7},
+    }
+    assert style.special == known.get(name or "", {})

@@ -1,0 +1,87 @@
+"""Tests of what ``tool_choice`` means in chat and in responses, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
+from pipelines.front_door.messages.style import HERMES
+from pipelines.front_door.messages.tools import Calling, Function, calling_of
+from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, CLOCK, TOOLS, WEATHER, message_style
+from tests.unit.front_door.messages.test_message_grammar import follows
+
+THIRD = Function(name="third")
+FUNCTIONS = (*TOOLS, THIRD)
+
+
+def nested(*names: str) -> list[Any]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+def flat(*names: str) -> list[Any]:
+    return [{"type": "function", "name": name} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, Calling(FUNCTIONS, "auto")),
+        ("none", Calling(FUNCTIONS, "none")),
+        ("required", Calling(FUNCTIONS, "required")),
+        (nested(CLOCK.name)[0], Calling((CLOCK,), "required", is_parallel=False)),
+        (flat(CLOCK.name)[0], Calling((CLOCK,), "required", is_parallel=False)),
+    ],
+)
+def test_a_choice_is_one_of_all_functions_or_names_one(choice: Any, expected: Calling) -> None:
+    assert calling_of(FUNCTIONS, choice, None) == expected
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_some_of_the_functions_are_allowed(mode: Any, is_parallel: bool) -> None:
+    allowed = {"mode": mode, "tools": nested("third", WEATHER.name)}
+    expected = Calling((WEATHER, THIRD), mode, is_parallel)
+    of_chat = {"type": "allowed_tools", "allowed_tools": allowed}
+    of_responses = {"type": "allowed_tools", "mode": mode, "tools": flat("third", WEATHER.name)}
+    for choice in (of_chat, of_responses):
+        assert calling_of(FUNCTIONS, choice, is_parallel) == expected
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_grammar_allows_no_call_of_another_function(mode: Any) -> None:
+    choice = {"type": "allowed_tools", "mode": mode, "tools": flat(WEATHER.name)}
+    guide = guide_of_answer(message_style(HERMES), Thinking.NONE, calling_of(TOOLS, choice, None), None)
+    assert follows(guide, CALLS[HERMES] % (WEATHER.name, ARGUMENTS)) == "whole"
+    assert follows(guide, CALLS[HERMES] % (CLOCK.name, "{}")) == ""
+    assert follows(guide, "It is noon.") == ("whole" if mode == "auto" else "")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "maybe",
+        {"type": "function"},
+        {"type": "function", "function": {"name": "fourth"}},
+        {"type": "custom", "name": "third"},
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": None},
+        {"type": "allowed_tools", "mode": "none", "tools": flat("third")},
+        {"type": "allowed_tools", "mode": "auto", "tools": []},
+        {"type": "allowed_tools", "mode": "auto", "tools": flat("third", "fourth")},
+        {"type": "allowed_tools", "mode": "auto", "tools": ["third"]},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": {"name": "third"}}},
+    ],
+)
+def test_a_choice_that_means_none_of_the_functions_is_refused(choice: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="the tool choice is none of the tools") as refused:
+        calling_of(FUNCTIONS, choice, None)
+    assert str(refused.value).count("; ") >= 3
+
+
+def test_a_choice_without_tools_is_refused() -> None:
+    choice: Any = {"type": "allowed_tools", "mode": "auto", "tools": flat("third")}
+    with pytest.raises(InvalidRequestError, match="the tool choice is none of the tools"):
+        calling_of((), choice, None)

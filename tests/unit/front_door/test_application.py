@@ -1,0 +1,137 @@
+"""Tests of the rules for all requests: those of clients that have left or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from aiohttp import ClientSession, web
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.front_door.access.key_file import add_key
+from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.observing.exchange import Exchange
+
+_WITHIN_S = 60.0
+BODY = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
+LARGE = "x" * (16 << 20)  # more than the operating system keeps for a connection
+
+
+class Model(SimpleNamespace):
+    """A model that knows what the front door asks for a prompt of token ids."""
+
+    name, fingerprint = "demo", "0"
+    defaults = CompletionRequest(temperature=1.0)
+    tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(size=10))
+
+    def check_length(self, num_tokens: int, name: str) -> None:
+        pass
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+class Router:
+    """Answers with a large text, and counts what it is asked."""
+
+    max_requests = 8
+    num_asked = 0
+
+    async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
+        self.num_asked += len(requests)
+        return [Chunk(LARGE, (1, 2), (False, False), "length", 0.0, 1, None) for _ in requests]
+
+
+async def unused(request: web.Request) -> web.StreamResponse:
+    raise NotImplementedError
+
+
+class Running:
+    """A front door that is served.
+
+    Attributes:
+        door: The front door.
+        port: Its port.
+        router: Its router.
+        ended: The exchanges that have ended.
+    """
+
+    def __init__(self, settings: FrontDoorSettings) -> None:
+        self.router = Router()
+        self.ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        metrics: Any = SimpleNamespace(answer=unused)
+        model: Any = Model()
+        router: Any = self.router
+        self.door = FrontDoor(model, router, settings, metrics, [self.ended.put_nowait])
+        self.port = 0
+
+    async def serve(self) -> web.AppRunner:
+        runner = web.AppRunner(self.door.application(), handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        return runner
+
+    def connect(self, key: str = "") -> socket.socket:
+        """Send the head of a request."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", self.port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n"
+        client.sendall(f"{head}Authorization: Bearer {key}\r\n\r\n".encode())
+        return client
+
+
+def with_door(settings: FrontDoorSettings, work: Callable[[Running], Awaitable[None]]) -> None:
+    async def run() -> None:
+        running = Running(settings)
+        runner = await running.serve()
+        try:
+            await asyncio.wait_for(work(running), _WITHIN_S)
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
+    async def work(running: Running) -> None:
+        with running.connect() as client:
+            client.sendall(BODY[:-1])
+            while not running.door._num_open:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # it waits for the rest of the body
+            client.sendall(BODY[-1:])
+        exchange = await running.ended.get()
+        assert exchange.has_left
+        assert running.router.num_asked == 0
+
+    with_door(FrontDoorSettings(), work)
+
+
+def test_an_answer_counts_until_it_is_read(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys.json", "alice", 1, None)
+
+    async def work(running: Running) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"http://localhost:{running.port}/v1/completions"
+        async with ClientSession(headers=headers) as session:
+            with running.connect(key) as client:
+                client.sendall(BODY)
+                while not running.router.num_asked:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # its answer is sent, as far as it is taken
+                assert (await session.post(url, data=BODY)).status == 429
+                draining = asyncio.create_task(running.door.drain(_WITHIN_S))
+                await asyncio.sleep(0.1)
+                assert not draining.done()
+            await draining
+
+    with_door(FrontDoorSettings(keys=str(tmp_path / "keys.json")), work)

@@ -1,0 +1,95 @@
+"""Tests of reading bodies: large ones beside the event loop, and hostile ones not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipelines.errors import InvalidRequestError
+from pipelines.front_door.requests.body import parse_body, read_body
+from pipelines.front_door.requests.chat import ChatBody
+from pipelines.front_door.requests.completion import CompletionBody
+
+
+class Request:
+    """A request whose body has arrived."""
+
+    def __init__(self, body: Any) -> None:
+        self._content = json.dumps(body).encode()
+
+    async def read(self) -> bytes:
+        return self._content
+
+
+def ticks_beside(work: Callable[[], Any]) -> int:
+    """Return how often the event loop turned while a coroutine ran, after its first step."""
+
+    async def run() -> int:
+        num_ticks = 0
+
+        async def tick() -> None:
+            nonlocal num_ticks
+            while True:
+                num_ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        await work()
+        ticking.cancel()
+        return num_ticks
+
+    return asyncio.run(run())
+
+
+def test_a_large_body_is_read_beside_the_event_loop() -> None:
+    large: Any = Request({"prompt": list(range(200_000))})
+    small: Any = Request({"prompt": "a"})
+    assert ticks_beside(lambda: read_body(CompletionBody, large)) > 1
+    assert ticks_beside(lambda: read_body(CompletionBody, small)) == 0
+
+
+def test_null_counts_as_absent() -> None:
+    assert parse_body(CompletionBody, b'{"prompt": "a", "n": null, "user": null}').n == 1
+
+
+def test_the_effort_of_reasoning_turns_thoughts_off() -> None:
+    def variables(**fields: Any) -> Any:
+        content = {
+            "messages": [],
+            "verbosity": "low",
+            "stream_options": {"include_obfuscation": False},
+            **fields,
+        }
+        return parse_body(ChatBody, json.dumps(content).encode()).conversation().variables
+
+    assert variables(reasoning_effort="none") == {"enable_thinking": False}
+    assert variables(reasoning_effort="high") == {}
+    given = {"enable_thinking": True}
+    assert variables(reasoning_effort="none", chat_template_kwargs=given) == given
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": [' + b"[]," * 200_000 + b"1]}",
+        b'{"prompt": [' + b"{}," * 200_000 + b"1]}",
+        b'{"prompt": "a", "logit_bias": {' + b'"1":1,' * 200_000 + b'"2":1}}',
+        b"[" * 500_000,
+    ],
+)
+def test_a_body_of_very_many_values_is_refused_before_it_is_read(content: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="too many values"):
+        parse_body(CompletionBody, content)
+
+
+@pytest.mark.parametrize("number", [10**30, -(10**30), 2**63, 2**64])
+def test_numbers_of_any_size_have_a_clear_error_or_are_kept(number: int) -> None:
+    content = json.dumps({"prompt": "a", "max_tokens": number}).encode()
+    try:
+        assert parse_body(CompletionBody, content).max_tokens == number
+    except InvalidRequestError as error:
+        assert "max_tokens" in error.values

@@ -1,0 +1,89 @@
+"""Tests of OpenAI's error object: texts of clients are cut, and nothing of the server's inside is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    ForbiddenError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ProcessEndedError,
+    RateLimitError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerBusyError,
+    ServerUnavailableError,
+    TransportError,
+    UnauthorizedError,
+)
+from pipelines.front_door.errors import error_document, error_response
+
+INSIDE = {
+    "values": "/a/path, model speculative, 127.0.0.1:8001",
+    "limit": "config.pbtxt",
+    "remedy": "make serve",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (InvalidRequestError, 400, None),
+        (ModelNotFoundError, 404, "model_not_found"),
+        (UnauthorizedError, 401, "invalid_api_key"),
+        (ForbiddenError, 403, "origin_not_allowed"),
+        (RateLimitError, 429, "rate_limit_exceeded"),
+        (ServerBusyError, 503, "overloaded"),
+        (ServerUnavailableError, 503, "unavailable"),
+        (ProcessEndedError, 503, "unavailable"),
+        (RequestCancelledError, 503, "unavailable"),
+        (RequestTimeoutError, 504, "timeout"),
+        (EngineFailedError, 500, "engine_failed"),
+        (TransportError, 500, "internal_error"),
+    ],
+)
+def test_each_class_has_its_status_and_code(
+    kind: type[DraftproofError], status: int, code: str | None
+) -> None:
+    response = error_response(kind("what", **INSIDE))
+    assert isinstance(response.body, bytes)
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (status, code)
+    assert ("Retry-After" in response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerUnavailableError("no server answers", **INSIDE),
+        ProcessEndedError("the model's process ended during the request", **INSIDE),
+        EngineFailedError("the engine failed", **INSIDE),
+        TransportError("garbled", **INSIDE),
+        InternalError("a bug", **INSIDE),
+        DraftproofError("anything: /a/path", **INSIDE),
+    ],
+)
+def test_errors_of_the_server_do_not_tell_what_is_inside(
+    error: DraftproofError, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = json.dumps(error_document(error))
+    assert not any(inside in told for inside in ("/a/path", "speculative", "8001", "pbtxt", "make serve"))
+    is_told_to_the_operator = error_response(error).status == 503 or "/a/path" in caplog.text
+    assert is_told_to_the_operator
+
+
+def test_long_texts_of_clients_are_cut() -> None:
+    long = "x" * 1_000_000
+    document = error_document(InvalidRequestError("what", values=long, limit=long, remedy=long))["error"]
+    assert len(json.dumps(document)) < 5000
+
+
+def test_a_field_is_named() -> None:
+    for values in ("max_tokens=3", "max_tokens", "messages[0].content has 5 bytes", "prompt has 7 tokens"):
+        found = error_document(InvalidRequestError("what", values=values))["error"]["param"]
+        assert found == values.split("=")[0].split("[")[0].split(" ")[0]

@@ -1,0 +1,212 @@
+"""Tests of API keys: how they are kept, found, withdrawn and limited."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from pipelines.errors import (
+    DraftproofError,
+    InvalidRequestError,
+    RateLimitError,
+    ServerStartError,
+    UnauthorizedError,
+)
+from pipelines.front_door.access.__main__ import main
+from pipelines.front_door.access.clients import Client
+from pipelines.front_door.access.key_file import ApiKey, add_key, digest_of, read_keys, remove_key
+from pipelines.front_door.access.key_ring import KeyRing
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def request_with(authorization: str | None) -> web.Request:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    return make_mocked_request("POST", "/v1/completions", headers=headers)
+
+
+def test_a_key_is_kept_as_its_digest_in_a_private_file(file: Path) -> None:
+    key = add_key(file, "alice", 8, None)
+    assert key.startswith("dp-") and len(key) > 40
+    assert key.removeprefix("dp-") not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    [kept] = read_keys(file)
+    assert (kept.name, kept.max_requests, kept.max_tokens) == ("alice", 8, None)
+    assert kept.has_digest(digest_of(key.encode())) and not kept.has_digest(digest_of(key[:-1].encode()))
+
+
+def test_a_file_keeps_its_owner_and_mode_so_that_the_same_servers_read_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_key(file, "alice", None, None)
+    file.chmod(0o640)
+    given_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _, user, group: given_to.append((user, group)))
+    add_key(file, "bob", None, None)
+    remove_key(file, "alice")
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert given_to == [(os.getuid(), file.stat().st_gid)] * 2
+
+    monkeypatch.setattr(os, "chown", Mock(side_effect=PermissionError))
+    with pytest.raises(InvalidRequestError, match="belongs to another user"):
+        remove_key(file, "bob")
+    assert [key.name for key in read_keys(file)] == ["bob"]
+
+
+def test_commands_at_the_same_time_lose_no_key(file: Path) -> None:
+    names = [f"client {number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: add_key(file, name, None, None), names))
+    assert sorted(key.name for key in read_keys(file)) == sorted(names)
+
+
+def test_each_client_is_found_by_its_key(file: Path) -> None:
+    keys = {name: add_key(file, name, None, None) for name in ("alice", "bob")}
+    ring = KeyRing(file)
+    for name, key in keys.items():
+        assert ring.client(request_with(f"Bearer {key}")).key.name == name
+        assert ring.client(request_with(f"bearer  {key}")).key.name == name
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {key}", "{key}", "Bearer ä"]
+)
+def test_a_request_without_a_valid_key_is_refused_without_telling_it(
+    file: Path, authorization: str | None
+) -> None:
+    key = add_key(file, "alice", None, None)
+    given = None if authorization is None else authorization.replace("{key}", key)
+    with pytest.raises(UnauthorizedError) as refused:
+        KeyRing(file).client(request_with(given))
+    assert key not in str(refused.value) and "wrong" not in str(refused.value)
+
+
+def test_keys_are_added_and_withdrawn_while_the_server_runs(file: Path) -> None:
+    first = add_key(file, "alice", None, None)
+    ring = KeyRing(file)
+    second = add_key(file, "bob", None, None)
+    assert ring.client(request_with(f"Bearer {second}")).key.name == "bob"
+    remove_key(file, "alice")
+    with pytest.raises(UnauthorizedError):
+        ring.client(request_with(f"Bearer {first}"))
+
+
+def test_a_damaged_file_leaves_the_keys_in_use(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = add_key(file, "alice", None, None)
+    ring = KeyRing(file)
+    file.write_text("{")
+    assert ring.client(request_with(f"Bearer {key}")).key.name == "alice"
+    assert "the earlier API keys stay in use" in caplog.text
+    num_lines = len(caplog.records)
+    ring.client(request_with(f"Bearer {key}"))
+    assert len(caplog.records) == num_lines, "once for each change"
+    assert key not in caplog.text
+
+
+def test_without_a_file_every_request_is_refused_until_there_is_one(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ring = KeyRing(file)
+    assert "every request is refused" in caplog.text
+    with pytest.raises(UnauthorizedError):
+        ring.client(request_with("Bearer anything"))
+    key = add_key(file, "alice", None, None)
+    assert ring.client(request_with(f"Bearer {key}")).key.name == "alice"
+
+
+def test_limits_change_while_requests_run(file: Path) -> None:
+    key = add_key(file, "alice", 2, None)
+    ring = KeyRing(file)
+    client = ring.client(request_with(f"Bearer {key}"))
+    with client.request(), client.request():
+        document = json.loads(file.read_text())
+        document["keys"][0]["max_requests"] = 3
+        file.write_text(json.dumps(document, indent=2))
+        again = ring.client(request_with(f"Bearer {key}"))
+        with again.request(), pytest.raises(RateLimitError), again.request():
+            pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sha256": "abc"},
+        {"name": ""},
+        {"max_requests": 0},
+        {"max_tokens": "many"},
+        {"tokens_per_minute": 3},
+    ],
+)
+def test_a_wrong_entry_is_refused_at_start(file: Path, change: dict[str, object]) -> None:
+    add_key(file, "alice", None, None)
+    document = json.loads(file.read_text())
+    document["keys"][0].update(change)
+    file.write_text(json.dumps(document))
+    with pytest.raises(ServerStartError, match=next(iter(change))):
+        KeyRing(file)
+
+
+def test_two_keys_of_one_name_are_refused(file: Path) -> None:
+    add_key(file, "alice", None, None)
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "keys": document["keys"] * 2}))
+    with pytest.raises(ServerStartError, match="'alice'"):
+        KeyRing(file)
+
+
+def test_a_given_key_is_hashed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [add_key(file, str(number), None, None) for number in range(3)]
+    ring = KeyRing(file)
+    sha256 = Mock(wraps=hashlib.sha256)
+    monkeypatch.setattr(hashlib, "sha256", sha256)
+    assert ring.client(request_with(f"Bearer {keys[1]}")).key.name == "1"
+    assert sha256.call_count == 1
+
+
+def test_requests_at_a_time_are_limited() -> None:
+    client = Client(ApiKey("alice", "", max_requests=2))
+    with client.request(), client.request(), pytest.raises(RateLimitError, match="2 at a time"):
+        client.request().__enter__()
+    with client.request():
+        pass
+
+
+def test_tokens_at_a_time_are_limited() -> None:
+    client = Client(ApiKey("alice", "", max_tokens=100))
+    with client.tokens(60):
+        with pytest.raises(RateLimitError, match="100 at a time"), client.tokens(60):
+            pass
+        with client.tokens(40):
+            pass
+    with client.tokens(100):
+        pass
+    with pytest.raises(InvalidRequestError, match="too large"), client.tokens(101):
+        pass
+
+
+def test_the_command_adds_and_removes_keys(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add", "alice", "--file", str(file), "--max-requests", "3"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert KeyRing(file).client(request_with(f"Bearer {key}")).key.max_requests == 3
+    assert main(["add", "alice", "--file", str(file)]) == 1
+    assert main(["remove", "bob", "--file", str(file)]) == 1
+    assert main(["remove", "alice", "--file", str(file)]) == 0
+    assert read_keys(file) == ()
+
+
+def test_a_file_that_is_missing_has_no_key_to_remove(file: Path) -> None:
+    with pytest.raises(DraftproofError, match=r"keys\.json"):
+        remove_key(file, "alice")

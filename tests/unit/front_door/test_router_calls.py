@@ -1,0 +1,156 @@
+"""Tests of calls to ``router`` on a real gRPC connection: no call is cancelled while it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from pipelines.client.generation import Chunk
+from pipelines.client.request import CompletionRequest
+from pipelines.client.timeouts import Timeouts
+from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.front_door import router_calls
+from pipelines.front_door.router_calls import GatewayCalls, merged
+
+BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
+ENDS_AFTER_S = 0.1
+_WITHIN_S = 60.0
+
+
+class StandInRouter(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers "fail" with an error whose stream ends later, as Triton's does, and others until it is left.
+
+    Attributes:
+        arrived: Gets an entry for each request.
+        ended: How each call ended: "whole", or "cancelled".
+    """
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[None] = asyncio.Queue()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.ends_after_s = ENDS_AFTER_S
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for request in requests:
+                self.arrived.put_nowait(None)
+                raw = dict(
+                    zip([each.name for each in request.inputs], request.raw_input_contents, strict=True)
+                )
+                if raw["text_input"][4:] == b"fail":
+                    yield service_pb2.ModelStreamInferResponse(error_message=BUSY)
+                    await asyncio.sleep(self.ends_after_s)
+                else:
+                    await asyncio.sleep(600)
+            self.ended.put_nowait("whole")
+        except asyncio.CancelledError:
+            self.ended.put_nowait("cancelled")
+            raise
+
+
+def with_router(work: Callable[[GatewayCalls, StandInRouter], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server, router = grpc.aio.server(), StandInRouter()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(router, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        calls = GatewayCalls(f"127.0.0.1:{port}", Timeouts(), max_requests=4)
+        try:
+            await work(calls, router)
+        finally:
+            await calls.close()
+            await server.stop(0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_stream_of_a_failed_request_is_read_to_its_end(streaming: bool) -> None:
+    """Triton 2.51 may never release a call that is cancelled while it ends (its pull request 8078)."""
+
+    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+        with pytest.raises(ServerBusyError):
+            if streaming:
+                _ = [chunk async for chunk in calls.stream(CompletionRequest("fail"))]
+            else:
+                await calls.generate_all([CompletionRequest("fail")])
+        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "whole"
+
+    with_router(work)
+
+
+def test_a_failed_request_whose_stream_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_calls, "_ENDS_WITHIN_S", 0.05)
+
+    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+        router.ends_after_s = 600
+        with pytest.raises(ServerBusyError):
+            await asyncio.wait_for(calls.generate_all([CompletionRequest("fail")]), _WITHIN_S)
+        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "cancelled"
+
+    with_router(work)
+
+
+def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
+    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+        waiting = asyncio.create_task(calls.generate_all([CompletionRequest("hang")] * 2))
+        for _ in range(2):
+            await asyncio.wait_for(router.arrived.get(), _WITHIN_S)
+        waiting.cancel()
+        assert [await asyncio.wait_for(router.ended.get(), _WITHIN_S) for _ in range(2)] == ["cancelled"] * 2
+
+    with_router(work)
+
+
+def chunk_of(text: str) -> Chunk:
+    return Chunk(text, (1,), (False,), "", 0.0, 1, None)
+
+
+def test_answers_that_nobody_takes_are_not_collected() -> None:
+    num_made = [0, 0]
+
+    async def answer(number: int) -> AsyncIterator[Chunk]:
+        while True:
+            num_made[number] += 1
+            yield chunk_of(str(number))
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        chunks = merged([answer(0), answer(1)])  # type: ignore[list-item]
+        await anext(chunks)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert sum(num_made) <= 6
+        await chunks.aclose()
+
+    asyncio.run(run())
+
+
+def test_the_first_error_ends_all_answers() -> None:
+    closed: list[int] = []
+
+    async def answer(number: int) -> AsyncIterator[Chunk]:
+        try:
+            for _ in range(3):
+                yield chunk_of(str(number))
+                await asyncio.sleep(0)
+            if number == 1:
+                raise InvalidRequestError("no")
+            await asyncio.sleep(600)
+        finally:
+            closed.append(number)
+
+    async def run() -> int:
+        num_seen = 0
+        with pytest.raises(InvalidRequestError):
+            async for _ in merged([answer(0), answer(1), answer(2)]):  # type: ignore[list-item]
+                num_seen += 1
+        return num_seen
+
+    assert asyncio.run(asyncio.wait_for(run(), _WITHIN_S)) == 9
+    assert sorted(closed) == [0, 1, 2]

@@ -1,0 +1,212 @@
+"""A Triton behind the gateway on a real socket: it checks its key, answers as told, and records requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.triton.place import TritonPlace
+from pipelines.errors import DraftproofError, ServerUnavailableError
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.triton import Triton
+
+DATATYPES = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
+SECRET_PATH = "/a/path/of/the/machine/target"
+
+
+class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers each request with as many responses as its ``max_tokens``.
+
+    The text asks for more: "hang" leaves the request open, "break" ends the call after the responses, and a
+    text with "draftproof/" or "error" is answered as an error with that text.
+
+    Attributes:
+        requests: The requests received.
+        cancelled: Set when a request was cancelled before its last response.
+        wrong_keys: Calls without Triton's key.
+    """
+
+    def __init__(self, place: TritonPlace) -> None:
+        self.requests: list[Any] = []
+        self.cancelled = asyncio.Event()
+        self.wrong_keys = 0
+        self._place = place
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await self._check(context)
+        try:
+            async for request in requests:
+                text, num_responses = self._read(request)
+                for number in range(num_responses):
+                    response = answer(request, f"{text} {number}")
+                    yield service_pb2.ModelStreamInferResponse(infer_response=response)
+                if text == "hang":
+                    await asyncio.sleep(60)
+                if text == "break":
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                last = service_pb2.ModelStreamInferResponse()
+                if "draftproof/" in text or "error" in text:
+                    last.error_message = text
+                last.infer_response.model_name, last.infer_response.id = request.model_name, request.id
+                last.infer_response.parameters["triton_final_response"].bool_param = True
+                yield last
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        text, _ = self._read(request)
+        try:
+            if text == "hang":
+                await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if text == "break":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        if "draftproof/" in text or "error" in text:
+            await context.abort(grpc.StatusCode.INTERNAL, text)
+        return answer(request, text)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.name, reply.config.max_batch_size = request.name, 4
+        for name, datatype in DATATYPES.items():
+            reply.config.input.add(
+                name=name, data_type=f"TYPE_{datatype.replace('BYTES', 'STRING')}", dims=[1]
+            )
+        reply.config.parameters["target_engine_dir"].string_value = SECRET_PATH
+        return reply
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        reply = service_pb2.ModelMetadataResponse(name=request.name, platform="python")
+        reply.inputs.add(name="text_input", datatype="BYTES", shape=[-1, 1])
+        return reply
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0", extensions=["logging"])
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        reply = service_pb2.RepositoryIndexResponse()
+        reply.models.add(name="generate", version="1", state="READY")
+        reply.models.add(name="speculative", version="1", state="UNAVAILABLE", reason="unloaded")
+        return reply
+
+    async def _check(self, context: Any) -> None:
+        if not set(context.invocation_metadata()) >= set(self._place.metadata()):
+            self.wrong_keys += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
+
+    def _read(self, request: Any) -> tuple[str, int]:
+        self.requests.append(request)
+        raw = {each.name: data for each, data in zip(request.inputs, request.raw_input_contents, strict=True)}
+        num_responses = int(np.frombuffer(raw["max_tokens"], np.int32)[0]) if "max_tokens" in raw else 1
+        return raw["text_input"][4:].decode(), num_responses
+
+
+class StandInHealth:
+    """A replacement for the supervisor, as the front ends see it.
+
+    Attributes:
+        refusal: Raised for every request.
+        ready: Models that answer.
+        controlled: Models that were loaded and unloaded.
+    """
+
+    def __init__(self) -> None:
+        self.refusal: Exception | None = None
+        self.ready = {"generate"}
+        self.controlled: list[tuple[str, str]] = []
+
+    def check_open(self, model: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def is_ready(self) -> bool:
+        return bool(self.ready)
+
+    async def is_model_ready(self, model: str) -> bool:
+        return model in self.ready
+
+    async def datatypes(self, model: str) -> dict[str, str]:
+        return DATATYPES
+
+    async def control(self, model: str, action: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.controlled.append((action, model))
+
+    def triton_ended(self, values: str) -> ServerUnavailableError:
+        return ServerUnavailableError("Triton ended", values=values, limit="one that runs", remedy="again")
+
+
+class Behind:
+    """Everything behind the gateway's front ends.
+
+    Attributes:
+        key: The server's key.
+        port: A free port.
+    """
+
+    def __init__(self, place: TritonPlace, triton: Triton) -> None:
+        self.key = place.server_key
+        self.port = Ports.free().http
+        self.triton = triton
+        self.stand_in = StandInTriton(place)
+        self.health = StandInHealth()
+        self.calls = OpenCalls(max_open=4)
+
+    async def all_ended(self) -> None:
+        """Wait until no request is open."""
+        await until(lambda: self.calls.num_open == 0)
+
+    def end(self, model: str, error: DraftproofError) -> None:
+        """End a model's requests, as when its process ended."""
+        assert self.calls.end(model, error) > 0
+
+
+@asynccontextmanager
+async def behind_the_gateway(run_directory: Path) -> AsyncIterator[Behind]:
+    place = TritonPlace.make(run_directory)
+    server = grpc.aio.server()
+    async with Triton(place) as triton:
+        behind = Behind(place, triton)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(behind.stand_in, server)
+        server.add_insecure_port(place.grpc)
+        await server.start()
+        try:
+            yield behind
+        finally:
+            await server.stop(0)
+    assert behind.stand_in.wrong_keys == 0, "every call of the gateway shows Triton's key"
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def poll() -> None:
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), timeout_s)
+
+
+def answer(request: Any, text: str) -> Any:
+    response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
+    response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
+    data = text.encode()
+    response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    response.outputs.add(name="output_ids", datatype="INT32", shape=[1, 2])
+    response.raw_output_contents.append(np.int32([1, 2]).tobytes())
+    return response

@@ -1,0 +1,205 @@
+"""Tests of the checks of a ModelInferRequest, from gRPC or JSON, before Triton reads it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import InvalidRequestError
+from pipelines.gateway.messages import grpc_messages
+from pipelines.gateway.messages.inference_checks import (
+    DTYPE_BYTES,
+    MAX_BODY_BYTES,
+    PUBLIC_MODELS,
+    count_values,
+)
+
+KEY = "secret of this server"
+
+
+def request(**raw: bytes) -> Any:
+    """Return a valid request, with further inputs of one INT32 each."""
+    message = service_pb2.ModelInferRequest(model_name="generate")
+    for name, data in {"text_input": b"\1\0\0\0x", **raw}.items():
+        message.inputs.add(name=name, datatype="BYTES" if name == "text_input" else "INT32", shape=[1, 1])
+        message.raw_input_contents.append(data)
+    return message
+
+
+def checked(message: Any, *, is_operator: bool = False) -> bytes:
+    copy = grpc_messages.parse(message.SerializeToString())  # the key is added to it
+    return grpc_messages.check(copy, KEY, is_operator=is_operator)
+
+
+def refused(message: Any, *, is_operator: bool = False) -> str:
+    with pytest.raises(InvalidRequestError) as error:
+        checked(message, is_operator=is_operator)
+    assert KEY not in str(error.value) and len(str(error.value)) < 1000
+    return str(error.value)
+
+
+def test_what_triton_gets_is_what_came_and_the_key() -> None:
+    sent = request(max_tokens=np.int32(3).tobytes())
+    sent.parameters["timeout"].int64_param = 5
+    sent.outputs.add(name="text_output").parameters["binary_data"].bool_param = True
+    passed = grpc_messages.parse(checked(sent))
+    assert passed.parameters.pop("draftproof_key").string_param == KEY
+    assert passed == sent
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    for raw in (b"\xff", b"\x0a\x05abc", bytes(10)):
+        with pytest.raises(InvalidRequestError, match="cannot be read"):
+            grpc_messages.parse(raw)
+
+
+@pytest.mark.parametrize(
+    "model", ["speculative", "target", "draft", "", "no such model", "generate/../target"]
+)
+def test_clients_ask_public_models_alone(model: str) -> None:
+    message = request()
+    message.model_name = model
+    assert "clients cannot use this model" in refused(message)
+    checked(message, is_operator=True)
+
+
+def test_public_models_are_asked_by_all() -> None:
+    for model in PUBLIC_MODELS:
+        message = request()
+        message.model_name = model
+        checked(message)
+
+
+@pytest.mark.parametrize("is_operator", [False, True])
+@pytest.mark.parametrize(
+    "parameter",
+    ["classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "x"],
+)
+def test_classification_and_shared_memory_are_closed_to_all(parameter: str, is_operator: bool) -> None:
+    """The first crashes Triton 2.51, the others read and write its memory."""
+    asked = request()
+    asked.outputs.add(name="text_output").parameters[parameter].int64_param = 3
+    assert "classification and shared memory are disabled" in refused(asked, is_operator=is_operator)
+    given = request()
+    given.inputs[0].parameters[parameter].string_param = "region"
+    assert "classification and shared memory are disabled" in refused(given, is_operator=is_operator)
+
+
+@pytest.mark.parametrize("name", ["draftproof_key", "draftproof_ping", "draftproof_"])
+def test_the_gateway_s_own_parameters_are_closed(name: str) -> None:
+    message = request()
+    message.parameters[name].string_param = KEY
+    assert "parameters of the request cannot be used" in refused(message, is_operator=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_parameters_are_finite(value: float) -> None:
+    message = request()
+    message.parameters["timeout"].double_param = value
+    assert "is not finite" in refused(message)
+
+
+def test_tensors_and_parameters_are_few_with_short_names_and_each_once() -> None:
+    twice = request()
+    twice.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
+    twice.raw_input_contents.append(b"\1\0\0\0y")
+    assert "inputs of the request cannot be used" in refused(twice)
+    outputs = request()
+    for _ in range(2):
+        outputs.outputs.add(name="text_output")
+    assert "outputs of the request cannot be used" in refused(outputs)
+    many = request(**{f"i{number}": bytes(4) for number in range(64)})
+    assert "inputs of the request cannot be used" in refused(many)
+    long = request()
+    long.outputs.add(name="o" * 257)
+    assert "outputs of the request cannot be used" in refused(long)
+    for names in (["p" * 257], [f"p{number}" for number in range(65)]):
+        message = request()
+        for name in names:
+            message.parameters[name].bool_param = True
+        assert "parameters of the request cannot be used" in refused(message)
+
+
+@pytest.mark.parametrize(
+    "shape", [[1], [1, 3], [-1, -2], [0, 2], [], [1] * 7 + [2, 1], [2**32, 2**32], [1, -2, -1]]
+)
+def test_a_shape_that_does_not_fit_the_values_is_refused(shape: list[int]) -> None:
+    message = request(a=np.int32([1, 2]).tobytes())
+    message.inputs[1].shape[:] = shape
+    assert "does not fit its values" in refused(message)
+
+
+def test_beside_a_zero_no_dimension_may_overflow() -> None:
+    message = request(a=b"")
+    message.inputs[1].shape[:] = [0, MAX_BODY_BYTES]
+    checked(message)
+    for size in (MAX_BODY_BYTES + 1, 2**62, 2**63 - 1):
+        message.inputs[1].shape[:] = [0, size]
+        assert "does not fit its values" in refused(message)
+
+
+@pytest.mark.parametrize(("datatype", "size"), DTYPE_BYTES.items())
+def test_bytes_are_whole_values(datatype: str, size: int) -> None:
+    assert count_values("x", datatype, bytes(3 * size)) == 3
+    if size > 1:
+        with pytest.raises(InvalidRequestError, match="are not values of its type"):
+            count_values("x", datatype, bytes(3 * size - 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            b"\0",
+            b"\1\0\0",
+            b"\1\0\0\0",
+            b"\2\0\0\0x",
+            b"\0\0\0\0\1",
+            b"\xff\xff\xff\xff",
+            b"\xff\xff\xff\xffx",
+        ),
+        b"\1\0\0\0xx",
+    ],
+)
+def test_lengths_of_text_that_lie_are_refused(data: bytes) -> None:
+    message = request()
+    message.raw_input_contents[0] = data
+    assert "are not values of its type" in refused(message)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    for datatype in ("", "INT4", "TYPE_INT32", "d" * 1_000_000):
+        message = request(a=bytes(4))
+        message.inputs[1].datatype = datatype
+        assert "are not values of its type" in refused(message)
+
+
+def test_contents_come_for_all_inputs_in_one_way() -> None:
+    few = request(a=bytes(4))
+    del few.raw_input_contents[1]
+    assert "contents of the inputs are incomplete" in refused(few)
+    many = request()
+    many.raw_input_contents.append(b"")
+    assert "contents of the inputs are incomplete" in refused(many)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "value"),
+    [
+        *(("BOOL", "bool", True), ("INT8", "int", 1), ("INT64", "int64", 1), ("UINT16", "uint", 1)),
+        *(("UINT64", "uint64", 1), ("FP32", "fp32", 0.5), ("FP64", "fp64", 0.5), ("BYTES", "bytes", b"x")),
+    ],
+)
+def test_contents_may_stand_in_the_tensors(datatype: str, field: str, value: Any) -> None:
+    message = service_pb2.ModelInferRequest(model_name="generate")
+    tensor = message.inputs.add(name="x", datatype=datatype, shape=[1, 2])
+    getattr(tensor.contents, f"{field}_contents").extend([value] * 2)
+    checked(message)
+    tensor.shape[:] = [1, 3]
+    assert "does not fit its values" in refused(message)
+    tensor.datatype = "FP16"  # which has no field
+    assert "without raw_input_contents" in refused(message)

@@ -1,0 +1,83 @@
+"""Tests of which answers to a ping are a sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import EngineFailedError, InvalidRequestError
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.supervision import heartbeat
+from pipelines.gateway.supervision.heartbeat import Heartbeat
+from pipelines.gateway.triton import error_behind
+
+PAUSED = "Stub process 'generate_0_0' is not healthy."
+"""Triton 2.51's answers within 2 s for a process that is paused."""
+
+
+class Answering:
+    """A replacement for Triton that answers each ping in one way."""
+
+    server_key = "key"
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+        self.num_pings = 0
+
+    async def is_ready(self, model: str) -> bool:
+        return True
+
+    async def config(self, model: str) -> dict[str, Any]:
+        return {"input": []}
+
+    async def responses(self, message: bytes) -> AsyncIterator[Any]:
+        self.num_pings += 1
+        await asyncio.sleep(0.01)
+        yield service_pb2.ModelStreamInferResponse(error_message=self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "hangs"), [("", False), ("inputs of an engine that knows no pings", False), (PAUSED, True)]
+)
+def test_triton_that_answers_for_a_silent_process_is_no_sign_of_its_life(
+    error: str, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When each such answer counted as a sign of life, a paused process was never replaced."""
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(heartbeat, "HANGS_AFTER_S", 0.3)
+
+    async def watch() -> tuple[bool, int]:
+        triton = Answering(error)
+        beating = Heartbeat(triton, OpenCalls())  # type: ignore[arg-type]
+        for _ in range(50):
+            beating.beat("generate")
+            await asyncio.sleep(0.01)
+        seen = beating.hangs("generate"), triton.num_pings
+        beating.forget("generate")
+        assert not beating.hangs("generate")
+        return seen
+
+    hung, num_pings = asyncio.run(watch())
+    assert hung is hangs
+    assert num_pings > 3
+
+
+def test_a_request_that_a_silent_process_did_not_take_is_not_the_clients_fault() -> None:
+    assert isinstance(error_behind(PAUSED), EngineFailedError)
+    assert isinstance(error_behind("unexpected inference input 'x'"), InvalidRequestError)
+
+
+def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of 5,000 connections once blocked the loop for seconds, and silent Triton was killed."""
+    now_s = [100.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
+
+    beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
+    now_s[0] += heartbeat.TRITON_HANGS_AFTER_S + 1
+    assert beating.triton_hangs()
+    beating.excuse(10.0)
+    assert not beating.triton_hangs()

@@ -1,0 +1,258 @@
+"""Tests of converting JSON requests to gRPC messages, and answers to JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import InvalidRequestError
+from pipelines.gateway.messages.json_requests import generate_message, infer_message
+from pipelines.gateway.messages.json_responses import generate_document, infer_document
+from pipelines.gateway.messages.json_values import NUMPY_TYPES, read_object, to_array
+
+DATATYPES = {
+    **{"text_input": "BYTES", "max_tokens": "INT32", "seed": "UINT64", "stream": "BOOL"},
+    **{"temperature": "FP32", "stop_words": "BYTES", "logit_bias_ids": "INT32"},
+}
+
+
+def refusal(body: str | bytes, json_length: int | None = None) -> str:
+    """Return the refusal of a body by generate, or by infer if a length of its JSON is given."""
+    raw = body if isinstance(body, bytes) else body.encode()
+    with pytest.raises(InvalidRequestError) as refused:
+        if json_length is None:
+            generate_message("generate", raw, DATATYPES)
+        else:
+            infer_message("generate", raw, json_length)
+    error = refused.value
+    assert all((error.what, error.values, error.limit, error.remedy))
+    assert len(str(error)) < 1000, "a client's text is not repeated whole"
+    assert str(error).isprintable()
+    return str(error)
+
+
+def test_a_body_of_generate_becomes_a_message() -> None:
+    body = {
+        "id": "mine",
+        "text_input": "Où ☕",
+        "max_tokens": 5,
+        "seed": 2**64 - 1,
+        "stop_words": ["a", "bc"],
+    }
+    more = {"parameters": {"timeout": 7}, "temperature": 0, "stream": True, "unknown": "x"}
+    message = generate_message("generate", json.dumps({**body, **more}).encode(), DATATYPES)
+    assert (message.model_name, message.id) == ("generate", "mine")
+    raw = {each.name: data for each, data in zip(message.inputs, message.raw_input_contents, strict=True)}
+    text = "Où ☕".encode()
+    assert raw == {
+        "text_input": len(text).to_bytes(4, "little") + text,
+        "max_tokens": np.int32(5).tobytes(),
+        "seed": np.uint64(2**64 - 1).tobytes(),
+        "stop_words": b"\1\0\0\0a\2\0\0\0bc",
+        "temperature": np.float32(0).tobytes(),
+        "stream": b"\1",
+    }
+    shapes = {each.name: (each.datatype, list(each.shape)) for each in message.inputs}
+    assert shapes["stop_words"] == ("BYTES", [1, 2])
+    assert shapes["seed"] == ("UINT64", [1, 1])
+    assert message.parameters["timeout"].int64_param == 7
+    assert message.parameters["unknown"].string_param == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "literal"),
+    [
+        *(("max_tokens", text) for text in ("4294967299", "2147483648", "-2147483649", "1e3", "3.0", "true")),
+        *(("max_tokens", text) for text in ('"3"', "null", "{}", "NaN", "[1, 2.5]", "1" + "0" * 4000)),
+        *(("seed", text) for text in ("-1", "18446744073709551616", "1.0", "false")),
+        *(("temperature", text) for text in ("1e39", "1e999", "NaN", "-Infinity", "true", '"0"', "[{}]")),
+        *(("stream", text) for text in ("1", "0", '"true"', "null")),
+        *(("text_input", text) for text in ("3", "null", "true", '["a", 1]', '{"a": 1}')),
+    ],
+)
+def test_a_value_that_does_not_fit_its_type_is_refused_and_never_cut(name: str, literal: str) -> None:
+    assert f"{name} has a value that does not fit its type; {name}=" in refusal(f'{{"{name}": {literal}}}')
+
+
+@pytest.mark.parametrize("datatype", [name for name in NUMPY_TYPES if name not in ("BOOL", "BYTES")])
+def test_a_type_takes_its_limits_and_nothing_beyond(datatype: str) -> None:
+    kind: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
+    if kind.kind == "f":
+        limits = [float(np.finfo(kind.type).min), float(np.finfo(kind.type).max)]
+        beyond = [limit * 1.001 for limit in limits]
+    else:
+        limits = [int(np.iinfo(kind).min), int(np.iinfo(kind).max)]
+        beyond = [limits[0] - 1, limits[1] + 1]
+    assert to_array("x", datatype, limits).tolist() == limits
+    assert to_array("x", datatype, limits).dtype == kind
+    for value in beyond:
+        with pytest.raises(InvalidRequestError, match=r"does not fit its type"):
+            to_array("x", datatype, value)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    for datatype in ("BF16", "", "int32", "FP8"):
+        with pytest.raises(InvalidRequestError, match="type of 'x' is unknown"):
+            to_array("x", datatype, 1)
+
+
+@pytest.mark.parametrize("value", [[[1, 2], [3]], [[1], 2], [[1, 2], []], [[], [1]], [[[1]], [[2, 3]]]])
+def test_rows_of_different_lengths_are_refused(value: list[Any]) -> None:
+    assert "different lengths" in refusal(json.dumps({"logit_bias_ids": value}))
+
+
+def test_empty_arrays_keep_their_shape() -> None:
+    assert to_array("x", "INT32", []).shape == (0,)
+    assert to_array("x", "INT32", [[], []]).shape == (2, 0)
+    assert to_array("x", "BYTES", [["a"], ["b"]]).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("", "{", "[]", "null", "3", '"text"', "{} {}", '{"a": 1,}', "{'a': 1}", '{"text_input": "\n"}'),
+        *('{"max_tokens": 1, "max_tokens": 2}', '{"parameters": {"a": 1, "a": 1}}'),
+        *('{"text_input": "\\ud800"}', '{"\\udfff": 1}', '{"id": "\\uDC00\\ud800"}'),
+        *(b'{"text_input": "\xff"}', b'{"text_input": "\xed\xa0\x80"}', '{"max_tokens": 1}'.encode("utf-16")),
+        *('{"text_input": ' + "[" * n + "]" * n + "}" for n in (8, 100, 100_000)),
+        *('{"id": 1}', '{"id": null}', '{"parameters": []}', '{"parameters": {"a": []}}'),
+        *('{"unknown": null}', '{"unknown": 9223372036854775808}', '{"unknown": ["a"]}'),
+    ],
+)
+def test_what_cannot_be_read_is_refused(body: str | bytes) -> None:
+    refusal(body)
+
+
+def test_a_surrogate_pair_is_text() -> None:
+    assert read_object(b'{"text_input": "\\ud83d\\ude00 \\\\ud800"}') == {"text_input": "😀 \\ud800"}
+
+
+def test_a_client_s_own_long_names_and_values_are_not_repeated() -> None:
+    long = "n" * 1_000_000
+    refusal(json.dumps({"text_input": {long: long}}))
+    refusal(json.dumps({long: None}))
+    data = {"name": long, "datatype": "INT32", "shape": [1]}
+    for values in (["x"], [[1], [2, 3]]):
+        refusal(*json_and_length({"inputs": [{**data, "data": values}]}))
+    refusal(*json_and_length({"inputs": [{**data, "datatype": long, "data": [1]}]}))
+    refusal(*json_and_length({"inputs": [{**data, "data": [1], "shape": [long]}]}))
+
+
+def json_and_length(document: dict[str, Any], binary: bytes = b"") -> tuple[bytes, int]:
+    written = json.dumps(document).encode()
+    return written + binary, len(written)
+
+
+def tensor(
+    name: str, data: Any = None, size: Any = None, shape: Any = (1, 2), datatype: str = "INT32"
+) -> Any:
+    described: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+    if data is not None:
+        described["data"] = data
+    if size is not None:
+        described["parameters"] = {"binary_data_size": size}
+    return described
+
+
+def test_a_body_of_infer_becomes_a_message() -> None:
+    document = {
+        "id": "mine",
+        "inputs": [tensor("a", [[1, 2]]), tensor("b", size=8), tensor("c", ["x", "y"], datatype="BYTES")],
+        "outputs": [{"name": "o", "parameters": {"binary_data": True}}, {"name": "p"}],
+        "parameters": {"timeout": 5},
+    }
+    body, length = json_and_length(document, np.arange(2, dtype=np.int32).tobytes())
+    message, binary = infer_message("generate", body, length)
+    assert list(message.raw_input_contents) == [
+        np.int32([1, 2]).tobytes(),
+        np.int32([0, 1]).tobytes(),
+        b"\1\0\0\0x\1\0\0\0y",
+    ]
+    assert [list(each.shape) for each in message.inputs] == [[1, 2]] * 3
+    assert not any(each.parameters for each in (*message.inputs, *message.outputs)), "read here"
+    assert binary == {"o"}
+    assert [each.name for each in message.outputs] == ["o", "p"]
+    assert message.id == "mine" and message.parameters["timeout"].int64_param == 5
+
+
+def test_all_outputs_may_be_wanted_as_binary_data() -> None:
+    every: dict[str, Any] = {"inputs": [], "parameters": {"binary_data_output": True}}
+    message, binary = infer_message("generate", json.dumps(every).encode(), None)
+    assert binary is None and not message.parameters
+    named = {**every, "outputs": [{"name": "o"}, {"name": "p", "parameters": {"binary_data": False}}]}
+    assert infer_message("generate", json.dumps(named).encode(), None)[1] == {"o"}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [tensor("a", size=4)],  # 8 bytes are sent
+        [tensor("a", size=9)],
+        [tensor("a", size=-8), tensor("b", size=16)],
+        [tensor("a", size=8.0)],
+        [tensor("a", size="8")],
+        [tensor("a", size=True)],
+        [tensor("a", [1, 2], size=8)],
+        [tensor("a", size=8, shape=[1, -2])],
+        [tensor("a", size=8, shape=[2**63])],
+        [tensor("a", size=8, shape=[1.0, 2])],
+        [tensor("a", size=8, shape="12")],
+        [tensor("a", size=8), tensor("b")],
+        [{"name": 1, "datatype": "INT32", "shape": [1], "data": [1]}],
+        [{"name": "a", "shape": [1], "data": [1]}],
+        ["a"],
+        {"name": "a"},
+    ],
+)
+def test_inputs_whose_sizes_lie_are_refused(inputs: Any) -> None:
+    refusal(*json_and_length({"inputs": inputs}, bytes(8)))
+
+
+@pytest.mark.parametrize("json_length", [0, -1, 3, 100])
+def test_a_length_of_the_json_that_does_not_fit_is_refused(json_length: int) -> None:
+    refusal(b'{"inputs": []}', json_length)
+
+
+def response() -> Any:
+    answer = service_pb2.ModelInferResponse(model_name="generate", model_version="1", id="mine")
+    for name, datatype, shape, raw in (
+        ("text_output", "BYTES", [1, 1], b"\4\0\0\0\xe2\x98\x95\xff"),
+        ("output_ids", "INT32", [1, 2], np.int32([7, -8]).tobytes()),
+        ("seed", "UINT64", [1, 1], np.uint64([2**64 - 1]).tobytes()),
+    ):
+        answer.outputs.add(name=name, datatype=datatype, shape=shape)
+        answer.raw_output_contents.append(raw)
+    return answer
+
+
+def test_an_answer_of_generate_is_flat() -> None:
+    assert json.loads(generate_document(response())) == {
+        "model_name": "generate",
+        "model_version": "1",
+        "id": "mine",
+        "text_output": "☕�",  # bytes that are not valid text are shown as such
+        "output_ids": [7, -8],
+        "seed": 2**64 - 1,
+    }
+
+
+def test_an_answer_of_infer_carries_what_is_wanted_as_binary_data() -> None:
+    written, length = infer_document(response(), set())
+    assert length is None
+    assert [each["data"] for each in json.loads(written)["outputs"]] == [["☕�"], [7, -8], [2**64 - 1]]
+    written, length = infer_document(response(), {"output_ids"})
+    assert length is not None
+    ids = json.loads(written[:length])["outputs"][1]
+    assert ids == {
+        "name": "output_ids",
+        "datatype": "INT32",
+        "shape": [1, 2],
+        "parameters": {"binary_data_size": 8},
+    }
+    assert written[length:] == np.int32([7, -8]).tobytes()
+    written, length = infer_document(response(), None)
+    assert length is not None and written[length:] == b"".join(response().raw_output_contents)

@@ -1,0 +1,207 @@
+"""Tests of Triton's and its models' processes: found, output passed on, ended with their children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.deploy.process import ProcessIdentity
+from pipelines.deploy.triton.command import ServerCommand
+from pipelines.deploy.triton.place import TritonPlace
+from pipelines.gateway.supervision.guard import start_guard
+from pipelines.gateway.supervision.model_processes import find_model_processes, kill_processes
+from pipelines.gateway.supervision.triton_process import TritonProcess
+
+SLEEP = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[TritonPlace]:
+    place = TritonPlace.make(tmp_path)
+    yield place
+    kill_processes(place.shared_memory_prefix)
+    place.clear()
+
+
+def python(program: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", program, *arguments]
+
+
+def started(place: TritonPlace) -> subprocess.Popen[bytes]:
+    """Start a process that looks like this Triton's by its command line."""
+    return subprocess.Popen(python(SLEEP, f"--region={place.shared_memory_prefix}0_x"))
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_a_model_s_process_is_known_by_its_command_line(place: TritonPlace, tmp_path: Path) -> None:
+    stub = tmp_path / "triton_python_backend_stub"
+    stub.symlink_to(sys.executable)
+    model = tmp_path / "model_repository" / "generate" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text(SLEEP)
+    other_place = TritonPlace.make(tmp_path)
+    children = [
+        subprocess.Popen([str(stub), str(model), f"{each.shared_memory_prefix}0_region", "67108864"])
+        for each in (place, other_place)
+    ]
+    try:
+        triton = started(place)
+        children.append(triton)
+        until(lambda: len(find_model_processes(place.shared_memory_prefix)) == 1)
+        [found] = find_model_processes(place.shared_memory_prefix)
+        assert (found.model, found.identity.pid) == ("generate", children[0].pid)
+        assert found.is_alive
+        found.kill()
+        assert children[0].wait(10) == -9
+        assert not found.is_alive
+        found.kill()  # no other process, if the id is reused
+        assert find_model_processes(place.shared_memory_prefix) == []
+        ended = kill_processes(place.shared_memory_prefix)
+        assert [each.pid for each in ended] == [triton.pid]
+        assert triton.wait(10) == -9
+        assert children[1].poll() is None, "of another Triton"
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_a_process_does_not_kill_itself(place: TritonPlace) -> None:
+    program = (
+        "import sys; from pipelines.gateway.supervision.model_processes import kill_processes; "
+        "print(len(kill_processes(sys.argv[1])))"
+    )
+    done = subprocess.run(python(program, place.shared_memory_prefix), capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"0\n")
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: str) -> None:
+    left = started(place)
+    region = Path("/dev/shm") / f"{place.shared_memory_prefix}0_region"
+    region.touch()
+    prefix = place.shared_memory_prefix
+    if how == "closed":
+        guard = start_guard(prefix)
+        time.sleep(0.5)
+        assert left.poll() is None and region.exists() and guard.poll() is None, "it waits for the end"
+        guard.communicate(timeout=30)
+        assert guard.returncode == 0
+    else:
+        program = (
+            "import sys, time; from pipelines.gateway.supervision.guard import start_guard; "
+            "start_guard(sys.argv[1][::-1]); print('started', flush=True); time.sleep(60)"
+        )
+        gateway = subprocess.Popen(
+            python(program, prefix[::-1]), stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert gateway.stdout is not None and gateway.stdout.readline() == b"started\n"
+        os.killpg(gateway.pid, signal.SIGKILL)  # with its whole group, as someone who stops it in vain does
+        gateway.communicate()
+    assert left.wait(20) == -9
+    until(lambda: not region.exists())
+
+
+def run(place: TritonPlace, program: str, *arguments: str) -> TritonProcess:
+    return TritonProcess(ServerCommand(python(program, *arguments), dict(os.environ)), place)
+
+
+def test_it_is_seen_as_ended_though_a_grandchild_holds_its_output(
+    place: TritonPlace, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A model's process outlives a killed Triton and has its standard output."""
+    program = (
+        "import subprocess, sys; "
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}, sys.argv[1]]); "
+        "print(child.pid, flush=True); sys.exit(3)"
+    )
+
+    async def scenario() -> None:
+        process = run(place, program, place.shared_memory_prefix)
+        assert await asyncio.wait_for(process.ended, 20) == 3
+        assert process.has_ended and not process.met_its_race
+        while not process._tail:
+            await asyncio.sleep(0.01)
+        grandchild = ProcessIdentity.of(int(process._tail[0]))
+        assert grandchild is not None
+        await process.clear()
+        assert not grandchild.is_alive
+        assert capfdbinary.readouterr().out == b"%d\n" % grandchild.pid
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["", "\\n", "\\nand more\\n"])
+def test_its_race_at_the_start_is_recognised_in_what_it_prints(place: TritonPlace, end: str) -> None:
+    said = "terminate called after throwing an instance of boost::interprocess::lock_exception"
+    program = f"import sys; print('x' * 100_000); sys.stderr.write('{said}{end}'); sys.exit(1)"
+
+    async def scenario() -> None:
+        process = run(place, program)
+        await asyncio.wait_for(process.ended, 20)
+        await process.clear()
+        assert process.met_its_race
+        other = run(place, "print('boost'); raise SystemExit(1)")
+        await other.ended
+        await other.clear()
+        assert not other.met_its_race
+
+    asyncio.run(scenario())
+
+
+def test_what_it_prints_is_passed_on_whole(
+    place: TritonPlace, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    async def scenario() -> None:
+        process = run(place, "import sys; sys.stdout.write('a\\n' * 200_000 + 'no end of line')")
+        await asyncio.wait_for(process.ended, 30)
+        await process.clear()
+
+    asyncio.run(scenario())
+    assert capfdbinary.readouterr().out == b"a\n" * 200_000 + b"no end of line"
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_it_is_asked_to_end_and_killed_if_it_does_not(place: TritonPlace, is_deaf: bool) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if is_deaf else ""
+    program = f"import signal, time; {ignore}print('ready', flush=True); time.sleep(60)"
+
+    async def scenario() -> None:
+        process = run(place, program)
+        while not process._tail:
+            await asyncio.sleep(0.01)
+        assert await process.stop(1.0 if is_deaf else 20.0) is not is_deaf
+        assert process.ended.result() == (-9 if is_deaf else -15)
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_ended_leaves_no_open_file(place: TritonPlace) -> None:
+    """Each restart of Triton would leave one, and there are only 1,024."""
+
+    async def scenario() -> None:
+        async def once() -> int:
+            process = run(place, "")
+            await process.ended
+            await process.clear()
+            await process.clear()  # by the tasks that meet at its end
+            return len(list(Path("/proc/self/fd").iterdir()))
+
+        first = await once()
+        assert [await once() for _ in range(3)] == [first] * 3
+
+    asyncio.run(scenario())

@@ -1,0 +1,348 @@
+"""Tests of the supervisor: Triton or a model's process starts, ends or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import (
+    DraftproofError,
+    ProcessEndedError,
+    RepositoryError,
+    RequestCancelledError,
+    ServerStartError,
+    ServerUnavailableError,
+)
+from pipelines.gateway.supervision import supervisor as supervising
+from pipelines.gateway.supervision import unloads
+from tests.unit.gateway.stand_in_triton import until
+from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, served, supervised
+
+__all__ = ["supervised"]
+
+
+def test_ready_are_the_models_of_the_start(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            assert not await supervisor.is_ready()
+            with pytest.raises(ServerUnavailableError, match="the server is starting"):
+                supervisor.check_open("generate")
+            await served(supervisor)
+            assert await supervisor.is_ready()
+            world.ready.add("trial")
+            assert await supervisor.is_ready() and await supervisor.is_model_ready("trial")
+            world.ready = {"generate", "trial"}
+            assert not await supervisor.is_ready(), "a model of the start is missing"
+            assert not await supervisor.is_model_ready("speculative")
+            world.ready = {"generate", "speculative"}
+            assert await supervisor.is_ready()
+            world.stopping.set()
+            assert not await supervisor.is_ready()
+            with pytest.raises(ServerUnavailableError, match="the server is shutting down"):
+                supervisor.check_open("generate")
+        assert not world.has_spare_streams, "Triton would wait for them"
+
+    asyncio.run(scenario())
+
+
+def test_an_ensemble_answers_no_longer_than_its_steps(supervised: Any, tmp_path: Path) -> None:
+    """Triton reports it as ready, and would let its clients wait for ever."""
+    config = tmp_path / "model_repository" / "ensemble" / "config.pbtxt"
+    config.parent.mkdir(parents=True)
+    config.write_text(ENSEMBLE)
+
+    async def scenario() -> None:
+        async with supervised(ready={"generate", "speculative", "ensemble"}) as (world, supervisor, calls):
+            await served(supervisor)
+            assert await supervisor.is_model_ready("ensemble")
+            told: list[DraftproofError] = []
+            calls.begin("ensemble", told.append)
+            world.models["speculative"].is_alive = False
+            assert not await supervisor.is_model_ready("ensemble")
+            with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
+                while True:
+                    supervisor.check_open("ensemble")
+                    await asyncio.sleep(0)
+            await until(lambda: supervisor.num_replaced == {"speculative": 1})
+            (error,) = told
+            assert type(error) is ProcessEndedError and "model speculative" in str(error)
+            assert world.controlled == ["unload speculative", "load speculative"]
+            assert await supervisor.is_model_ready("ensemble")
+            supervisor.check_open("ensemble")
+
+    asyncio.run(scenario())
+
+
+def test_a_relay_answers_no_longer_than_the_model_that_it_asks(supervised: Any, tmp_path: Path) -> None:
+    """Its own process is well, and its metrics are not stale."""
+    setting = 'parameters {{ key: "{}" value: {{ string_value: "/run/target.sock" }} }}\n'
+    for model, key in (("speculative", "target_socket"), ("target", "engine_socket")):
+        config = tmp_path / "model_repository" / model / "config.pbtxt"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(setting.format(key))
+
+    async def scenario() -> None:
+        async with supervised(ready={"generate", "speculative", "target"}) as (world, supervisor, _):
+            world.models["target"] = ModelProcess("target")
+            await served(supervisor)
+            assert await supervisor.is_model_ready("target")
+            world.models["speculative"].is_alive = False
+            assert not await supervisor.is_model_ready("target")
+            assert await supervisor.is_model_ready("generate"), "it does not ask speculative here"
+            assert supervisor.unanswering == {"speculative"}
+            with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
+                while True:
+                    supervisor.check_open("target")
+                    await asyncio.sleep(0)
+            await until(lambda: supervisor.num_replaced == {"speculative": 1})
+            assert await supervisor.is_model_ready("target")
+
+    asyncio.run(scenario())
+
+
+def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, calls):
+            await served(supervisor)
+            told: list[DraftproofError] = []
+            calls.begin("speculative", told.append)
+            others: list[DraftproofError] = []
+            calls.begin("generate", others.append)
+            world.models["speculative"].is_alive = False
+            assert supervisor.unanswering == {"speculative"}, "seen without a look"
+            assert not await supervisor.is_ready() and not await supervisor.is_model_ready("speculative")
+            await until(lambda: supervisor.num_replaced == {"speculative": 1})
+            assert world.controlled == ["unload speculative", "load speculative"]
+            [error] = told
+            assert isinstance(error, ProcessEndedError) and "speculative" in str(error)
+            assert others == []
+            await until(lambda: supervisor.unanswering == set())
+            assert await supervisor.is_ready()
+            assert (calls.num_open, len(world.started), supervisor.num_restarts) == (1, 1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its ping was awaited, the time counted as silence of the models: one was killed in a burst."""
+    monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.01)
+
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            await served(supervisor)
+            world.started[-1].is_silent = True
+            await asyncio.sleep(0.2)
+            world.models["speculative"].is_alive = False
+            await until(lambda: supervisor.num_replaced == {"speculative": 1})
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_hangs_is_killed_and_replaced(supervised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.INTERVAL_S", 0.0)
+    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.SILENT_AFTER_S", 0.1)
+    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.HANGS_AFTER_S", 0.3)
+
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            await served(supervisor)
+            hanging = world.models["speculative"]
+
+            async def responses(message: bytes) -> AsyncIterator[Any]:
+                if b"speculative" in message and world.models["speculative"] is hanging:
+                    await asyncio.sleep(60)
+                yield service_pb2.ModelStreamInferResponse()
+
+            monkeypatch.setattr(world, "responses", responses)
+            await until(lambda: "speculative" in supervisor.unanswering)
+            assert hanging.is_alive and not await supervisor.is_ready(), "not asked before it is killed"
+            await until(lambda: supervisor.num_replaced == {"speculative": 1})
+            assert not hanging.is_alive
+
+    asyncio.run(scenario())
+
+
+def test_a_model_whose_process_is_paused_does_not_answer(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            await served(supervisor)
+            world.models["speculative"].is_stopped = True
+            assert supervisor.unanswering == {"speculative"} and not await supervisor.is_ready()
+            world.models["speculative"].is_stopped = False
+            assert await supervisor.is_ready() and world.controlled == []
+
+    asyncio.run(scenario())
+
+
+def test_a_triton_that_is_silent_for_long_is_started_anew(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.TRITON_HANGS_AFTER_S", 1.0)
+
+    async def scenario() -> None:
+        async with supervised(ready=set()) as (world, supervisor, _):
+            await asyncio.sleep(1.5)  # it loads for longer than that
+            await until(lambda: bool(world.started))
+            world.started[0].is_silent = True
+            world.ready = {"generate", "speculative"}
+            await served(supervisor)
+            await asyncio.sleep(0.3)
+            assert not world.started[0].has_ended, "one question without an answer is no hang"
+            await until(lambda: len(world.started) == 2)
+            await served(supervisor)
+            assert supervisor.num_restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_replaced_means_another_triton(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised(refusal=RepositoryError("it cannot be loaded")) as (world, supervisor, _):
+            await served(supervisor)
+            world.models["speculative"].is_alive = False
+            await until(lambda: len(world.started) == 2)
+            await served(supervisor)
+            assert (supervisor.num_restarts, supervisor.num_replaced) == (1, {})
+
+    asyncio.run(scenario())
+
+
+def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_triton_alone(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed may take Triton with it; the server ended instead of starting another one."""
+
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+
+            async def within(timeout_s: float, reload: Coroutine[Any, Any, None]) -> None:
+                """End with an error of its own, although it is cancelled."""
+                reload.close()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+                await until(lambda: len(world.started) == 2)
+                raise ServerUnavailableError("Triton does not answer")
+
+            monkeypatch.setattr(supervising, "within", within)
+            await served(supervisor)
+            world.models["speculative"].is_alive = False
+            await until(lambda: bool(supervisor._replacing))
+            await asyncio.sleep(0.1)
+            world.started[0].end(-6)
+            await until(lambda: len(world.started) == 2)
+            await asyncio.sleep(0.1)
+            assert not world.started[1].has_ended
+            await served(supervisor)
+            assert await supervisor.is_ready()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_was_unloaded_is_not_brought_back(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            await served(supervisor)
+            world.ready.discard("speculative")
+            world.models.pop("speculative").is_alive = False
+            await until(lambda: "speculative" not in supervisor.models)
+            assert world.controlled == []
+            await supervisor.control("generate", "unload")
+            assert world.controlled == ["unload generate"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
+    supervised: Any, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    monkeypatch.setattr(unloads, "LETS_GO_WITHIN_S", 0.05)
+
+    async def scenario() -> None:
+        async with supervised(holds={"speculative"} if is_held else set()) as (world, supervisor, _):
+            await served(supervisor)
+            process = world.models.pop("speculative")
+            world.ready.discard("speculative")
+            await supervisor.control("speculative", "unload")
+            await asyncio.sleep(0.2)  # Triton waits for requests in flight
+            assert len(world.started) == 1
+            process.is_alive = False
+            if is_held:
+                await until(lambda: len(world.started) == 2)
+            else:
+                await until(lambda: all(task.done() for task in supervisor._unloads._tasks.values()))
+            assert len(world.started) == 1 + is_held
+
+    asyncio.run(scenario())
+
+
+def test_a_triton_that_ends_is_started_anew_and_its_requests_end(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, calls):
+            await served(supervisor)
+            told: list[DraftproofError] = []
+            for model in ("generate", "speculative"):
+                calls.begin(model, told.append)
+            world.started[0].end(-9)
+            await until(lambda: len(world.started) == 2)
+            assert [type(error) for error in told] == [ServerUnavailableError] * 2
+            assert "-9" in str(told[0])
+            await served(supervisor)
+            assert supervisor.num_restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_that_ends_again_and_again_is_given_up(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, _):
+            for number in range(6):
+                await until(lambda number=number: len(world.started) == number + 1)
+                await served(supervisor)
+                world.started[-1].end(1)
+
+    with pytest.raises(ServerStartError, match="keeps crashing"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("starts", "num_started"), [(["race"] * 2, 3), (["race"] * 3, 3), (["broken"], 1)])
+def test_a_start_is_tried_again_for_its_race_alone(
+    supervised: Any, starts: list[str], num_started: int
+) -> None:
+    async def scenario() -> list[Process]:
+        async with supervised(fails_to_start=list(starts)) as (world, supervisor, _):
+            await until(lambda: len(world.started) == num_started)
+            if len(starts) < num_started:
+                await served(supervisor)
+            else:
+                await asyncio.sleep(0.2)
+            return list(world.started)
+
+    if len(starts) < num_started:
+        assert len(asyncio.run(scenario())) == num_started
+    else:
+        with pytest.raises(ServerStartError, match="Triton ended before it was ready"):
+            asyncio.run(scenario())
+
+
+def test_open_requests_get_an_error_at_the_end(supervised: Any) -> None:
+    async def scenario() -> None:
+        async with supervised() as (world, supervisor, calls):
+            await served(supervisor)
+            told: list[DraftproofError] = []
+            calls.begin("generate", told.append)
+            world.stopping.set()
+            await until(lambda: world.started[0].has_ended)
+            [error] = told
+            assert isinstance(error, RequestCancelledError) and "1 requests were open" in str(error)
+
+    asyncio.run(scenario())

@@ -1,0 +1,140 @@
+"""Tests of where Triton listens and of its keys: for its user only, and new at each start."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from pipelines.deploy.triton.place import (
+    TritonPlace,
+    prefix_of,
+    read_key,
+    remove_shared_memory,
+)
+from pipelines.errors import ServerStartError
+from pipelines.socket_path import MAX_SOCKET_BYTES
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_user_reads_the_key_and_reaches_the_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "triton").mkdir(mode=0o755)
+    (tmp_path / "triton" / "grpc:1").touch()  # left by a Triton that was killed
+    (tmp_path / "key").write_text("of the start before")
+    (tmp_path / "key").chmod(0o644)
+    monkeypatch.setattr("os.umask", lambda mask: mask)
+    place = TritonPlace.make(tmp_path)
+    assert mode(tmp_path / "key") == 0o600
+    assert mode(tmp_path / "triton") == 0o700
+    assert list((tmp_path / "triton").iterdir()) == []
+    assert read_key(tmp_path) == place.server_key
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["key", "triton"], (
+        "nothing half written stays"
+    )
+
+
+def test_keys_differ_at_each_start_and_from_each_other(tmp_path: Path) -> None:
+    first, second = TritonPlace.make(tmp_path), TritonPlace.make(tmp_path)
+    keys = {first.server_key, first.triton_key, second.server_key, second.triton_key}
+    assert len(keys) == 4 and min(map(len, keys)) >= 43  # 256 bits
+    assert read_key(tmp_path) == second.server_key
+    assert first.shared_memory_prefix != second.shared_memory_prefix
+    for place in (first, second):
+        assert place.shared_memory_prefix.startswith(prefix_of(tmp_path))
+
+
+def test_a_key_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert read_key(tmp_path) == ""
+
+
+def test_the_server_s_key_stands_on_no_command_line(tmp_path: Path) -> None:
+    place = TritonPlace.make(tmp_path)
+    options = place.options(exit_timeout_s=5, rank=3)
+    assert not any(place.server_key in option for option in options)
+    assert any(place.triton_key in option for option in options)
+    assert place.variables()["DRAFTPROOF_KEY"] == place.server_key
+
+
+def test_triton_listens_on_sockets_and_closes_every_protocol_but_health(tmp_path: Path) -> None:
+    place = TritonPlace.make(tmp_path)
+    options = dict(
+        option.partition("=")[::2] for option in place.options(5) if "backend-config" not in option
+    )
+    assert options["--allow-http"] == "false"
+    assert place.grpc == f"{options['--grpc-address']}:{options['--grpc-port']}"
+    assert f"unix:{place.metrics}" == options["--metrics-address"]
+    protocols, name, key = options["--grpc-restricted-protocol"].replace("=", ":").split(":")
+    # All protocols that Triton 2.51 knows: src/restricted_features.h of the server.
+    assert {*protocols.split(","), "health"} == {
+        *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
+        *("statistics", "trace", "logging"),
+    }
+    assert place.metadata() == ((f"triton-grpc-protocol-{name}", key),)
+
+
+def test_ranks_have_shared_memory_of_their_own(tmp_path: Path) -> None:
+    place = TritonPlace.make(tmp_path)
+    prefixes = [
+        next(text.partition("prefix-name=")[2] for text in place.options(5, rank) if "prefix-name" in text)
+        for rank in (0, 1, 10)
+    ]
+    assert len(set(prefixes)) == 3
+    assert all(each.startswith(place.shared_memory_prefix) for each in prefixes)
+    assert not prefixes[2].startswith(prefixes[1])
+
+
+def test_a_rank_reads_what_the_gateway_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = TritonPlace.make(tmp_path)
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    assert TritonPlace.from_environment(tmp_path) == place
+    monkeypatch.setenv("DRAFTPROOF_TRITON_KEY", "")
+    with pytest.raises(ServerStartError, match="DRAFTPROOF_TRITON_KEY") as refused:
+        TritonPlace.from_environment(tmp_path)
+    assert place.server_key not in str(refused.value)
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
+    rest = MAX_SOCKET_BYTES - len(f"{tmp_path}/") - len("/triton/metrics")
+    fitting = tmp_path / ("é" * (rest // 2) + "x" * (rest % 2))  # counted in bytes
+    fitting.mkdir()
+    TritonPlace.make(fitting)
+    long = fitting.with_name(fitting.name + "x")
+    long.mkdir()
+    with pytest.raises(ServerStartError, match=r"path of a socket is too long.*108 bytes"):
+        TritonPlace.make(long)
+    assert list(long.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "triton").write_text("a file, where the folder of the sockets should be")
+    with pytest.raises(ServerStartError, match="run directory is not writable"):
+        TritonPlace.make(tmp_path)
+
+
+def test_shared_memory_is_closed_to_others_and_removed(tmp_path: Path) -> None:
+    place = TritonPlace.make(tmp_path)
+    ours = SHARED_MEMORY / f"{place.shared_memory_prefix}0_region"
+    other = SHARED_MEMORY / f"{prefix_of(tmp_path)}other_region"
+    try:
+        for region in (ours, other):
+            region.write_bytes(b"prompt")
+            region.chmod(0o644)
+        place.close_shared_memory()
+        assert (mode(ours), mode(other)) == (0o600, 0o644)
+        place.clear()
+        assert not ours.exists() and other.exists()
+        remove_shared_memory(prefix_of(tmp_path))
+        assert not other.exists()
+    finally:
+        for region in (ours, other):
+            region.unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""Tests of downloads that break off: they go on where they stopped, and a part never counts as whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+
+import pytest
+import yaml
+from huggingface_hub.utils import WeakFileLock
+
+from build.hub.transfer import Blob, download
+from pipelines.manifest import read_manifest
+from pipelines.time_left import TimeLeft, about
+from tests.support.hub_server import Hub
+from tests.unit.hub.conftest import PAIR, SHARDS, Outcome
+
+Try = Callable[..., Outcome]
+
+
+def begins(hub: Hub) -> list[int]:
+    """Return the first byte of each download."""
+    return [int(re.findall(r"\d+", each.range or "")[0]) for each in hub.downloads()]
+
+
+def cached(tmp_path: Path) -> list[str]:
+    """Return the weights that the checkpoint of the target has."""
+    return sorted(path.name for path in tmp_path.glob("cache/hub/models--org--Big/snapshots/*/*.safetensors"))
+
+
+def shard(hub: Hub) -> None:
+    """Give the target its weights in two files; both have all tensors, and the second a byte more."""
+    files = hub.repositories["org/Big"].files
+    whole = files.pop("model.safetensors")
+    files.update({SHARDS[0]: whole, SHARDS[1]: whole + b" "})
+    files["model.safetensors.index.json"] = json.dumps(
+        {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
+    ).encode()
+
+
+@pytest.mark.parametrize("ignores_ranges", [False, True])
+def test_a_broken_connection_is_taken_up_by_range(try_pair: Try, hub: Hub, ignores_ranges: bool) -> None:
+    hub.ignores_ranges = ignores_ranges
+    hub.breaks_after = [100_000, 50_000]
+    done = try_pair()
+    assert done.code == 0, done.error
+    first, second, third, draft = begins(hub)
+    assert first == draft == 0
+    assert 0 < second <= 100_000 and (ignores_ranges or second < third <= second + 50_000)
+
+
+def test_the_same_command_goes_on_where_it_stopped(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
+    shard(hub)
+    size = len(hub.repositories["org/Big"].files[SHARDS[0]])
+    hub.breaks_after = [size + 1, 100_000, 0, 0, 0, 0, 0]  # the first file is whole, the second breaks off
+    done = try_pair()
+    assert done.code == 1
+    assert (
+        f"the download of {SHARDS[1]} broke off" in done.error and "run the same command again" in done.error
+    )
+    assert cached(tmp_path) == [SHARDS[0]] and not (tmp_path / "mine.yaml").exists()
+    again = len(begins(hub))
+    hub.breaks_after = []
+    done = try_pair()
+    assert done.code == 0, done.error
+    assert cached(tmp_path) == list(SHARDS)
+    assert 0 < begins(hub)[again] <= 100_000 and len(begins(hub)) == again + 2
+
+
+def test_content_that_is_not_what_was_announced(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
+    hub.is_damaging = True
+    done = try_pair()
+    assert done.code == 1
+    assert "model.safetensors is not what the hub announced" in done.error and "SHA-256" in done.error
+    assert cached(tmp_path) == [] and not list(tmp_path.rglob("*.incomplete"))
+    hub.is_damaging = False
+    assert try_pair().code == 0
+
+
+def test_a_download_says_that_it_waits_for_another_program(tmp_path: Path) -> None:
+    blob = Blob("model.safetensors", "", 5, "", tmp_path / "blob", tmp_path / "blob.lock")
+    lines = Queue[str]()
+    waiting = Thread(target=download, args=(blob, {}, print, lines.put), daemon=True)
+    with WeakFileLock(blob.lock):
+        waiting.start()
+        assert lines.get(timeout=20) == "model.safetensors: another program downloads it; waiting for that"
+        assert waiting.is_alive()
+        blob.path.write_bytes(b"bytes")  # the other program's
+    waiting.join(20)
+    assert not waiting.is_alive() and lines.empty()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    sections = {role: {"checkpoint": name} for role, name in zip(("target", "draft"), PAIR, strict=True)}
+    path = tmp_path / "hub.yaml"
+    path.write_text(yaml.safe_dump({"name": "hub", "serving": {"max_seq_len": 256}, **sections}))
+    return path
+
+
+def test_preflight_needs_no_weights(
+    program: Callable[..., Outcome], recipe: Path, hub: Hub, tmp_path: Path
+) -> None:
+    done = program("build.preflight", "--recipe", str(recipe), "--engines", str(tmp_path / "engines"))
+    assert done.code == 0, done.error
+    assert "2 files of weights are not downloaded yet" in done.shown
+    assert hub.downloads() == []
+
+
+def test_engines_name_the_commit_that_they_are_compiled_from(
+    program: Callable[..., Outcome], recipe: Path, hub: Hub, tmp_path: Path
+) -> None:
+    arguments = ("--recipe", str(recipe), "--engines", str(tmp_path / "engines"))
+    done = program("build.engines", *arguments)
+    assert done.code == 0, done.error
+    manifest = read_manifest(Path(done.result["target"]))
+    assert manifest is not None
+    assert manifest["checkpoint"] == f"hf://org/Big@{hub.repositories['org/Big'].commit}"
+    done = program("build.engines", *arguments, HF_HUB_OFFLINE="1")
+    assert done.code == 0 and done.result["built"] == [], done.error
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_time_that_is_left_is_told_every_few_seconds() -> None:
+    clock, lines = Clock(), list[str]()
+    progress = TimeLeft(100, lines.append, lambda done: f"{done:.0f} of 100", clock)
+    for _ in range(100):
+        clock.now_s += 1
+        progress.advance(1)
+    assert lines[0] == "5 of 100, about 95 s left" and lines[-1] == "95 of 100, about 5 s left"
+    assert len(lines) == 19
+    assert (about(119), about(125)) == ("about 119 s", "about 2 min")

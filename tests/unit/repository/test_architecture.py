@@ -1,0 +1,369 @@
+"""Tests of the architecture: who may import whom, and what tools must see and leave alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY_ROOT, tracked_files
+
+# Each part of pipelines and the parts it may import. New parts must be added here on purpose.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "program": {"errors"},
+    "__main__": {"program"},  # the command imports the requested program by its name
+    "manifest": {"errors"},
+    "configuration": {"errors"},
+    "socket_path": {"errors"},
+    "atomic_file": set(),
+    "asyncio_thread": set(),
+    "available_memory": set(),
+    "engine_memory": {"errors"},
+    "time_left": set(),
+    "time_limit": set(),
+    "kserve_stream": set(),
+    "text": {"errors"},
+    "speculation": {"errors"},
+    "executor": {"errors", "asyncio_thread", "manifest", "speculation", "text"},
+    "router": {"errors", "atomic_file", "configuration", "socket_path"},
+    "serving": {
+        *("errors", "asyncio_thread", "available_memory", "manifest", "time_limit"),
+        *("executor", "speculation", "text", "router"),
+    },
+    "client": {"errors", "program"},
+    "building": {"errors", "program"},  # runs programs of build
+    "deploy": {"errors", "program", "building", "atomic_file", "configuration", "socket_path"},
+    "gateway": {"errors", "program", "deploy", "kserve_stream", "time_limit"},
+    "front_door": {
+        *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
+        *("kserve_stream", "router", "time_limit"),
+    },
+    "reporting": {"errors", "atomic_file", "configuration", "client"},
+    "command_line": {"errors", "program", "configuration", "client", "deploy", "text"},
+    "calibration": {
+        *("errors", "program", "manifest", "executor", "speculation", "text"),
+        *("building", "command_line", "reporting", "time_left"),
+    },
+    "validation": {
+        *("errors", "program", "client", "text", "command_line", "reporting", "atomic_file", "deploy"),
+        "front_door",  # the grammars of tools
+    },
+    "bench": {
+        *("errors", "program", "manifest", "client", "text", "command_line", "reporting", "atomic_file"),
+        *("speculation", "executor"),  # the batcher's own cost
+    },
+    "canary": {
+        *("errors", "program", "manifest", "client", "deploy", "router", "text"),
+        *("command_line", "reporting", "atomic_file", "configuration", "engine_memory", "socket_path"),
+    },
+    "demo": {
+        *("errors", "program", "client", "text", "deploy", "command_line", "reporting", "atomic_file"),
+        "building",
+    },
+}
+
+# Third-party packages that only some modules may import, at any depth.
+RESERVED: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "tools/demo_pair/",
+        "build/quantization/modelopt_worker.py",
+        "benchmarks/families/",
+        "benchmarks/peers/programs/",
+        "benchmarks/rehearsal/checkpoints.py",
+        "tests/",
+    ),
+    "transformers": (
+        "build/quantization/modelopt_worker.py",
+        "benchmarks/families/",
+        "benchmarks/peers/programs/",
+        "benchmarks/rehearsal/checkpoints.py",
+        "tests/",
+    ),
+    "modelopt": ("build/quantization/modelopt_worker.py", "tests/"),
+    "openvino_genai": ("benchmarks/peers/programs/",),
+    "openvino_tokenizers": ("benchmarks/peers/programs/",),
+    "vllm": ("benchmarks/peers/programs/",),
+    "openvino": (
+        "build/",
+        "benchmarks/",
+        "pipelines/executor/",
+        "pipelines/bench/",
+        "pipelines/deploy/",
+        "benchmarks/peers/programs/",
+        "tests/",
+    ),
+    "cryptography": ("build/packaging/signature.py", "tests/"),
+    "kubernetes_validate": ("tests/",),
+    "promql_parser": ("tests/",),
+    "scipy": (
+        "pipelines/validation/",
+        "pipelines/bench/",
+        "pipelines/canary/",
+        "pipelines/reporting/rates.py",
+        "tests/",
+    ),
+    "jinja2": ("pipelines/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
+    "tritonclient": (
+        "pipelines/client/",
+        "pipelines/gateway/",
+        "pipelines/front_door/",
+        "pipelines/serving/tensorrt_llm/server_calls.py",
+        "tests/",
+    ),
+    "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "tests/"),
+    "prometheus_client": ("pipelines/front_door/observing/", "docs/code_tables/metrics.py", "tests/"),
+    "opentelemetry": ("pipelines/front_door/observing/traces.py", "tests/"),
+    "triton_python_backend_utils": ("model_repository/",),
+}
+
+# Names that Python 3.10 does not have. mypy checks build and pipelines for them; this checks everything.
+NEWER_THAN_3_10 = re.compile(
+    r"\b(tomllib|StrEnum|TaskGroup|asyncio\.timeout|datetime\.UTC|ExceptionGroup|typing\.Self)\b"
+)
+
+LONGEST_FILE_LINES = 400
+MOST_FILES_IN_A_FOLDER = 15
+
+
+def _sources(*folders: str) -> list[str]:
+    return [path for path in tracked_files() if path.endswith(".py") and path.startswith(folders)]
+
+
+def _imports(path: str) -> Iterator[str]:
+    """Return the absolute dotted names that a file imports, wherever the statement stands."""
+    for node in ast.walk(ast.parse((REPOSITORY_ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; spell it out"
+            module = node.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _part(module: str) -> str:
+    """Return the part of a module: ``pipelines.executor.step`` -> ``executor``."""
+    return module.split(".")[1]
+
+
+def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
+    shared = tuple(
+        f"pipelines.{name}"
+        for name in (
+            *("errors", "manifest", "program", "atomic_file", "available_memory", "engine_memory"),
+            *("configuration", "socket_path", "time_left", "text.vocabulary"),
+        )
+    )
+    wrong = [
+        (path, name)
+        for path in _sources("build/")
+        for name in _imports(path)
+        if name.startswith("pipelines") and not name.startswith(shared)
+    ]
+    assert [pair for pair in wrong if pair[1] != "pipelines"] == []
+
+
+def test_what_a_server_never_runs_is_imported_by_nothing_that_it_runs() -> None:
+    wrong = [
+        (path, name)
+        for path in _sources("build/", "pipelines/", "model_repository/")
+        for name in _imports(path)
+        if name.split(".")[0] in ("benchmarks", "tools")
+    ]
+    assert wrong == []
+
+
+def test_pipelines_and_the_models_never_import_build() -> None:
+    wrong = [
+        (path, name)
+        for path in _sources("pipelines/", "model_repository/")
+        for name in _imports(path)
+        if name == "build" or name.startswith("build.")
+    ]
+    assert wrong == []
+
+
+def test_nothing_but_tests_imports_tests() -> None:
+    sources = _sources("build/", "pipelines/", "benchmarks/", "tools/", "model_repository/")
+    assert [path for path in sources for name in _imports(path) if name.split(".")[0] == "tests"] == []
+
+
+def test_parts_of_pipelines_import_in_one_direction() -> None:
+    wrong = []
+    for path in _sources("pipelines/"):
+        if path == "pipelines/__init__.py":
+            continue
+        part = Path(path).parts[1].removesuffix(".py")
+        assert part in MAY_IMPORT, f"{path}: new part {part!r}; decide its place in MAY_IMPORT"
+        for name in _imports(path):
+            if name.startswith("pipelines.") and _part(name) not in {part, *MAY_IMPORT[part]}:
+                wrong.append(f"{path} imports {name}")
+    assert wrong == []
+
+
+def test_the_allowed_imports_have_no_cycle() -> None:
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        ready = [part for part, below in MAY_IMPORT.items() if part not in order and below <= set(order)]
+        assert ready, f"cycle among {set(MAY_IMPORT) - set(order)}"
+        order += ready
+
+
+def test_heavy_packages_stay_where_they_belong() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in _sources("build/", "pipelines/", "benchmarks/", "tools/", "model_repository/", "tests/")
+        for name in set(_imports(path))
+        if name in RESERVED and not path.startswith(RESERVED[name])
+    ]
+    assert wrong == []
+
+
+def _import_with_blocked(modules: list[str], blocked: list[str]) -> None:
+    """Import modules in a new interpreter in which the blocked packages cannot be imported."""
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def _module_names(*folders: str, leaving_out: tuple[str, ...] = ()) -> list[str]:
+    paths = [path for path in _sources(*folders) if not path.startswith(leaving_out or ("//",))]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    return [name for name in names if not name.endswith("__main__")]
+
+
+def test_the_loop_needs_neither_triton_nor_an_engine_nor_torch() -> None:
+    modules = _module_names("pipelines/speculation/")
+    assert "pipelines.speculation.loop" in modules
+    others = [f"pipelines.{part}" for part in MAY_IMPORT if part not in ("speculation", "errors")]
+    packages = [
+        "tritonclient",
+        "triton_python_backend_utils",
+        "openvino",
+        "torch",
+        "tokenizers",
+        "yaml",
+        "httpx",
+    ]
+    _import_with_blocked(modules, ["build", *others, *packages])
+
+
+def test_everything_that_the_demo_runs_imports_without_torch() -> None:
+    alone = ("tools/demo_pair/", "build/quantization/modelopt_worker.py")
+    modules = _module_names("build/", "pipelines/", leaving_out=alone)
+    assert len(modules) > 20
+    _import_with_blocked(modules, ["torch", "transformers", "modelopt", "safetensors", "tests"])
+
+
+def test_the_gateway_starts_triton_before_it_imports_what_takes_long() -> None:
+    _import_with_blocked(["pipelines.gateway.__main__"], ["aiohttp", "grpc", "numpy", "tritonclient"])
+    _import_with_blocked(["pipelines.gateway.supervision.guard"], ["aiohttp", "grpc", "numpy", "pydantic"])
+
+
+def test_sources_parse_as_python_3_10() -> None:
+    for path in _sources("build/", "pipelines/", "benchmarks/", "tools/", "model_repository/", "tests/"):
+        text = (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+        ast.parse(text, filename=path, feature_version=(3, 10))
+        if path != "tests/unit/repository/test_architecture.py":
+            assert not NEWER_THAN_3_10.search(text), f"{path} uses a name that Python 3.10 lacks"
+
+
+def test_ruff_checks_every_source_also_in_build() -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    listed = {Path(line).relative_to(REPOSITORY_ROOT).as_posix() for line in done.stdout.splitlines()}
+    assert "build/recipe.py" in listed
+    assert (
+        set(_sources("build/", "pipelines/", "benchmarks/", "tools/", "model_repository/", "tests/")) - listed
+        == set()
+    )
+
+
+def test_git_does_not_ignore_build_even_where_a_global_list_does(tmp_path: Path) -> None:
+    everywhere = tmp_path / "ignore"
+    everywhere.write_text("build/\n")
+    ignored = [
+        "git",
+        "-c",
+        f"core.excludesFile={everywhere}",
+        "check-ignore",
+        "--no-index",
+        "build/recipe.py",
+    ]
+    done = subprocess.run(ignored, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+def test_no_file_is_long() -> None:
+    suffixes = (".py", ".pbtxt", ".sh", "Makefile", ".yaml", ".toml")
+    sizes = {
+        path: len((REPOSITORY_ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in tracked_files()
+        if path.endswith(suffixes)
+    }
+    assert {path: lines for path, lines in sizes.items() if lines > LONGEST_FILE_LINES} == {}
+
+
+def test_a_folder_holds_about_a_dozen_files() -> None:
+    folders = {
+        Path(path).parent.as_posix() for path in _sources("build/", "pipelines/", "benchmarks/", "tools/")
+    }
+    sizes = {folder: len(list((REPOSITORY_ROOT / folder).glob("*.py"))) for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > MOST_FILES_IN_A_FOLDER} == {}
+
+
+def test_adapters_stay_thin() -> None:
+    sizes = {
+        path: len((REPOSITORY_ROOT / path).read_text().splitlines()) for path in _sources("model_repository/")
+    }
+    assert {path: lines for path, lines in sizes.items() if lines > 150} == {}
+
+
+def test_no_merge_was_left_half_done() -> None:
+    marker = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    texts = {
+        path: (REPOSITORY_ROOT / path).read_bytes().decode("utf-8", "replace") for path in tracked_files()
+    }
+    assert [path for path, text in texts.items() if marker.search(text)] == []
+
+
+def test_no_path_of_a_machine_and_no_package_host_is_committed() -> None:
+    machine = "|".join(
+        [
+            "/ro" + "ot/",
+            "/ho" + "me/[a-z]",
+            "/Us" + "ers/[a-z]",
+            "/wo" + "rk/",
+            "/tm" + "p/x",
+            r"\.pye" + "nv",
+        ]
+    )
+    hosts = "|".join(["pypi" + r"\.org", "pythonhos" + "ted", "pytorch" + r"\.org", "index" + "-url"])
+    pattern = re.compile(f"{machine}|{hosts}")
+    wrong = []
+    for path in tracked_files():
+        try:
+            text = (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if "/prompts/" not in path:  # quoted from the standard library's own source
+            wrong += [f"{path}: {found.group()}" for found in pattern.finditer(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["utils", "helpers", "manager", "common", "misc"])
+def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
+    assert [path for path in tracked_files() if name in Path(path).stem.split("_")] == []

@@ -1,0 +1,171 @@
+"""Tests of the documents: commands, links and names exist, and hand-written tables agree with the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import re
+
+import pytest
+
+from pipelines.errors import DraftproofError, from_wire
+from pipelines.serving.requests.limits import MAX_ID_BYTES, MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
+from pipelines.serving.requests.word_list import MAX_WORDS
+from pipelines.speculation.log_probs import MAX_LOG_PROBS
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
+from tests.conftest import REPOSITORY_ROOT, tracked_files
+
+DOCUMENTS = {
+    path: (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+    for path in tracked_files()
+    if path.endswith(".md")
+}
+PAGES = {
+    path: re.sub(r"<!-- figures:.*?<!-- /figures -->", "", text, flags=re.DOTALL)
+    for path, text in DOCUMENTS.items()
+    if not path.startswith("docs/decisions/0")
+}
+"""Excludes decisions and recorded commands, which describe the day of their date."""
+
+README = DOCUMENTS["README.md"]
+REQUESTS = DOCUMENTS["docs/reference/requests.md"]
+SOURCE_TREE = DOCUMENTS["docs/explanation/source-tree.md"]
+LONGEST_README_LINES = 200
+MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", MAKEFILE, re.MULTILINE))
+SETTINGS = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
+
+
+def _blocks(document: str, language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    return [text for name, text in blocks if name == language]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) < LONGEST_README_LINES
+
+
+@pytest.mark.parametrize("page", [page for page, text in DOCUMENTS.items() if "```bash" in text])
+def test_every_command_in_a_block_is_a_target_with_known_settings_or_a_request(page: str) -> None:
+    blocks = _blocks(DOCUMENTS[page], "bash")
+    commands = [line.partition(" #")[0].split() for block in blocks for line in block.splitlines()]
+    assert commands
+    for words in commands:
+        if words[0] == "curl":
+            assert any("/v2/models/generate/generate" in word or "/v1/" in word for word in words)
+            continue
+        if words[0] in ("docker", "kubectl"):  # run what `make deployment` wrote
+            assert any(word.startswith(".run/demo/deployment/") for word in words)
+            continue
+        if words[0] == ".venv/bin/python":
+            assert importlib.util.find_spec(words[2]) is not None
+            continue
+        assert words[0] == "make", words
+        assert words[1] in TARGETS
+        for name in re.findall(r"\b([A-Z_]+)=", " ".join(words)):
+            assert name in SETTINGS, f"make {words[1]} has no setting {name}"
+
+
+def test_every_make_command_in_the_prose_of_all_documents_exists() -> None:
+    for page, text in DOCUMENTS.items():
+        for target in re.findall(r"`make ([a-z][a-z-]*)", text):
+            assert target in TARGETS, f"{page}: make {target}"
+        for name in re.findall(r"`make [^`]*?\b([A-Z_]+)=", text):
+            assert name in SETTINGS, f"{page}: {name}="
+
+
+def test_the_modules_that_documents_run_exist() -> None:
+    for page, text in PAGES.items():
+        for module in re.findall(r"python -m ((?:build|pipelines|benchmarks|tools|docs)[\w.]*)", text):
+            path = REPOSITORY_ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page}: {module}"
+
+
+def test_the_python_example_uses_names_that_exist() -> None:
+    (example,) = _blocks(README, "python")
+    assert example in _blocks(DOCUMENTS["docs/tutorial.md"], "python")
+    tree = ast.parse(example)
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert imported
+    for node in imported:
+        module = importlib.import_module(str(node.module))
+        names = {alias.name: getattr(module, alias.name) for alias in node.names}
+        for attribute in ast.walk(tree):
+            owner = attribute.value if isinstance(attribute, ast.Attribute) else None
+            if isinstance(attribute, ast.Attribute) and isinstance(owner, ast.Name):
+                used = names.get("Client" if owner.id == "client" else owner.id)
+                assert used is None or hasattr(used, attribute.attr), attribute.attr
+
+
+def test_every_link_inside_the_repository_leads_somewhere() -> None:
+    for page, text in PAGES.items():
+        for link in re.findall(r"(?:\]\(|src=\"|href=\")([^)#\"]+)", text):
+            if not link.startswith("http") and "evaluation" not in link:
+                assert ((REPOSITORY_ROOT / page).parent / link).exists(), f"{page}: {link}"
+
+
+def test_every_folder_that_the_tree_shows_exists() -> None:
+    tree = next(block for block in _blocks(SOURCE_TREE, "") if "build/ " in block)
+    parent = ""
+    for line in tree.splitlines():
+        name = line.split()[0]
+        parent = parent if line.startswith(" ") else name
+        path = name if name == parent else f"{parent}{name}"
+        assert (REPOSITORY_ROOT / path).is_dir(), path
+    shown = set(re.findall(r"^ *([a-z_]+)/ ", tree, re.MULTILINE))
+    folders = {path.split("/")[0] for path in tracked_files() if "/" in path and not path.startswith(".")}
+    parts = {path.split("/")[1] for path in tracked_files() if re.match(r"(pipelines|build)/\w+/", path)}
+    assert folders | parts <= shown
+
+
+def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() -> None:
+    config = (REPOSITORY_ROOT / "model_repository" / "generate" / "config.pbtxt").read_text(encoding="utf-8")
+    declared = {
+        name: data_type + ("[]" if dims == "-1" else "")
+        for name, data_type, dims in re.findall(
+            r'^input \[{ name: "(\w+)" data_type: TYPE_(\w+) dims: \[(.*?)\]', config, re.MULTILINE
+        )
+    }
+    documented: dict[str, str] = {}
+    defaults: dict[str, str] = {}
+    table = REQUESTS.partition("## Parameters")[2].partition("\nA request may also carry")[0]
+    for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
+        names, types, _, default, _ = (cell.strip() for cell in row.split(" | "))
+        for name, data_type in zip(re.findall(r"`(\w+)`", names), types.split(", "), strict=True):
+            documented[name], defaults[name] = data_type, default
+    assert documented == declared
+    for field in dataclasses.fields(SamplingParams):
+        if field.name in defaults and field.name != "seed":
+            assert float(defaults[field.name]) == field.default, field.name
+    for name, limit in (
+        ("num_log_probs", MAX_LOG_PROBS),
+        ("stop_words", MAX_WORDS),
+        ("bad_words", MAX_WORDS),
+        ("session_id", MAX_ID_BYTES),
+        ("logit_bias_ids", MAX_LOGIT_BIASES),
+    ):
+        row = rf"^\| `{name}`(?:, `\w+`)? \|[^|]*\| (?:0 to )?{limit}\b"
+        assert re.search(row, table, re.MULTILINE), name
+    beside = dict(
+        re.findall(
+            r"^\| ([^|]+) \| ([^|]+) \|", REQUESTS.partition("A request may also carry")[2], re.MULTILINE
+        )
+    )
+    for name, limit in (
+        ("request `id`", MAX_ID_BYTES),
+        ("`timeout`", MAX_TIMEOUT_US),
+        ("`arm` of `router`", MAX_ID_BYTES),
+        ("parameters", MAX_PARAMETERS_BYTES),
+    ):
+        assert re.search(rf"\b{limit}\b", beside[name]), name
+
+
+def test_error_codes_in_the_documents_are_those_of_the_code() -> None:
+    pages = ("README.md", "docs/how-to/troubleshoot.md", "docs/reference/errors.md")
+    text = "\n".join(DOCUMENTS[page] for page in pages)
+    codes = set(re.findall(r"`draftproof/([a-z_]+)`", text))
+    assert len(codes) >= 5
+    for code in codes - {"error"}:
+        error = from_wire(f"draftproof/{code}: text")
+        assert type(error) is not DraftproofError, f"no error has the code {code}"

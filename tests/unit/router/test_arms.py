@@ -1,0 +1,245 @@
+"""Tests of the table of arms: what it refuses, what a lease means, and how the router follows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.errors import CanaryError
+from pipelines.router.arms import (
+    ArmSetting,
+    ArmTable,
+    Bands,
+    LiveArms,
+    ShadowSetting,
+    read_table,
+    write_table,
+)
+
+TABLE = ArmTable(
+    generation=7,
+    canary_id="c1",
+    salt="pepper",
+    stable=ArmSetting("/run/stable.sock", 0.7),
+    candidate=ArmSetting("/run/candidate.sock", 0.2),
+    control=ArmSetting("/run/control.sock", 0.1),
+    shadow=ShadowSetting(share=0.5, max_per_s=4.0, max_in_flight=2, max_queue=16),
+    replays_match="own_target",
+    bands=Bands(medium_from=4, high_from=8),
+    lease_until_s=1000.0,
+    slow_after_s=2.0,
+)
+ALONE = ArmTable(
+    generation=0,
+    canary_id="",
+    salt="",
+    stable=ArmSetting("/run/stable.sock", 1.0),
+    candidate=None,
+    control=None,
+    shadow=None,
+    replays_match="stable",
+    bands=Bands(medium_from=4, high_from=8),
+    lease_until_s=0.0,
+    slow_after_s=2.0,
+)
+
+
+@pytest.mark.parametrize("table", [TABLE, ALONE])
+def test_a_table_comes_back_as_it_was_written(tmp_path: Path, table: ArmTable) -> None:
+    path = tmp_path / "arms.json"
+    write_table(path, table)
+    assert read_table(path) == table
+    assert json.loads(path.read_text())["format"] == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["arms.json"]
+
+
+def test_after_the_lease_the_stable_pair_has_the_candidates_share_and_nothing_is_repeated() -> None:
+    assert TABLE.weights(999.9) == {"stable": 0.7, "candidate": 0.2, "control": 0.1}
+    assert TABLE.shadow_at(999.9) == TABLE.shadow
+    for now_s in (1000.0, 1e9):
+        assert TABLE.weights(now_s) == pytest.approx({"stable": 0.9, "candidate": 0.0, "control": 0.1})
+        assert TABLE.shadow_at(now_s) is None
+    assert ALONE.weights(5.0) == {"stable": 1.0}  # it needs no lease
+
+
+def test_bands_begin_where_they_say() -> None:
+    bands = Bands(medium_from=4, high_from=8)
+    assert [bands.band(num) for num in (1, 3, 4, 7, 8, 99)] == ["low"] * 2 + ["medium"] * 2 + ["high"] * 2
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {"format": 1, **dataclasses.asdict(TABLE), **changes}
+
+
+def refused(tmp_path: Path, written: object) -> CanaryError:
+    path = tmp_path / "arms.json"
+    path.write_text(written if isinstance(written, str) else json.dumps(written))
+    with pytest.raises(CanaryError) as caught:
+        read_table(path)
+    error = caught.value
+    assert str(path) in error.what
+    assert error.values and error.limit and error.remedy
+    return error
+
+
+SOCKET = {"socket": "/run/candidate.sock"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"format": 2}, "format=2"),
+        ({"format": None}, "format=None"),
+        ({"generation": -1}, "generation=-1"),
+        ({"generation": 1.5}, "generation=1.5"),
+        ({"generation": True}, "generation=True"),
+        ({"salt": None}, "salt=None"),
+        ({"stable": None}, "stable=None"),
+        ({"candidat": None}, "candidat"),
+        ({"candidate": {**SOCKET, "weight": 0.3}}, "stable=0.7, candidate=0.3, control=0.1"),
+        ({"candidate": {**SOCKET, "weight": 0.2 + 2e-9}}, "candidate=0.2"),
+        ({"candidate": {**SOCKET, "weight": -0.2}}, "weight=-0.2"),
+        ({"candidate": {**SOCKET, "weight": float("nan")}}, "candidate.weight=nan"),
+        ({"candidate": {**SOCKET, "weight": 10**400}}, "candidate.weight=1000"),
+        ({"candidate": {**SOCKET, "weight": "0.2"}}, "candidate.weight='0.2'"),
+        ({"candidate": {**SOCKET, "weigth": 0.2}}, "candidate.weigth"),
+        ({"candidate": SOCKET}, "candidate.weight"),
+        ({"candidate": None}, "stable=0.7, control=0.1"),
+        ({"candidate": {"socket": "/run/stable.sock", "weight": 0.2}}, "/run/stable.sock"),
+        ({"candidate": {"socket": "", "weight": 0.2}}, "0 bytes"),
+        ({"candidate": {"socket": "/" + "x" * 107, "weight": 0.2}}, "108 bytes"),
+        ({"bands": {"medium_from": 8, "high_from": 8}}, "high_from=8"),
+        ({"bands": {"medium_from": 0, "high_from": 8}}, "medium_from=0"),
+        ({"shadow": {"share": 1.1, "max_per_s": 1, "max_in_flight": 1, "max_queue": 1}}, "share=1.1"),
+        ({"shadow": {"share": 1, "max_per_s": 1, "max_in_flight": 0, "max_queue": 1}}, "max_in_flight=0"),
+        ({"shadow": {"share": 1, "max_per_s": 0, "max_in_flight": 1, "max_queue": 1}}, "max_per_s=0"),
+        ({"slow_after_s": 0}, "slow_after_s=0"),
+        ({"slow_after_s": True}, "slow_after_s=True"),
+        ({"lease_until_s": "soon"}, "lease_until_s='soon'"),
+        ({"replays_match": "control"}, "replays_match='control'"),
+    ],
+)
+def test_what_no_router_could_follow_is_refused(tmp_path: Path, changes: dict[str, Any], seen: str) -> None:
+    assert seen in refused(tmp_path, document(**changes)).values
+
+
+NESTED = "[" * 900 + "]" * 900  # read, but perhaps no longer written
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{", "null", "[" * 100_000, '{"format": 1}', NESTED, f'{{"format": {NESTED}}}']
+)
+def test_a_file_that_holds_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    refused(tmp_path, text)
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(ArmTable)])
+def test_every_key_must_be_there(tmp_path: Path, key: str) -> None:
+    without = document()
+    del without[key]
+    assert refused(tmp_path, without).values == key
+
+
+def test_a_misspelt_arm_is_told_the_right_one(tmp_path: Path) -> None:
+    assert refused(tmp_path, document(candidat=None)).remedy == "did you mean candidate?"
+
+
+def test_shadow_without_a_candidate_is_refused() -> None:
+    with pytest.raises(CanaryError, match="shadow needs a candidate"):
+        dataclasses.replace(ALONE, shadow=TABLE.shadow)
+
+
+def test_an_invalid_table_cannot_be_constructed_so_none_is_written() -> None:
+    with pytest.raises(CanaryError, match="sum"):
+        dataclasses.replace(TABLE, stable=ArmSetting("/run/stable.sock", 0.71))
+
+
+def test_the_router_follows_the_file_from_its_coming_to_its_going(tmp_path: Path) -> None:
+    path = tmp_path / "arms.json"
+    live = LiveArms(path, ALONE)
+    assert live.read() == ALONE
+    write_table(path, TABLE)
+    assert live.read() == TABLE
+    assert LiveArms(path, ALONE).read() == TABLE  # a restart
+    path.unlink()
+    assert live.read() == ALONE
+
+
+def test_two_tables_of_one_length_in_one_tick_of_the_clock_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "arms.json"
+    live = LiveArms(path, ALONE)
+    for generation in range(10, 90):
+        write_table(path, dataclasses.replace(TABLE, generation=generation))
+        os.utime(path, (1000, 1000))
+        assert live.read().generation == generation
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"format": 2})])
+def test_a_bad_file_is_named_once_and_the_last_good_table_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    path = tmp_path / "arms.json"
+    write_table(path, TABLE)
+    live = LiveArms(path, ALONE)
+    assert live.read() == TABLE
+    path.write_text(text)
+    caplog.clear()
+    for _ in range(3):
+        assert live.read() == TABLE
+    assert len(caplog.records) == 1
+    assert "stays in use" in caplog.text and str(path) in caplog.text
+
+
+def test_a_router_that_starts_with_a_bad_file_sends_everything_to_the_stable_pair(tmp_path: Path) -> None:
+    path = tmp_path / "arms.json"
+    path.write_text("{")
+    assert LiveArms(path, ALONE).read() == ALONE
+
+
+def test_a_lease_that_is_renewed_says_nothing_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "arms.json"
+    live = LiveArms(path, ALONE)
+    for lease_until_s in range(1000, 1010):
+        write_table(path, dataclasses.replace(TABLE, lease_until_s=float(lease_until_s)))
+        assert live.read().lease_until_s == lease_until_s
+    assert len(caplog.records) == 1
+
+
+def test_a_slow_reader_on_another_thread_does_not_bring_back_an_older_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arms.json"
+    older, newer = (dataclasses.replace(TABLE, generation=generation) for generation in (7, 8))
+    write_table(path, older)
+    live = LiveArms(path, ALONE)
+    has_parsed, may_go_on = threading.Event(), threading.Event()
+
+    def read_slowly(path: Path) -> ArmTable:
+        table = read_table(path)
+        if table == older:
+            has_parsed.set()
+            assert may_go_on.wait(10)
+        return table
+
+    monkeypatch.setattr("pipelines.router.arms.read_table", read_slowly)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(live.read)
+        assert has_parsed.wait(10)
+        write_table(path, newer)
+        fast = pool.submit(live.read)
+        wait([fast], timeout=0.2)  # without a lock it ends here, with one it waits for the slow reader
+        may_go_on.set()
+        assert slow.result() == older
+        assert fast.result() == newer
+    assert live.read() == newer

@@ -1,0 +1,107 @@
+"""Tests that a client gets its answer once and complete, whatever three arms do in whatever order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import RequestTimeoutError
+from pipelines.router.arms import Arm
+from tests.unit.router.scripted_arms import ALL, BUSY, DOWN, FOR_EVER_S, Chunk, ScriptedArms, Step, answer
+
+
+def cut_up(ids: Sequence[int], cuts: set[int], *, with_empty_end: bool) -> list[Chunk]:
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(ids)), len(ids)]
+    parts = [tuple(ids[begin:end]) for begin, end in itertools.pairwise(edges) if end > begin]
+    if with_empty_end or not parts:
+        parts.append(())
+    return [*(Chunk(part) for part in parts[:-1]), Chunk(parts[-1], "stop")]
+
+
+@st.composite
+def failing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], list[int], bool]:
+    """Draw scripts of three arms with the same answer, each until it fails, ends or falls silent for ever."""
+    ids = draw(st.lists(st.integers(0, 2), max_size=6))
+    scripts: dict[Arm, Sequence[Step]] = {}
+    is_answered = False
+    for arm in ALL:
+        chunks = cut_up(ids, draw(st.sets(st.integers(1, 5))), with_empty_end=draw(st.booleans()))
+        num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
+        script: list[Step] = []
+        for chunk in chunks[:num]:
+            script += [draw(st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0, 5.0])), chunk]
+        if num < len(chunks):
+            script.append(draw(st.sampled_from([DOWN, BUSY, OSError("gone"), FOR_EVER_S])))
+        else:
+            script += draw(st.sampled_from([[], [3.0], [DOWN]]))
+        is_answered = is_answered or num == len(chunks)
+        scripts[arm] = script
+    return scripts, ids, is_answered
+
+
+@given(failing_scripts(), st.sampled_from([0.0, 0.0, 1.0, 4.0]), st.booleans())
+def test_whatever_happens_to_the_arms_the_client_has_the_answer_once_as_long_as_one_of_them_gives_it(
+    case: tuple[dict[Arm, Sequence[Step]], list[int], bool], pause_s: float, streaming: bool
+) -> None:
+    scripts, ids, is_answered = case
+    arms = ScriptedArms(scripts)
+    if not is_answered and any(FOR_EVER_S in script for script in scripts.values()):
+        for script in scripts.values():
+            if isinstance(script, list) and script[-1] == FOR_EVER_S:
+                script[-1] = RequestTimeoutError("the client waits no longer")
+                script.insert(-1, 100.0)
+    received = answer(arms, pause_s=pause_s, streaming=streaming)
+    assert received.ids == ids[: len(received.ids)]
+    if is_answered:
+        assert received.ids == ids
+        assert received.is_whole
+        assert [outcome for _, outcome in arms.outcomes].count("answered") == 1
+    else:
+        assert received.error is not None
+    assert Counter(arm for arm, _ in arms.closed) <= Counter(arm for arm, _ in arms.asked)
+
+
+@st.composite
+def differing_scripts(draw: st.DrawFn) -> tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]]:
+    """Draw scripts of three arms with different answers, and the arms that reach their end."""
+    scripts: dict[Arm, Sequence[Step]] = {}
+    answers: dict[Arm, list[int]] = {}
+    whole: list[Arm] = []
+    for arm in ALL:
+        answers[arm] = draw(st.lists(st.integers(0, 1), min_size=1, max_size=5))
+        chunks = cut_up(answers[arm], draw(st.sets(st.integers(1, 4))), with_empty_end=draw(st.booleans()))
+        num = draw(st.one_of(st.just(len(chunks)), st.integers(0, len(chunks))))
+        script: list[Step] = []
+        for chunk in chunks[:num]:
+            script += [draw(st.sampled_from([0.0, 0.0, 1.0, 3.0])), chunk]
+        if num < len(chunks):
+            script.append(draw(st.sampled_from([DOWN, BUSY, FOR_EVER_S])))
+        else:
+            whole.append(arm)
+        scripts[arm] = script
+    return scripts, answers, whole
+
+
+@given(differing_scripts())
+def test_arms_of_different_targets_end_an_answer_as_long_as_one_of_them_ends_its_own(
+    case: tuple[dict[Arm, Sequence[Step]], dict[Arm, list[int]], list[Arm]],
+) -> None:
+    scripts, answers, whole = case
+    if not whole:
+        return
+
+    def later(arm: Arm) -> Callable[[int], Sequence[Step]]:
+        return lambda num_tokens: [0.5, Chunk(tuple(answers[arm][num_tokens:]), "stop")]
+
+    arms = ScriptedArms(scripts, later={arm: later(arm) for arm in whole})
+    received = answer(arms)
+    assert received.is_whole
+    begin = 0
+    for arm, chunk in received.chunks:  # each token is the one of its arm at that position
+        end = begin + len(chunk.ids)
+        assert list(chunk.ids) == answers[arm][begin:end]
+        begin = end

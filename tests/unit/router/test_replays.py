@@ -1,0 +1,365 @@
+"""Tests of what the candidate replays, and with what it is compared."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.errors import DraftproofError, EngineFailedError, RequestTimeoutError, ServerBusyError
+from pipelines.router.arms import ShadowSetting
+from pipelines.serving.requests.responder import Responder
+from pipelines.serving.router import received_answer
+from pipelines.serving.sockets.calls import Call, Tensors
+from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from tests.unit.router.router_world import (
+    ANSWER,
+    Change,
+    World,
+    answers,
+    arm_of,
+    ask,
+    call_of,
+    fails,
+    outputs_of,
+    run,
+)
+
+SHADOW = ShadowSetting(share=1.0, max_per_s=1000.0, max_in_flight=2, max_queue=4)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+async def settled(world: World) -> None:
+    while world.router.num_open:  # ``run`` limits it
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("said", "tokens"), [(ANSWER, "equal"), (b"def mean():", "diverged")])
+def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: str) -> None:
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = answers(said)
+
+    async def scenario() -> None:
+        text, last = await ask(world, call_of(b"prompt"))
+        assert (text, arm_of(last)) == (ANSWER, "stable")
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    original, replay = world.close()
+    assert (original.answer, replay.answer) == ("", tokens)
+    assert (original.num_common_tokens, replay.num_common_tokens) == (None, 5 if tokens == "diverged" else 11)
+    assert (replay.arm, replay.is_replay, replay.request_id) == ("candidate", True, original.request_id)
+    stable_call, candidate_call = (call for _, call in world.asked)
+    assert stable_call.tensors["seed"].item() == candidate_call.tensors["seed"].item()
+    if tokens == "diverged":
+        assert replay.divergence is not None
+        assert (replay.divergence.prompt, replay.divergence.first_difference) == ("prompt", 5)
+        assert (replay.divergence.expected_of, replay.divergence.expected_text) == ("stable", "def main():")
+        assert replay.divergence.candidate_text == "def mean():"
+    else:
+        assert replay.divergence is None
+
+
+@pytest.mark.parametrize(("alone", "tokens"), [(b"def mean():", "equal"), (b"def moan():", "diverged")])
+def test_a_replay_by_another_target_is_compared_with_that_target_alone(
+    world: World, alone: bytes, tokens: str
+) -> None:
+    world.write(shadow=SHADOW, replays_match="own_target")
+
+    def behave(call: Call, responder: Responder) -> None:
+        drafts = call.tensors["num_draft_tokens"].item() if "num_draft_tokens" in call.tensors else None
+        answers(alone if drafts == 0 else b"def mean():")(call, responder)
+
+    world.behave["candidate"] = behave
+
+    async def scenario() -> None:
+        text, _ = await ask(world, call_of(b"prompt"))
+        assert text == ANSWER
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    _, replay = world.close()
+    assert (replay.answer, replay.is_replay, sum(replay.drafted_per_round)) == (tokens, True, 8)
+    assert replay.num_common_tokens == 5, "with the stable pair's answer, not with its own target's"
+    assert [arm for arm, _ in world.asked] == ["stable", "candidate", "candidate"]
+    assert len({call.tensors["seed"].item() for _, call in world.asked}) == 1
+    assert [call.tensors.get("num_draft_tokens") for _, call in world.asked[:2]] == [None, None]
+    if tokens == "diverged":
+        assert replay.divergence is not None
+        assert (replay.divergence.expected_of, replay.divergence.expected_text) == (
+            "own_target",
+            "def moan():",
+        )
+        assert (replay.divergence.candidate_text, replay.divergence.first_difference) == ("def mean():", 5)
+
+
+def test_replays_that_ask_twice_keep_to_the_same_bounds(world: World) -> None:
+    world.write(shadow=SHADOW, replays_match="own_target")
+    open_at_once: list[int] = []
+    is_open = 0
+    held: list[tuple[Call, Responder]] = []
+
+    def behave(call: Call, responder: Responder) -> None:
+        nonlocal is_open
+        is_open += 1
+        open_at_once.append(is_open)
+        held.append((call, responder))
+
+    world.behave["candidate"] = behave
+
+    async def scenario() -> None:
+        nonlocal is_open
+        for _ in range(5):
+            assert (await ask(world, call_of()))[0] == ANSWER
+        while world.router.num_open:
+            if held:
+                is_open -= 1
+                answers()(*held.pop(0))
+            await asyncio.sleep(0.01)
+
+    run(world, scenario())
+    assert len(open_at_once) == 10 and max(open_at_once) == SHADOW.max_in_flight
+    replays = [each for each in world.close() if each.is_replay]
+    assert [each.answer for each in replays] == ["equal"] * 5
+
+
+def test_a_target_that_fails_alone_is_the_candidates_failure(world: World) -> None:
+    world.write(shadow=SHADOW, replays_match="own_target")
+
+    def behave(call: Call, responder: Responder) -> None:
+        is_alone = "num_draft_tokens" in call.tensors
+        (fails(EngineFailedError("gone")) if is_alone else answers())(call, responder)
+
+    world.behave["candidate"] = behave
+
+    async def scenario() -> None:
+        await ask(world, call_of())
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    _, replay = world.close()
+    assert (replay.failure, replay.answer) == ("error", "")
+
+
+@pytest.mark.parametrize("error", [ServerBusyError("full"), RequestTimeoutError("late")])
+def test_a_replay_that_the_candidate_is_not_to_blame_for_is_not_noted(
+    world: World, error: DraftproofError
+) -> None:
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = fails(error)
+
+    async def scenario() -> None:
+        await ask(world, call_of())
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    (answer,) = world.close()
+    assert not answer.is_replay
+
+
+def test_a_replay_never_holds_the_answer_back(world: World) -> None:
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = lambda call, responder: None
+
+    async def scenario() -> None:
+        began_s = time.monotonic()
+        for _ in range(12):
+            assert (await ask(world, call_of()))[0] == ANSWER
+        assert time.monotonic() - began_s < 5
+        begun, dropped = world.router.replays
+        assert (begun, dropped) == (2, 6)
+
+    run(world, scenario())
+
+
+def _text_cut(outputs: Tensors, end: int) -> Tensors:
+    return {**outputs, "text_length": outputs["text_length"] - (end == len(ANSWER))}
+
+
+def _stops(outputs: Tensors, end: int) -> Tensors:
+    return {**outputs, "finish_reason": text_tensor("stop" if end == len(ANSWER) else "")}
+
+
+def _too_long(outputs: Tensors, end: int) -> Tensors:
+    return {**outputs, "sequence_length": outputs["sequence_length"] + (end == len(ANSWER))}
+
+
+def _other_log_prob(outputs: Tensors, end: int) -> Tensors:
+    if end != len(ANSWER):
+        return outputs
+    return {**outputs, "top_log_probs": np.nextafter(outputs["top_log_probs"], np.float32(0))}
+
+
+def _other_sum(outputs: Tensors, end: int) -> Tensors:
+    if end == len(ANSWER):
+        return outputs
+    return {**outputs, "cum_log_probs": outputs["cum_log_probs"] - np.float32(0.5)}
+
+
+def _early_end(outputs: Tensors, end: int) -> Tensors:
+    return {**outputs, "finish_reason": text_tensor("length")}
+
+
+FAULTS: dict[str, tuple[Change, str, str]] = {
+    "text": (_text_cut, "", ""),
+    "finish_reason": (_stops, "length", "stop"),
+    "sequence_length": (_too_long, "11", "12"),
+    "log_probs": (_other_log_prob, "cum_log_probs=", "cum_log_probs="),
+    "chunks": (_other_sum, "", "cum_log_probs=-"),
+    "chunks: goes on": (_early_end, "", "the answer continues after finish_reason=length"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("replays_match", ["stable", "own_target"])
+def test_whatever_else_a_client_hears_is_compared_too(
+    world: World, fault: str, streaming: bool, replays_match: str
+) -> None:
+    """The tokens are equal in each case; such candidates were promoted before."""
+    change, expected, said = FAULTS[fault]
+    world.write(shadow=SHADOW, replays_match=replays_match)
+
+    def behave(call: Call, responder: Responder) -> None:
+        is_alone = "num_draft_tokens" in call.tensors
+        (answers() if is_alone else answers(change=change))(call, responder)
+
+    world.behave["candidate"] = behave
+
+    async def scenario() -> None:
+        call = call_of(b"prompt", streaming=streaming, return_log_probs=scalar_tensor(True, np.bool_))
+        assert (await ask(world, call))[0] == ANSWER
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    original, replay = world.close()
+    assert (original.answer, original.differs_in) == ("", "")
+    assert (replay.answer, replay.differs_in) == ("diverged", fault.partition(":")[0])
+    assert replay.num_common_tokens == len(ANSWER)
+    assert replay.divergence is not None
+    assert replay.divergence.differs_in == replay.differs_in
+    assert replay.divergence.expected.startswith(expected)
+    assert replay.divergence.candidate.startswith(said)
+    assert replay.divergence.expected_text == "def main():"
+
+
+def test_compared_by_token_ids_alone_such_a_candidate_passes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: compared by token ids only, another finish_reason was promoted."""
+    monkeypatch.setattr(received_answer, "_COMPARED", {"tokens": received_answer._COMPARED["tokens"]})
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = answers(change=_stops)
+
+    async def scenario() -> None:
+        await ask(world, call_of(b"prompt"))
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    _, replay = world.close()
+    assert replay.answer == "equal"
+
+
+def test_log_probabilities_that_are_equal_in_all_bits_are_equal(world: World) -> None:
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = answers(size=4)
+
+    async def scenario() -> None:
+        await ask(world, call_of(return_log_probs=scalar_tensor(True, np.bool_)))
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    _, replay = world.close()
+    assert (replay.answer, replay.differs_in) == ("equal", "")
+
+
+def test_an_answer_to_a_client_whose_chunks_do_not_add_up_is_a_divergence(world: World) -> None:
+    world.write(candidate=1.0)
+    world.behave["candidate"] = answers(change=_early_end)
+    assert run(world, ask(world, call_of(b"prompt")))[0] == ANSWER
+    [found] = world.close()
+    assert (found.arm, found.is_replay, found.answer, found.differs_in) == (
+        "candidate",
+        False,
+        "diverged",
+        "chunks",
+    )
+    assert found.divergence is not None
+    assert (found.divergence.prompt, found.divergence.expected_of) == ("prompt", "itself")
+
+
+def test_an_answer_to_a_client_whose_chunks_add_up_is_not_compared(world: World) -> None:
+    world.write(candidate=1.0)
+    run(world, ask(world, call_of(return_log_probs=scalar_tensor(True, np.bool_))))
+    [found] = world.close()
+    assert (found.arm, found.answer, found.divergence) == ("candidate", "", None)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World, streaming: bool) -> None:
+    world.write()
+    received = threading.Semaphore(0)
+    first_sent_at_s = 0.0
+
+    def behave(call: Call, responder: Responder) -> None:
+        nonlocal first_sent_at_s
+        time.sleep(0.4)  # before the first response: that is no pause
+        first_sent_at_s = time.monotonic()
+        responder.send(outputs_of(ANSWER[:3], 3), is_final=False)
+        received.acquire(timeout=20)
+        time.sleep(0.2)
+        responder.send(outputs_of(ANSWER[3:], 11), is_final=True)
+
+    def take(call: Call, responder: Responder) -> None:
+        # otherwise everything is sent at its end
+        threading.Thread(target=behave, args=[call, responder]).start()
+
+    async def read() -> None:
+        async with aclosing(world.router.answer(call_of(streaming=streaming))) as responses:
+            async for _ in responses:
+                received.release()
+
+    if not streaming:
+        received.release()  # its caller sees only the whole answer
+    world.behave["stable"] = take
+    run(world, read())
+    all_s = time.monotonic() - first_sent_at_s
+    [found] = world.close()
+    if streaming:
+        assert found.longest_pause_s is not None
+        assert 0.2 <= found.longest_pause_s <= all_s
+    else:
+        assert found.longest_pause_s is None
+
+
+def test_the_ratio_rule_is_not_compared(world: World) -> None:
+    world.write(shadow=SHADOW)
+    world.behave["candidate"] = answers(b"def mean():")
+
+    async def scenario() -> None:
+        await ask(world, call_of(use_draft_logits=scalar_tensor(True, np.bool_)))
+        await asyncio.sleep(0)
+        await settled(world)
+
+    run(world, scenario())
+    _, replay = world.close()
+    assert (replay.answer, replay.divergence) == ("", None)

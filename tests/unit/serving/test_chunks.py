@@ -1,0 +1,221 @@
+"""Tests of turning tokens into chunks: what is withheld, and what is released together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.serving.requests.generation_call import GenerationCall
+from pipelines.serving.text.outputs import spell
+from pipelines.serving.tokens import chunks as serving_chunks
+from pipelines.serving.tokens.chunks import Chunk, ChunkStream
+from pipelines.serving.tokens.engine_answerer import chunk_tensors
+from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.text.stop_words import StopWordMatcher
+from pipelines.text.vocabulary import Vocabulary
+
+# Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
+WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *WORDS))
+DEF, RETURN, HALF_CAFE, CAFE_END, CUP, SPECIAL = range(256, 262)
+VOCAB_SIZE = len(VOCABULARY.bytes_of)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_pauses() -> Iterator[None]:
+    """Return each chunk as soon as it may be sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_chunks, "CHUNK_INTERVAL_S", 0.0)
+        yield
+
+
+def request_of(**others: Any) -> GenerationRequest:
+    sampling = SamplingParams(min_tokens=others.pop("min_tokens", 0), seed=2**64 - 1)
+    return GenerationRequest("r1", np.array([1], np.int32), 99, sampling=sampling, **others)
+
+
+def output_of(ids: list[int], first_position: int, request: GenerationRequest) -> Output:
+    """Return an engine's output whose log probabilities and logits identify their token and position."""
+    log_probs, logits = None, None
+    positions = np.arange(first_position, first_position + len(ids), dtype=np.float32)
+    if request.num_log_probs is not None:
+        top_ids = np.tile(np.array(ids, np.int32)[:, np.newaxis], request.num_log_probs)
+        log_probs = LogProbs(-positions / 3, top_ids, top_ids.astype(np.float32))
+    if request.return_generation_logits:
+        logits = np.tile(positions[:, np.newaxis], 4)
+    return Output(np.array(ids, dtype=np.int32), "", False, log_probs, logits)
+
+
+def chunks_of(
+    rounds: list[list[int]], request: GenerationRequest, *, streaming: bool, num_accepted: int = 0
+) -> list[Chunk]:
+    stream = ChunkStream(VOCABULARY, request, streaming=streaming)
+    chunks = []
+    position = 0
+    for number, ids in enumerate(rounds, start=1):
+        output = output_of(ids, position, request)
+        position += len(ids)
+        if number == len(rounds):
+            output = Output(output.token_ids, "length", True, output.log_probs, output.generation_logits)
+        sources = np.arange(len(output.token_ids), dtype=np.int32) < num_accepted
+        chunk = stream.push(output, sources.astype(np.int32))
+        if chunk is not None:
+            chunks.append(chunk)
+    return chunks
+
+
+def text_of(chunk: Chunk) -> str:
+    tensors = {
+        "output_ids": chunk.token_ids.reshape(1, 1, -1),
+        "text_length": np.array([[chunk.text_length]]),
+    }
+    return spell(tensors, VOCABULARY)
+
+
+def as_an_engine_ends(rounds: list[list[int]], request: GenerationRequest) -> list[list[int]]:
+    """Return the rounds up to the token that completes a stop word, where the executor ends the output."""
+    matcher = StopWordMatcher(request.stop_words, VOCABULARY)
+    kept: list[list[int]] = []
+    num_output = 0
+    for ids in rounds:
+        kept.append([])
+        for token_id in ids:
+            kept[-1].append(token_id)
+            num_output += 1
+            if num_output > request.sampling.min_tokens and matcher.push(token_id):
+                return kept
+    return kept
+
+
+ROUNDS = st.lists(
+    st.lists(st.sampled_from([*range(0, 256, 3), *b"return", *range(256, 262)]), max_size=6), min_size=1
+)
+STOP_WORDS = st.sampled_from([(), (b"return",), ("☕!".encode(), b"f\xc3\xa9"), (b"r", b"et")])
+
+
+@given(ROUNDS, STOP_WORDS, st.integers(0, 12), st.sampled_from([None, 0, 3]))
+def test_streamed_chunks_join_to_the_whole(
+    rounds: list[list[int]], stop_words: tuple[bytes, ...], min_tokens: int, num_log_probs: int | None
+) -> None:
+    request = request_of(
+        stop_words=stop_words,
+        min_tokens=min_tokens,
+        num_log_probs=num_log_probs,
+        return_generation_logits=True,
+    )
+    kept = as_an_engine_ends(rounds, request)
+    streamed = chunks_of(kept, request, streaming=True)
+    (whole,) = chunks_of(kept, request, streaming=False)
+    assert "".join(map(text_of, streamed)) == text_of(whole)
+    assert [i for chunk in streamed for i in chunk.token_ids.tolist()] == whole.token_ids.tolist()
+    assert [chunk.is_final for chunk in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert streamed[-1].sequence_length == whole.sequence_length == sum(map(len, kept))
+
+    joined = LogProbs.concatenate([chunk.log_probs for chunk in streamed])
+    for name in ("token_log_probs", "top_ids", "top_log_probs"):
+        assert np.array_equal(getattr(joined, name), getattr(whole.log_probs, name)), name
+    assert streamed[-1].cum_log_prob == whole.cum_log_prob  # bit by bit
+    if num_log_probs is not None:
+        for chunk in streamed:
+            assert len(chunk.log_probs.token_log_probs) == len(chunk.token_ids)
+            assert chunk.log_probs.top_ids.tolist() == [[i] * num_log_probs for i in chunk.token_ids.tolist()]
+    logits = np.concatenate([chunk.generation_logits for chunk in streamed])
+    assert logits[:, 0].tolist() == list(range(whole.sequence_length))
+
+
+@given(ROUNDS, STOP_WORDS.filter(bool), st.integers(0, 12))
+def test_text_is_cut_only_at_stop_words_that_begin_after_the_least_tokens(
+    rounds: list[list[int]], stop_words: tuple[bytes, ...], min_tokens: int
+) -> None:
+    request = request_of(stop_words=stop_words, min_tokens=min_tokens)
+    kept = as_an_engine_ends(rounds, request)
+    ids = [token_id for part in kept for token_id in part]
+    (whole,) = chunks_of(kept, request, streaming=False)
+    before, after = VOCABULARY.join(ids[:min_tokens]), VOCABULARY.join(ids[min_tokens:])
+    starts = [start for word in stop_words if (start := after.find(word)) >= 0]
+    assert whole.text_length == len(before) + min(starts, default=len(after))
+
+
+def test_a_chunk_waits_for_the_end_of_a_character_and_of_a_possible_stop_word() -> None:
+    rounds = [[DEF, HALF_CAFE], [CAFE_END, ord("r"), ord("e")], [ord("x"), CUP], [ord("!")]]
+    request = request_of(stop_words=(b"return",), num_log_probs=0, return_generation_logits=True)
+    streamed = chunks_of(rounds, request, streaming=True, num_accepted=1)
+    assert [text_of(chunk) for chunk in streamed] == ["def ", " café!", "rex☕", "!"]
+    # Sources, log probabilities and logits travel with their tokens, withheld or not.
+    sources = [chunk.sources.tolist() for chunk in streamed]
+    assert sources == [[1], [0, 1], [0, 0, 1, 0], [1]]
+    logits = [chunk.generation_logits[:, 0].tolist() for chunk in streamed]
+    assert logits == [[0], [1, 2], [3, 4, 5, 6], [7]]
+    thirds = [chunk.log_probs.token_log_probs * -3 for chunk in streamed]
+    assert [np.round(part).tolist() for part in thirds] == logits
+
+
+def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
+    rounds = [[DEF, ord("r"), ord("e")], [ord("t")], [ord("r"), ord("e")], [ord("x")]]
+    streamed = chunks_of(rounds, request_of(stop_words=(b"return",), min_tokens=4), streaming=True)
+    assert [text_of(chunk) for chunk in streamed] == ["def re", "t", "rex"]
+
+
+def test_a_stop_word_within_the_least_tokens_stays_and_a_later_one_is_cut_off() -> None:
+    rounds = [[RETURN, DEF], [*b"retu"], [*b"rn", *b" x"]]
+    request = request_of(stop_words=(b"return",), min_tokens=2)
+    for streaming in (True, False):
+        chunks = chunks_of(rounds, request, streaming=streaming)
+        assert "".join(map(text_of, chunks)) == "returndef "
+
+
+def test_a_stop_word_across_rounds_is_cut_off_with_what_follows_it() -> None:
+    rounds = [[DEF, ord("r"), ord("e")], [ord("t"), ord("u")], [*b"rn", *b" x"]]
+    streamed = chunks_of(rounds, request_of(stop_words=(b"return",)), streaming=True)
+    assert "".join(map(text_of, streamed)) == "def "
+    assert streamed[-1].finish_reason == "length"
+
+
+def test_an_output_that_ends_at_once_is_one_empty_chunk() -> None:
+    (chunk,) = chunks_of([[]], request_of(), streaming=True)
+    assert (chunk.token_ids.size, chunk.text_length, chunk.is_final) == (0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("num_log_probs", "shapes"),
+    [
+        (None, {"output_log_probs": (1, 1, 0), "top_log_prob_ids": (1, 0, 0), "top_log_probs": (1, 0, 0)}),
+        (0, {"output_log_probs": (1, 1, 2), "top_log_prob_ids": (1, 2, 0), "top_log_probs": (1, 2, 0)}),
+        (3, {"output_log_probs": (1, 1, 2), "top_log_prob_ids": (1, 2, 3), "top_log_probs": (1, 2, 3)}),
+    ],
+)
+def test_every_output_is_there_in_its_shape_asked_for_or_not(
+    num_log_probs: int | None, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    request = request_of(num_log_probs=num_log_probs)
+    (chunk,) = chunks_of([[DEF, RETURN]], request, streaming=False)
+    tensors = chunk_tensors(chunk, GenerationCall(request, False, None, False, ""))
+    for name, shape in shapes.items():
+        assert tensors[name].shape == shape, name
+        assert tensors[name].dtype == (np.int32 if name == "top_log_prob_ids" else np.float32)
+    assert (tensors["output_seed"].dtype, int(tensors["output_seed"].item())) == (np.uint64, 2**64 - 1)
+    total = 0.0 if num_log_probs is None else float(np.float32(-1) / 3)
+    assert tensors["cum_log_probs"].tolist() == [[np.float32(total)]]
+
+
+def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(serving_chunks, "CHUNK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    request = request_of(num_log_probs=0)
+    stream = ChunkStream(VOCABULARY, request, streaming=True)
+    sent = []
+    for position in range(10):
+        chunk = stream.push(output_of([ord("a") + position], position, request))
+        sent.append(chunk and text_of(chunk))
+        now_s += 0.007
+    assert sent == ["a", None, None, "bcd", None, None, "efg", None, None, "hij"]
+    last = stream.push(Output(np.array([ord("!")], np.int32), "length", True, None, None))
+    assert last is not None and text_of(last) == "!" and last.sequence_length == 11

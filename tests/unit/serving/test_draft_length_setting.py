@@ -1,0 +1,111 @@
+"""Tests of the draft length that operators set while the server runs, and of what sessions remember."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.serving.speculative.sessions import MAX_SESSIONS, Sessions
+from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin
+
+ADAPTIVE = DraftLengthSetting(None, 8)
+
+
+def write(path: Path, text: str, when_s: float) -> None:
+    path.write_text(text)
+    os.utime(path, (when_s, when_s))
+
+
+def test_the_recipes_setting_holds_until_a_file_says_otherwise_and_again_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "draft_length.json"
+    live = LiveDraftLength(ADAPTIVE, path)
+    assert live.read() == ADAPTIVE
+    write(path, '{"num_draft_tokens": 0}', 1000)
+    assert live.read() == DraftLengthSetting(0, 8)
+    write(path, '{"num_draft_tokens": null}', 1001)
+    assert live.read() == ADAPTIVE
+    write(path, '{"num_draft_tokens": 3}', 1002)
+    path.unlink()
+    assert live.read() == ADAPTIVE
+
+
+NESTED = '{"num_draft_tokens": ' + "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "3", '{"num_draft_tokens": 9}', '{"num_draft_tokens": true}', '{"num_draft_token": 3}'),
+        pytest.param(NESTED, id="nested"),
+        pytest.param('{"num_draft_tokens": ' + "9" * 10_000 + "}", id="a number of 10,000 digits"),
+    ],
+)
+def test_an_invalid_file_is_reported_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    path = tmp_path / "draft_length.json"
+    live = LiveDraftLength(DraftLengthSetting(4, 8), path)
+    write(path, text, 1000)
+    caplog.set_level(logging.ERROR)
+    for _ in range(3):
+        assert live.read() == DraftLengthSetting(4, 8)
+    assert len(caplog.records) == 1
+    assert "stays the same" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"num_draft_tokens": 9}', '{"num_draft_tokens": -1}'])
+def test_a_server_does_not_start_with_an_invalid_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "draft_length.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequestError, match="max_draft_len=8") as caught:
+        LiveDraftLength(ADAPTIVE, path)
+    error = caught.value
+    assert error.what and str(path) in error.values and "make draft-length" in error.remedy
+
+
+def of_recipe(num_draft_tokens: str, max_draft_len: str) -> DraftLengthSetting:
+    values = {"num_draft_tokens": num_draft_tokens, "max_draft_len": max_draft_len}
+    return DraftLengthSetting.of_recipe(ModelParameters("speculative", values))
+
+
+def test_the_recipes_setting_is_read_from_the_rendered_model() -> None:
+    assert of_recipe("adaptive", "8") == DraftLengthSetting(None, 8)
+    assert of_recipe("0", "1") == DraftLengthSetting(0, 1)
+    assert of_recipe("8", "8") == DraftLengthSetting(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "max_draft_len"),
+    [("9", "8"), ("-1", "8"), ("many", "8"), ("", "8"), ("0", "0"), ("adaptive", "-3"), ("4", "many")],
+)
+def test_an_invalid_rendered_model_is_refused(num_draft_tokens: str, max_draft_len: str) -> None:
+    with pytest.raises(RepositoryError) as caught:
+        of_recipe(num_draft_tokens, max_draft_len)
+    error = caught.value
+    assert error.what and error.values and error.limit and "make repository" in error.remedy
+
+
+def test_a_length_above_the_ceiling_is_refused() -> None:
+    for good in (None, 0, 8):
+        ADAPTIVE.check(good)
+    for bad in (-1, 9):
+        with pytest.raises(InvalidRequestError, match="max_draft_len=8"):
+            ADAPTIVE.check(bad)
+
+
+def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
+    sessions = Sessions(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
+    first = sessions.acceptance("a")
+    assert sessions.acceptance("a") is first
+    assert sessions.acceptance("") is not sessions.acceptance("")
+    for number in range(MAX_SESSIONS):
+        sessions.acceptance(f"other {number}")
+    assert sessions.acceptance("a") is not first

@@ -1,0 +1,181 @@
+"""Tests of the ensemble's two steps around the loop: NVIDIA's tensors, typed errors, and the key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, ServerBusyError, from_wire
+from pipelines.manifest import sha256_file
+from pipelines.serving.text import preprocessing
+from pipelines.serving.text.outputs import StreamedOutputs
+from pipelines.serving.text.postprocessing_model import PostprocessingModel
+from pipelines.serving.text.preprocessing import Preprocessing
+from pipelines.serving.text.preprocessing_model import PreprocessingModel
+from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.text.vocabulary import Vocabulary
+from tests.support.fake_triton import FakeRequest, FakeResponse, fake_backend
+from tests.support.tiny_engines import write_tokenizer
+
+LONG = b"import os\n" * 1000
+NAMES = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "stop_words": "STOP_WORDS_DICT",
+    "bad_words": "BAD_WORDS_DICT",
+    "min_tokens": "MIN_TOKENS",
+    "input_ids": "INPUT_IDS",
+    "add_special_tokens": "ADD_SPECIAL_TOKENS",
+    "parse_special_tokens": "PARSE_SPECIAL_TOKENS",
+}
+OUTPUTS = {
+    "input_ids": "INPUT_ID",
+    "input_lengths": "REQUEST_INPUT_LEN",
+    "request_output_len": "REQUEST_OUTPUT_LEN",
+    "stop_words_list": "STOP_WORDS_IDS",
+    "bad_words_list": "BAD_WORDS_IDS",
+}
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory: pytest.TempPathFactory) -> ModelParameters:
+    """Return settings of both models."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    write_tokenizer(path)
+    values = {
+        "tokenizer_file": str(path),
+        "tokenizer_sha256": sha256_file(path),
+        **{"max_seq_len": "100000", "max_batch_size": "1", "max_queue_size": "2"},
+    }
+    return ModelParameters("preprocessing", values, tuple(NAMES.values()))
+
+
+@pytest.fixture
+def first(parameters: ModelParameters) -> Iterator[PreprocessingModel]:
+    model = PreprocessingModel(parameters, fake_backend())
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def last(parameters: ModelParameters) -> PostprocessingModel:
+    return PostprocessingModel(parameters, fake_backend())
+
+
+def inputs_of(text: bytes = b"x", **others: Any) -> dict[str, Any]:
+    return {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32), **others}
+
+
+def request_of(text: bytes = b"x", parameters: str = "", **others: Any) -> FakeRequest:
+    tensors = {NAMES[name]: array for name, array in inputs_of(text, **others).items()}
+    return FakeRequest(tensors, "", parameters, requested=tuple(OUTPUTS.values()))
+
+
+def chunk_of(ids: list[int], text_length: int, parameters: str = "") -> FakeRequest:
+    tensors = {
+        "TOKENS_BATCH": np.array([[ids]], np.int32),
+        "TEXT_LENGTH": scalar_tensor(text_length, np.int32),
+    }
+    return FakeRequest(tensors, "", parameters, requested=("OUTPUT",))
+
+
+def error_of(response: FakeResponse) -> DraftproofError | None:
+    assert response.error is not None, "an answer where an error was expected"
+    return from_wire(response.error.message())
+
+
+@pytest.mark.parametrize("text", [b"import os", LONG, "naïve ☕".encode()])
+def test_the_first_step_tokenizes_as_generate_does(
+    first: PreprocessingModel, parameters: ModelParameters, text: bytes
+) -> None:
+    words = {"stop_words": np.array([[b"ab", b"\n"]], np.object_), "bad_words": text_tensor(b"no")}
+    request = request_of(text, **words, min_tokens=scalar_tensor(2, np.int32))
+    first.execute([request])
+    (response,) = request.sender.wait()
+    assert response is not None and response.error is None
+    expected = Preprocessing(parameters)(inputs_of(text, **words))
+    assert set(response.tensors) == set(OUTPUTS.values())
+    for inner, outer in OUTPUTS.items():
+        np.testing.assert_array_equal(response.tensors[outer], expected[inner])
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (request_of(b""), "the prompt is empty"),
+        (request_of(LONG + b"\xff"), "not valid UTF-8"),
+        (request_of(min_tokens=scalar_tensor(5, np.int32)), "min_tokens exceeds max_tokens"),
+        (request_of(stop_words=text_tensor(b"")), "a stop word is empty"),
+        (request_of(parameters='{"temprature": 1}'), "did you mean 'temperature'?"),
+        (request_of(parameters='{"QUERY": 1}'), "the request has an unknown parameter"),
+        (request_of(parameters='{"draftproof_key": "guess"}'), "did not come through the gateway"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_the_first_step_refuses_is_typed(
+    first: PreprocessingModel, request_: FakeRequest, words: str
+) -> None:
+    first.execute([request_])
+    error = from_wire(request_.sender.error.message())
+    assert isinstance(error, InvalidRequestError) and words in str(error)
+
+
+def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
+    first: PreprocessingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    tokenize = preprocessing.Preprocessing.__call__
+
+    def slow(self: Any, inputs: Any) -> Any:
+        assert self.is_quick(inputs) or may_go_on.wait(10)
+        return tokenize(self, inputs)
+
+    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", slow)
+    short, long_ones = request_of(), [request_of(LONG) for _ in range(3)]
+    first.execute(long_ones[:2])
+    first.execute([short, *long_ones[2:]])
+    assert short.sender.wait()[-1].error is None  # type: ignore[union-attr]
+    first.execute([busy := request_of()])
+    assert isinstance(from_wire(busy.sender.error.message()), ServerBusyError)
+    may_go_on.set()
+    assert all(each.sender.wait()[-1].error is None for each in long_ones)  # type: ignore[union-attr]
+
+
+def test_the_last_step_spells_a_chunk_as_generate_does(
+    last: PostprocessingModel, parameters: ModelParameters
+) -> None:
+    vocabulary = Vocabulary.from_file(parameters.path("tokenizer_file"))
+    coffee = Preprocessing(parameters)(inputs_of("naïve ☕ stop".encode()))["input_ids"]
+    for num_bytes in (0, 6, 10**6):
+        (response,) = last.execute([chunk_of(coffee.ravel().tolist(), num_bytes)])
+        outputs = {
+            "output_ids": coffee[np.newaxis],
+            "text_length": scalar_tensor(num_bytes, np.int32),
+            "output_log_probs": np.empty((1, 1, 0), np.float32),
+        }
+        expected = StreamedOutputs(vocabulary).of(outputs, is_final=False)["text_output"]
+        assert response.tensors["OUTPUT"].tolist() == expected.tolist()
+    assert expected.item() == "naïve ☕ stop".encode()
+
+
+def test_the_last_step_asks_for_the_key_and_hides_its_defects(last: PostprocessingModel) -> None:
+    without_key, broken, fine = last.execute(
+        [chunk_of([1], 1, '{"draftproof_key": "guess"}'), FakeRequest({}), chunk_of([], 0)]
+    )
+    assert isinstance(error_of(without_key), InvalidRequestError)
+    assert isinstance(error_of(broken), InternalError)
+    assert fine.tensors["OUTPUT"].item() == b""
+
+
+def test_both_steps_answer_a_ping(first: PreprocessingModel, last: PostprocessingModel) -> None:
+    ping = request_of(b"", '{"draftproof_ping": true}')
+    first.execute([ping])
+    (response,) = ping.sender.wait()
+    (other,) = last.execute([chunk_of([0], 0, '{"draftproof_ping": true}')])
+    assert response is not None and response.error is other.error is None
+    assert not response.tensors and not other.tensors

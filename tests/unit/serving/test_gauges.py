@@ -1,0 +1,131 @@
+"""Tests of the thread that publishes metrics: names, labels, and figures that cannot be read or published."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pipelines.serving.triton import gauges
+from pipelines.serving.triton.gauges import Gauges, watch_speculation
+from pipelines.speculation.statistics import SpeculationStatistics
+
+
+class Backend:
+    """A replacement for ``triton_python_backend_utils`` that keeps the values by name and labels."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self.observed: list[float] = []
+        values, observed = self.values, self.observed
+
+        class Metric:
+            def __init__(self, name: str, labels: dict[str, str]) -> None:
+                self._key = name, tuple(sorted(labels.items()))
+
+            def set(self, value: float) -> None:
+                values[self._key] = value
+
+            def increment(self, value: float) -> None:
+                values[self._key] = values.get(self._key, 0.0) + value
+
+            def observe(self, value: float) -> None:
+                if value < 0:
+                    raise RuntimeError("Triton refuses the value")
+                observed.append(value)
+
+        class Family:
+            COUNTER, GAUGE, HISTOGRAM = range(3)
+
+            def __init__(self, name: str, description: str, kind: int) -> None:
+                self._name = name
+
+            def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Any:
+                return Metric(self._name, labels)
+
+        self.MetricFamily = Family
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setattr(gauges, "INTERVAL_S", 0.001)
+    return Backend()
+
+
+@contextmanager
+def publishing(published: Gauges) -> Iterator[None]:
+    published.start()
+    try:
+        yield
+    finally:
+        published.stop()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_a_figure_that_cannot_be_read_leaves_the_others_alone_and_comes_back(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_readable, num_reads = True, 0
+
+    def read() -> float:
+        nonlocal num_reads
+        num_reads += 1
+        if not is_readable:
+            raise OSError("gone")
+        return num_reads
+
+    published = Gauges(backend, "m")
+    broken = "draftproof_requests_running", (("model", "m"),)
+    healthy = "draftproof_requests_waiting", (("model", "m"),)
+    published.add(broken[0], read)
+    published.add(healthy[0], lambda: num_reads)
+    with publishing(published):
+        wait_until(lambda: backend.values.get(broken, 0) > 2)
+        is_readable = False
+        begun = num_reads
+        wait_until(lambda: backend.values[healthy] > begun + 10)
+        assert backend.values[broken] <= begun + 1
+        is_readable = True
+        begun = num_reads
+        wait_until(lambda: backend.values[broken] > begun)
+    records = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert records == [
+        (logging.ERROR, "metric draftproof_requests_running could not be published; retrying"),
+        (logging.WARNING, "metric draftproof_requests_running is published again"),
+    ]
+
+
+def test_a_value_that_triton_refuses_does_not_end_its_histogram(backend: Backend) -> None:
+    published = Gauges(backend, "m")
+    observe = published.add_histogram("draftproof_ttft_seconds", (1.0, 2.0))
+    with publishing(published):
+        for value in (1.0, -1.0, 2.0):
+            observe(value)
+        wait_until(lambda: backend.observed == [1.0, 2.0])
+
+
+def test_the_counts_of_speculation_are_published(backend: Backend) -> None:
+    published = Gauges(backend, "m")
+    totals = SpeculationStatistics(
+        max_draft_len=2, num_drafting_rounds=1, total_draft_tokens=2, total_accepted_draft_tokens=1
+    )
+    watch_speculation(published, totals)
+    last = "spec_decode_num_accepted_tokens_per_pos_total", (("model", "m"), ("position", "1"))
+    with publishing(published):
+        wait_until(lambda: last in backend.values)
+    counted = {
+        name.removeprefix("spec_decode_num_"): value
+        for (name, labels), value in backend.values.items()
+        if name.startswith("spec_decode_") and labels == (("model", "m"),)
+    }
+    assert counted == {"drafts_total": 1, "draft_tokens_total": 2, "accepted_tokens_total": 1}

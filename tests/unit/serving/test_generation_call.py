@@ -1,0 +1,354 @@
+"""Tests of parsing tensors into requests, tokens into chunks and text into tokens, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import (
+    EngineLoadError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RepositoryError,
+    ServerStartError,
+)
+from pipelines.manifest import sha256_file
+from pipelines.serving.requests.generation_call import is_stop, parse_call
+from pipelines.serving.requests.sampling_tensors import GUIDE_TENSORS, PASSED_ON
+from pipelines.serving.requests.word_list import WordKind, pack_words, unpack_words
+from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting
+from pipelines.serving.text.preprocessing import Preprocessing
+from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.serving.triton.wire import TritonWire
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.text.vocabulary import Vocabulary
+from tests.support.fake_triton import engine_tensors, fake_backend
+from tests.support.tiny_engines import write_tokenizer
+
+# Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
+WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *WORDS))
+DEF, RETURN, HALF_CAFE, CAFE_END, CUP, SPECIAL = range(256, 262)
+
+
+def parse(tensors: dict[str, Any], **others: Any) -> Any:
+    return parse_call(tensors, "r1", VOCABULARY, others.pop("end_ids", (7, 8)), **others)
+
+
+def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
+    call = parse(engine_tensors([1, 2, 3], 5, seed=0))
+    request = call.request
+    assert request.input_ids.tolist() == [1, 2, 3]
+    assert (request.max_tokens, request.num_prompt_tokens, request.end_ids) == (5, 3, (7, 8))
+    assert request.sampling == SamplingParams()
+    assert (request.stop_words, request.bad_words, request.deadline_s) == ((), (), None)
+    assert (request.draft_input_ids.size, request.draft_logits, request.independent_noise) == (0, None, False)
+    assert (request.num_log_probs, request.return_generation_logits) == (None, False)
+    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (False, None, False)
+
+
+def test_every_tensor_reaches_the_request() -> None:
+    stop_words = [[DEF, ord("a"), ord("b")], [1, 3, -1]]
+    tensors = engine_tensors(
+        [1, 2, 3],
+        5,
+        prompt_length=2,
+        draft_input_ids=[8, 9],
+        end_id=11,
+        stop_words_list=stop_words,
+        bad_words_list=[[RETURN], [1]],
+        temperature=0.5,
+        runtime_top_k=4,
+        runtime_top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        min_tokens=3,
+        logit_bias_ids=[5, 0],
+        logit_bias_values=[-100.0, 0.5],
+        seed=2**64 - 1,
+        return_log_probs=True,
+        num_log_probs=7,
+        draft_logits=[[0.5, 1.5], [2.5, 3.5]],
+        independent_noise=True,
+        return_generation_logits=True,
+        streaming=True,
+        num_draft_tokens=0,
+        use_draft_logits=True,
+    )
+    call = parse(tensors, timeout_us=1_000_000)
+    request = call.request
+    assert (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_ids) == (
+        2,
+        [8, 9],
+        (11,),
+    )
+    assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
+    assert request.sampling == SamplingParams(
+        temperature=0.5,
+        top_k=4,
+        top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        min_tokens=3,
+        logit_bias=((5, -100.0), (0, 0.5)),
+        seed=2**64 - 1,
+    )
+    assert request.draft_logits is not None
+    assert request.draft_logits.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+    assert (request.num_log_probs, request.return_generation_logits, request.independent_noise) == (
+        7,
+        True,
+        True,
+    )
+    assert request.deadline_s is not None
+    assert 0 < request.deadline_s - time.monotonic() <= 1
+    assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (True, 0, True)
+
+
+def test_log_probs_without_alternatives_are_asked_for_without_a_number() -> None:
+    assert parse(engine_tensors([1], 5, return_log_probs=True)).request.num_log_probs == 0
+    assert parse(engine_tensors([1], 5, return_log_probs=False)).request.num_log_probs is None
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_log_probs": False}])
+def test_alternatives_without_log_probs_are_refused(asked: dict[str, bool]) -> None:
+    with pytest.raises(InvalidRequestError, match="return_log_probs=true"):
+        parse(engine_tensors([1], 5, num_log_probs=3, **asked))
+
+
+@pytest.mark.parametrize(
+    "bias", [{"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, {"logit_bias_ids": [1]}]
+)
+def test_biases_without_their_ids_are_refused(bias: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="different lengths"):
+        parse(engine_tensors([1], 5, **bias))
+
+
+def test_a_request_without_seed_gets_one_that_readers_of_json_keep() -> None:
+    seeds = {parse(engine_tensors([1], 5)).request.sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed == int(float(seed)) for seed in seeds)
+
+
+def test_every_sampling_parameter_is_passed_on_from_the_text_level() -> None:
+    others = {"logit_bias_ids", "logit_bias_values", "return_log_probs", "num_log_probs", "end_id"}
+    others |= {*GUIDE_TENSORS, "return_prompt_log_probs"}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}
+    assert set(PASSED_ON) == fields | others | {"num_draft_tokens", "use_draft_logits", "session_id"}
+
+
+def test_a_negative_end_id_means_no_end_token() -> None:
+    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
+
+
+def test_lengths_that_disagree_and_values_that_are_several_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="input_lengths=2"):
+        parse({**engine_tensors([1], 5), "input_lengths": np.array([[2]], dtype=np.int32)})
+    with pytest.raises(InvalidRequestError, match="temperature must be one value"):
+        parse(engine_tensors([1], 5, temperature=[0.1, 0.2]))
+
+
+def test_stop_is_a_request_of_its_own_kind() -> None:
+    assert is_stop(engine_tensors([1], 1, stop=True))
+    assert not is_stop(engine_tensors([1], 1))
+
+
+@given(st.lists(st.lists(st.integers(0, 260), min_size=1, max_size=5), max_size=6))
+def test_words_survive_the_tensor(words: list[list[int]]) -> None:
+    spelled = tuple(VOCABULARY.join(word) for word in words)
+    assert unpack_words(pack_words(words), VOCABULARY, WordKind.STOP) == spelled
+
+
+def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
+    matrix = np.array([[65, 66, 0, 0], [1, 2, -1, -1]], dtype=np.int32)
+    assert unpack_words(matrix, VOCABULARY, WordKind.STOP) == (b"A", b"B")
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        [[65, 66]],
+        [[65, 66], [1, 2], [3, 4]],
+        [[65, 66], [2, 1]],
+        [[65, 66], [1, 1]],
+        [[65, 66], [0, 2]],
+        [[65, 66], [1, 3]],
+        [[65, 66, 67], [1, -1, 2]],
+        [[65, -1], [2, -1]],
+        [[65, 5000], [2, -1]],
+        [[SPECIAL], [1]],
+        [[65] * 300, [300, *[-1] * 299]],
+    ],
+)
+@pytest.mark.parametrize("kind", WordKind)
+def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind: WordKind) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        unpack_words(np.array(matrix, dtype=np.int32), VOCABULARY, kind)
+    assert refused.value.what.startswith((f"{kind.list_tensor} is malformed", f"a {kind.one} is empty"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"input_ids": np.empty(0, np.int32)}, InvalidRequestError, "prompt is empty"),
+        ({"input_ids": np.array([1, 16], np.int32)}, InvalidRequestError, "ids from 1 to 16"),
+        ({"draft_input_ids": np.array([-2, 3], np.int32)}, InvalidRequestError, "ids from -2 to 3"),
+        ({"max_tokens": 0}, InvalidRequestError, "max_tokens=0"),
+        ({"max_tokens": -1}, InvalidRequestError, "max_tokens=-1"),
+        ({"max_tokens": 9}, PromptTooLongError, "max_seq_len=10"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, InvalidRequestError, "temperature"),
+        ({"sampling": SamplingParams(top_p=0.0)}, InvalidRequestError, "top_p"),
+    ],
+)
+def test_limits_name_value_and_limit(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
+    good = {"request_id": "r", "input_ids": np.array([1, 2], np.int32), "max_tokens": 8}
+    GenerationRequest(**good).validate(max_seq_len=10, vocab_size=16)
+    with pytest.raises(kind, match=words):
+        GenerationRequest(**{**good, **changes}).validate(max_seq_len=10, vocab_size=16)
+
+
+@pytest.mark.parametrize("length", [-1, 9])
+def test_draft_lengths_outside_the_range_are_refused(length: int) -> None:
+    setting = DraftLengthSetting(None, 8)
+    for good in (None, 0, 8):
+        setting.check(good)
+    with pytest.raises(InvalidRequestError, match=f"num_draft_tokens={length}"):
+        setting.check(length)
+
+
+@pytest.fixture(scope="module")
+def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    write_tokenizer(path)
+    values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
+    return Preprocessing(ModelParameters("generate", values))
+
+
+def text_inputs(
+    text: bytes, stop_words: list[bytes] | None = None, bad_words: list[bytes] | None = None
+) -> dict[str, Any]:
+    inputs = {
+        "text_input": np.array([[text]], dtype=np.object_),
+        "max_tokens": np.array([[4]], dtype=np.int32),
+    }
+    if stop_words is not None:
+        inputs["stop_words"] = np.array([stop_words], dtype=np.object_)
+    if bad_words is not None:
+        inputs["bad_words"] = np.array([bad_words], dtype=np.object_)
+    return inputs
+
+
+def test_preprocessing_refuses_another_tokenizer_than_it_was_rendered_for(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    write_tokenizer(path)
+    values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
+    write_tokenizer(path, 1024)
+    with pytest.raises(EngineLoadError, match=r"tokenizer\.json is missing or was changed"):
+        Preprocessing(ModelParameters("generate", values))
+
+
+def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing) -> None:
+    outputs = preprocessing(text_inputs("naïve ☕".encode(), [b"return", "☕☕".encode()], [b" ugly"]))
+    vocabulary = preprocessing.vocabulary
+    assert vocabulary.join(outputs["input_ids"].ravel().tolist()).decode() == "naïve ☕"
+    assert outputs["input_lengths"].tolist() == [[outputs["input_ids"].size]]
+    words = unpack_words(outputs["stop_words_list"][0], vocabulary, WordKind.STOP)
+    assert words == (b"return", "☕☕".encode())
+    assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
+    for name in ("stop_words_list", "bad_words_list"):
+        assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_words", "kind", "words"),
+    [
+        (b"", None, InvalidRequestError, "prompt is empty"),
+        (b"caf\xe9", None, InvalidRequestError, "byte 0xe9 at position 3"),
+        (b"x y " * 100, None, PromptTooLongError, "tokens"),
+        (b"x" * 100_000, None, PromptTooLongError, "100000 bytes"),
+        (b"x", [b""], InvalidRequestError, "empty"),
+        (b"x", [b"\xff"], InvalidRequestError, "stop_words is not valid UTF-8"),
+        (b"x", [b"<|endoftext|>"], InvalidRequestError, "end_id"),
+        (b"x", [b"y" * 257], InvalidRequestError, "257 bytes"),
+        (b"x", [b"y"] * 33, InvalidRequestError, "at most 32"),
+    ],
+)
+def test_preprocessing_refuses(
+    preprocessing: Preprocessing,
+    text: bytes,
+    stop_words: list[bytes] | None,
+    kind: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(kind, match=words):
+        preprocessing(text_inputs(text, stop_words))
+
+
+@pytest.mark.parametrize(
+    ("bad_words", "words"),
+    [
+        ([b""], "a bad word is empty"),
+        ([b"\xff"], "bad_words is not valid UTF-8"),
+        ([b"<|endoftext|>"], "logit_bias_ids"),
+        ([b"y"] * 33, "33 bad words; at most 32; send fewer bad_words"),
+    ],
+)
+def test_preprocessing_refuses_bad_words_by_their_name(
+    preprocessing: Preprocessing, bad_words: list[bytes], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        preprocessing(text_inputs(b"x", None, bad_words))
+
+
+def test_more_tokens_at_least_than_at_most_are_refused(preprocessing: Preprocessing) -> None:
+    for min_tokens in (0, 4):
+        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[min_tokens]], dtype=np.int32)})
+    with pytest.raises(InvalidRequestError, match="min_tokens=5, max_tokens=4"):
+        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[5]], dtype=np.int32)})
+
+
+def test_parameters_are_read_strictly() -> None:
+    parameters = ModelParameters("target", {"engine_dir": "engines/x", "max_seq_len": "many"})
+    assert parameters.path("engine_dir") == Path("engines/x")
+    with pytest.raises(RepositoryError, match="is missing a parameter"):
+        parameters.text("max_batch_size")
+    with pytest.raises(RepositoryError, match="max_seq_len='many'"):
+        parameters.integer("max_seq_len")
+
+
+def test_a_numpy_with_which_tensors_arrive_empty_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "__version__", "2.4.0")
+    with pytest.raises(ServerStartError, match=r"numpy 2\.4\.0"):
+        TritonWire(fake_backend())
+
+
+def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    write_tokenizer(path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    right = {"direction": "Right"}
+    document["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst", **right}
+    padding = {"strategy": {"Fixed": 48}, "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    document["padding"] = {**padding, "pad_token": "x", **right}
+    cut = tmp_path / "cut.json"
+    cut.write_text(json.dumps(document), encoding="utf-8")
+    ids = []
+    for each in (path, cut):
+        values = {"tokenizer_file": str(each), "tokenizer_sha256": sha256_file(each), "max_seq_len": "64"}
+        made = Preprocessing(ModelParameters("generate", values))
+        ids.append(made(text_inputs(b"def main():\n    return 12"))["input_ids"].tolist())
+    assert ids[0] == ids[1]
+    assert 4 < len(ids[0][0]) < 48

@@ -1,0 +1,198 @@
+"""Tests of the limits on requests, which are refused with four parts before any work is done."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.errors import DraftproofError, InvalidRequestError, ServerBusyError, from_wire
+from pipelines.serving.requests.admission import OpenLimit
+from pipelines.serving.requests.generation_call import parse_call
+from pipelines.serving.requests.inputs import read_scalar
+from pipelines.serving.requests.limits import (
+    MAX_ID_BYTES,
+    MAX_PARAMETERS_BYTES,
+    MAX_TIMEOUT_US,
+    Header,
+    read_header,
+    read_id,
+)
+from pipelines.serving.requests.sampling_tensors import check_bias
+from pipelines.serving.requests.word_list import WordKind, unpack_words
+from pipelines.serving.triton.server_key import ServerKey
+from pipelines.serving.triton.wire import text_tensor
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
+from pipelines.text.vocabulary import Vocabulary
+from tests.support.fake_triton import FakeRequest, engine_tensors
+
+KNOWN = ("temperature", "top_k")
+VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+
+
+def header_of(parameters: Any = None, request_id: str | bytes = "", timeout_us: int = 0) -> Header:
+    text = json.dumps(parameters) if parameters is not None else ""
+    return read_header(FakeRequest({}, request_id, text, timeout_us=timeout_us), KNOWN, ServerKey())
+
+
+def refused(*args: Any, **others: Any) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        header_of(*args, **others)
+    error = caught.value
+    assert error.what and error.values and error.limit and error.remedy
+    assert len(str(error)) < 1000
+    return str(error)
+
+
+def test_a_parameter_that_nothing_uses_is_refused_with_the_nearest_name() -> None:
+    assert header_of() == Header("", 0)
+    transport = {"id": "a", "timeout": 50, "triton_enable_empty_final_response": True, "priority": 1}
+    assert header_of(transport, "a") == Header("a", 50)
+    assert "did you mean 'temperature'" in refused({"temprature": 1.0})
+    assert "repetition_penalty" in refused({"repetition_penalty": 1.2})
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "☕" * 1000, "temperature" * 100])
+def test_an_unknown_name_is_quoted_in_short(name: str) -> None:
+    text = refused({name: 1})
+    assert name[:80] in text and name[:81] not in text
+
+
+def test_parameters_are_bounded_together() -> None:
+    assert str(MAX_PARAMETERS_BYTES) in refused({f"triton_{number}": number for number in range(10_000)})
+    assert str(MAX_PARAMETERS_BYTES) in refused({"triton_" + "x" * 10**6: 1})
+    assert str(MAX_PARAMETERS_BYTES) in refused({"sequence_id": "x" * 10**6})
+
+
+def test_a_request_id_is_bounded_in_bytes_and_must_be_text() -> None:
+    for good in ("", "a" * MAX_ID_BYTES, "☕" * (MAX_ID_BYTES // 3)):
+        assert header_of(request_id=good).client_id == good
+    assert f"{MAX_ID_BYTES + 1} bytes" in refused(request_id="a" * (MAX_ID_BYTES + 1))
+    assert "1000000 bytes" in refused(request_id="a" * 10**6)
+    assert f"{MAX_ID_BYTES // 3 * 3 + 3} bytes" in refused(request_id="☕" * (MAX_ID_BYTES // 3 + 1))
+    assert "byte 0xff at position 1" in refused(request_id=b"a\xff")
+
+
+def test_parameters_that_are_not_text_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="a parameter is not valid UTF-8"):
+        read_header(FakeRequest({}, "", b'{"\xff": 1}'), KNOWN, ServerKey())
+
+
+@pytest.mark.parametrize("timeout", ["1", 0.5, 1.0, -1, True, False, None, [1], MAX_TIMEOUT_US + 1, 2**70])
+def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+    assert f"timeout={timeout!r}" in refused({"timeout": timeout})
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e3"])
+def test_a_timeout_that_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="timeout is invalid"):
+        read_header(FakeRequest({}, "", f'{{"timeout": {text}}}'), KNOWN, ServerKey())
+
+
+def test_a_negative_timeout_of_grpc_arrives_as_a_huge_one_and_is_refused() -> None:
+    assert "timeout=18446744073709551615" in refused(timeout_us=2**64 - 1)
+
+
+@pytest.mark.parametrize("timeout", [1, 10_000_000, MAX_TIMEOUT_US])
+def test_a_timeout_is_microseconds_in_either_place(timeout: int) -> None:
+    assert header_of({"timeout": timeout}).timeout_us == header_of(timeout_us=timeout).timeout_us == timeout
+
+
+def test_a_timeout_of_0_is_no_limit_as_for_triton() -> None:
+    assert header_of({"timeout": 0}).timeout_us == 0
+    call = parse_call(engine_tensors([1], 1), "r", VOCABULARY, (), header_of({"timeout": 0}).timeout_us)
+    assert call.request.deadline_s is None
+
+
+@pytest.mark.parametrize("name", ["session_id", "arm"])
+def test_names_are_bounded_in_bytes_and_must_be_text(name: str) -> None:
+    assert read_id({}, name) == ""
+    assert read_id({name: text_tensor("☕")}, name) == "☕"
+    assert read_id({name: text_tensor(b"x" * MAX_ID_BYTES)}, name) == "x" * MAX_ID_BYTES
+    with pytest.raises(InvalidRequestError, match=f"the {name} is too long; 1000000 bytes; at most 256"):
+        read_id({name: text_tensor(b"\xff" * 10**6)}, name)
+    with pytest.raises(InvalidRequestError, match=f"{name} is not valid UTF-8"):
+        read_id({name: text_tensor(b"\xff")}, name)
+    with pytest.raises(InvalidRequestError, match="must be one value"):
+        read_id({name: np.empty((1, 0), np.object_)}, name)
+
+
+def test_a_bias_is_counted_before_it_is_read() -> None:
+    def bias(num: int) -> dict[str, Any]:
+        return engine_tensors([1], 1, logit_bias_ids=range(num), logit_bias_values=[1.0] * num)
+
+    check_bias(bias(MAX_LOGIT_BIASES))
+    many = bias(MAX_LOGIT_BIASES + 1)
+    with pytest.raises(InvalidRequestError, match="1025 ids; at most 1024"):
+        check_bias(many)
+
+    class Unread(dict[str, Any]):
+        """Tensors whose values must not be read."""
+
+        def __getitem__(self, name: str) -> Any:
+            array = super().__getitem__(name)
+            return type("Sized", (), {"size": array.size})() if name.startswith("logit_bias") else array
+
+    with pytest.raises(InvalidRequestError, match="at most 1024"):
+        parse_call(Unread(many), "r", VOCABULARY, ())
+    with pytest.raises(InvalidRequestError, match="at most 1024"):
+        SamplingParams(logit_bias=tuple((each, 1.0) for each in range(2000))).validate(4096)
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (((3, 1.0), (4, 1.0), (3, 1.0)), "an id of logit_bias is given twice; id 3"),
+        (((3, 1.0), (16, 1.0)), "is not a token; id 16"),
+        (((-1, 1.0),), "is not a token; id -1"),
+        (((3, 1.0), (4, 100.5)), "the logit_bias of token 4 is out of range; .*=100.5"),
+        (((3, float("nan")),), "the logit_bias of token 3 is out of range; .*=nan"),
+    ],
+)
+def test_a_bias_without_meaning_is_named(bias: tuple[tuple[int, float], ...], words: str) -> None:
+    SamplingParams(logit_bias=((0, -100.0), (15, 100.0))).validate(16)
+    with pytest.raises(InvalidRequestError, match=words):
+        SamplingParams(logit_bias=bias).validate(16)
+
+
+def test_a_word_list_is_bounded_before_it_is_read_and_quoted_in_short() -> None:
+    with pytest.raises(InvalidRequestError, match="1000000 columns; at most 8192"):
+        unpack_words(np.zeros((2, 10**6), np.int32), VOCABULARY, WordKind.STOP)
+    with pytest.raises(InvalidRequestError) as caught:
+        unpack_words(np.tile(np.array([[65], [8192]], np.int32), 8000), VOCABULARY, WordKind.BAD)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (np.array([np.nan]), int),
+        (np.array([np.inf]), int),
+        (np.array(["1"], np.object_), bytes),
+        (np.array([10**9]), bytes),
+        (np.array([b"x"], np.object_), float),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_the_clients_fault(array: Any, kind: type[Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="of the wrong type"):
+        read_scalar({"x": array}, "x", kind, None)
+
+
+def test_a_text_for_a_client_is_bounded_whatever_it_quotes() -> None:
+    wire = InvalidRequestError("invalid", values="x" * 10**6).to_wire()
+    assert len(wire) < 5000 and type(from_wire(wire)) is InvalidRequestError
+
+
+def test_requests_beyond_the_limit_are_refused_and_places_come_back() -> None:
+    limit = OpenLimit(2)
+    limit.enter()
+    limit.enter()
+    with pytest.raises(ServerBusyError, match="at most 2") as caught:
+        limit.enter()
+    assert caught.value.values and caught.value.remedy
+    limit.leave()
+    limit.enter()
+    with pytest.raises(DraftproofError):
+        limit.enter()

@@ -1,0 +1,128 @@
+"""Tests of which response of a stream carries which outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.client.generation import TOKEN_SOURCES, Chunk, chunk_from_outputs, join_chunks
+from pipelines.serving.requests.generation_call import GenerationCall
+from pipelines.serving.speculative.model import count_tensors, round_tensors
+from pipelines.serving.text.outputs import StreamedOutputs
+from pipelines.serving.tokens import chunks as serving_chunks
+from pipelines.serving.tokens.chunks import ChunkStream
+from pipelines.serving.tokens.engine_answerer import chunk_tensors
+from pipelines.serving.triton.wire import text_tensor
+from pipelines.speculation import loop
+from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.loop import Round
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.text.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+ALWAYS = {"text_output", "output_ids", "sequence_length", "finish_reason"}
+OF_DRAFTING = {
+    *("accepted_mask", "token_sources", "num_rounds", "total_draft_tokens", "total_accepted_draft_tokens"),
+    *("accepted_per_position", "acceptance_rate"),
+}
+OF_LOG_PROBS = {"output_log_probs", "cum_log_probs", "top_log_prob_ids", "top_log_probs"}
+WITH_THE_LAST = {"output_seed", "draft_length", "text_length", "drafted_per_round", "accepted_per_round"}
+
+# The tokens of each round, the number drafted and the number accepted.
+ROUNDS = [(b"a", 0, 0), (b"b", 0, 0), (b"cde", 3, 2), (b"f", 2, 0), (b"g", 0, 0), (b"h", 0, 0)]
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return each chunk as soon as it may be sent."""
+    monkeypatch.setattr(serving_chunks, "CHUNK_INTERVAL_S", 0.0)
+
+
+def responses(
+    rounds: list[tuple[bytes, int, int]], *, drafts: bool = True, log_probs: bool = False
+) -> list[Any]:
+    """Return the text model's responses to these rounds of the loop, or of the target alone."""
+    request = GenerationRequest("r", np.array([1], np.int32), 99, num_log_probs=1 if log_probs else None)
+    call = GenerationCall(request, True, None, False, "")
+    chunks = ChunkStream(VOCABULARY, request, streaming=True)
+    statistics = SpeculationStatistics(4)
+    outputs_of = StreamedOutputs(VOCABULARY)
+    sent = []
+    counts = [(num_drafted, num_accepted) for _, num_drafted, num_accepted in rounds]
+    for number, (data, num_drafted, num_accepted) in enumerate(rounds, start=1):
+        ids = np.frombuffer(data, np.uint8).astype(np.int32)
+        reason = "length" if number == len(rounds) else ""
+        outcome = Round(ids, num_drafted, num_accepted, reason, num_drafted)
+        statistics.add_round(outcome)
+        probs = LogProbs(
+            -np.ones(len(ids), np.float32), ids[:, np.newaxis], -np.ones((len(ids), 1), np.float32)
+        )
+        output = Output(ids, reason, bool(reason), probs if log_probs else None)
+        chunk = chunks.push(output, outcome.token_sources)
+        if chunk is None:
+            continue
+        outputs = chunk_tensors(chunk, call)
+        if drafts:
+            outputs["accepted_mask"] = (chunk.sources != 0).reshape(1, -1)
+            outputs["token_sources"] = chunk.sources.reshape(1, -1)
+            outputs |= {**count_tensors(statistics), "draft_length": text_tensor("adaptive")}
+            outputs |= round_tensors(counts) if chunk.is_final else {}
+        sent.append(outputs_of.of(outputs, is_final=chunk.is_final))
+    return sent
+
+
+def read(sent: list[Any]) -> list[Chunk]:
+    flat = [{name: array.reshape(-1).tolist() for name, array in outputs.items()} for outputs in sent]
+    return [chunk_from_outputs(outputs, float(number)) for number, outputs in enumerate(flat)]
+
+
+def test_responses_carry_the_counts_where_something_was_drafted_and_at_the_end() -> None:
+    sent = [set(outputs) for outputs in responses(ROUNDS)]
+    drafted = ALWAYS | OF_DRAFTING
+    last = ALWAYS | OF_DRAFTING | OF_LOG_PROBS | WITH_THE_LAST
+    assert sent == [ALWAYS, ALWAYS, drafted, drafted, ALWAYS, last]
+
+
+def test_while_nothing_is_drafted_a_response_is_as_that_of_the_target_alone() -> None:
+    alone = responses(ROUNDS, drafts=False)
+    assert [set(outputs) for outputs in alone[:-1]] == [ALWAYS] * 5
+    assert not set(alone[-1]) & OF_DRAFTING
+
+
+def test_log_probs_come_with_every_response_that_was_asked_for_them() -> None:
+    assert all(set(outputs) >= OF_LOG_PROBS for outputs in responses(ROUNDS, log_probs=True))
+
+
+def test_the_client_reads_the_whole_answer_from_them() -> None:
+    generation = join_chunks(read(responses(ROUNDS)), 0.0, streamed=True)
+    assert generation.text == "abcdefgh"
+    assert (generation.num_rounds, generation.total_draft_tokens) == (6, 5)
+    assert generation.total_accepted_draft_tokens == 2
+    assert generation.accepted_mask == (False, False, True, True, False, False, False, False)
+    sources = [source for chunk in read(responses(ROUNDS)) for source in chunk.token_sources]
+    assert [TOKEN_SOURCES[source] == "grammar" for source in sources] == [*generation.accepted_mask]
+    assert generation.drafted_per_round == (0, 0, 3, 2, 0, 0)
+    assert generation.draft_length == "adaptive"
+
+
+def test_client_and_loop_name_the_same_sources() -> None:
+    assert loop.TOKEN_SOURCES == TOKEN_SOURCES
+
+
+def test_the_target_alone_counts_no_rounds() -> None:
+    generation = join_chunks(read(responses(ROUNDS, drafts=False)), 0.0, streamed=True)
+    assert (generation.num_rounds, generation.accepted_mask, generation.drafted_per_round) == (0, (), ())
+
+
+@pytest.mark.parametrize("character", ["\u2615", "\xe9"])
+def test_a_response_that_held_rounds_back_counts_them(character: str) -> None:
+    data = character.encode()
+    # The bytes of one character leave together.
+    rounds = [(b"a", 0, 0), (data[:1], 1, 0), (data[1:], 2, len(data) - 2), (b"b", 0, 0)]
+    generation = join_chunks(read(responses(rounds)), 0.0, streamed=True)
+    assert generation.text == f"a{character}b"
+    assert (generation.num_rounds, generation.total_draft_tokens) == (4, 3)
+    assert generation.drafted_per_round == (0, 1, 2, 0)

@@ -1,0 +1,104 @@
+"""Tests of a draft engine that fails or hangs during an answer, which continues with the target alone."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.executor.engine import Engine
+from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.manifest import EngineFiles
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import Round, speculate
+from pipelines.speculation.watched_draft import WatchedDraft
+from tests.support.recording_engine import RecordingEngine, make_executor
+from tests.support.tiny_engines import build_tiny_pair
+from tests.unit.executor.test_executor import NUM_BLOCKS, alone, request, run, tokens_of
+
+
+class FailingEngine(RecordingEngine):
+    """An engine that fails in some of its steps."""
+
+    def __init__(self, failing_steps: range) -> None:
+        super().__init__(NUM_BLOCKS, salt=1, agreement=11, role="draft")
+        self.failing_steps = failing_steps
+        self.num_asked = 0
+
+    def step(self, inputs: Any) -> Any:
+        self.num_asked += 1
+        if self.num_asked in self.failing_steps:
+            raise RuntimeError("the device is gone")
+        return super().step(inputs)
+
+
+def test_an_answer_stays_the_targets_own_while_its_draft_fails_and_speculation_resumes() -> None:
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 0.3  # each look at it advances the clock: a pause of a second is over after some rounds
+        return now_s
+
+    req = request([3, 1, 4, 1, 5, 9], 40)
+    draft = make_executor(FailingEngine(range(6, 9)))
+    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    watched = WatchedDraft(draft.complete, clock)
+
+    async def rounds() -> list[Round]:
+        return [part async for part in speculate(req, watched, target.complete, FixedDraftLength(3))]
+
+    parts = run([draft, target], rounds)
+    assert tokens_of(parts) == alone(req)
+    lengths = [part.num_draft_tokens for part in parts]
+    assert watched.num_failures == 3
+    first_without = lengths.index(0, 1)
+    assert 0 < first_without < len(lengths) - 2
+    assert any(lengths[first_without:]), "speculation did not resume"
+    assert watched.is_available
+
+
+@pytest.fixture(scope="module")
+def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_pair(tmp_path_factory.mktemp("engines"))[0]
+
+
+def prompt_step(engine: Engine) -> StepInputs:
+    chunk = Chunk(np.array([1, 2, 3], np.int32), 0, (1,), as_rows=False, num_logits=1)
+    return pack([chunk], engine.config.kv_block_size)
+
+
+class BusyRequest:
+    def set_tensor(self, name: str, tensor: Any) -> None:
+        raise RuntimeError("Infer Request is busy")
+
+
+def test_what_a_step_reads_stays_in_memory_until_another_begins(draft_dir: Path) -> None:
+    """The runtime reads its inputs in place, even after a step that hangs has been given up."""
+    engine = Engine(EngineFiles(draft_dir), 8)
+    engine.step(prompt_step(engine))
+    arrays = [weakref.ref(array) for array in vars(engine._inputs).values()]
+    request, engine._request = engine._request, BusyRequest()
+    with suppress(RuntimeError):
+        engine.step(prompt_step(engine))
+    assert all(array() is not None for array in arrays)
+    engine._request = request
+    engine.step(prompt_step(engine))
+    assert not any(array() is not None for array in arrays)
+
+
+def test_a_step_that_hangs_is_given_up(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(EngineFiles(draft_dir), 8)
+    inputs = prompt_step(engine)
+    expected = engine.step(inputs).copy()
+    monkeypatch.setattr("pipelines.executor.engine.STEP_TIMEOUT_S", {"draft": 0.0, "target": 0.0})
+    with pytest.raises(TimeoutError, match="more than 0 s"):
+        for _ in range(200):  # a step of a tiny engine may be done before it is looked at
+            engine.step(inputs)
+    engine._request.wait()
+    monkeypatch.undo()
+    assert np.array_equal(engine.step(inputs), expected)

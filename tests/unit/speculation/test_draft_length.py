@@ -1,0 +1,309 @@
+"""Tests of the draft-length controller in a world with known costs and acceptance."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pipelines.executor.row_budget import RowBudget
+from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.draft_length.adaptive import DraftLengths, RequestDraftLength
+from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength, Proposal
+from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.draft_length.survival import MARGIN_EDGES, AcceptanceByMargin
+from pipelines.speculation.request import Output
+from pipelines.speculation.token_ids import NO_TOKENS
+
+# Measured on the pair demo-large (docs/decisions/0013-draft-length.md): seconds of a target step by rows.
+ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
+TARGET_S = (0.0138, 0.0142, 0.0146, 0.0157, 0.0182, 0.0253, 0.0329, 0.0493, 0.085)
+DRAFT_S = (0.00025, 0.00025, 0.00025, 0.00027, 0.0003, 0.0003, 0.0004, 0.0005, 0.0008)
+RATES = (0.45, 0.54, 0.63, 0.80, 0.93, 0.975, 0.987, 0.995, 0.995)
+SHARES = tuple(np.array([6.3, 8, 12, 18.5, 14, 10, 15, 7.5, 8.7]) / 100)
+MAX_DRAFT_LEN = 8
+CHANGE_S = 0.0025
+DRAFTING_S = 0.0005
+"""The cost of a drafting round besides its steps, unknown to the controller."""
+
+_CUMULATIVE = np.cumsum(SHARES)[:-1].tolist()
+
+Agreement = Callable[[int], float]
+"""Maps a round to how well the text suits the draft: 1 as calibrated, 0 not at all."""
+
+
+class World:
+    """Requests that never end; the clock is the cost model's own."""
+
+    def __init__(self, num_requests: int, agreement: Agreement, seed: int = 0) -> None:
+        self._seed = seed
+        self._agreement = agreement
+        self._num_requests = num_requests
+        self._position = 0
+        self._target = StepCosts(ROWS, TARGET_S)
+        self._draft = StepCosts(ROWS, DRAFT_S)
+        self.lengths = DraftLengths(
+            AcceptanceByMargin(RATES, SHARES),
+            StepCosts(ROWS, DRAFT_S),
+            StepCosts(ROWS, TARGET_S),
+            MAX_DRAFT_LEN,
+        )
+
+    def adaptive(self, num_rounds: int) -> tuple[float, list[float]]:
+        """Return tokens per second, and the mean number of verified draft tokens of each round."""
+        return self._run([self.lengths.begin(NO_TOKENS) for _ in range(self._num_requests)], num_rounds)
+
+    def fixed(self, length: int, num_rounds: int) -> float:
+        return self._run([FixedDraftLength(length)] * self._num_requests, num_rounds)[0]
+
+    def _run(self, requests: list[DraftLength], num_rounds: int) -> tuple[float, list[float]]:
+        budget = RowBudget(self._target, CHANGE_S, lambda: self.lengths.tokens_per_s)
+        num_tokens, seconds, verified, last_rows = 0, 0.0, [], 0
+        for number in range(num_rounds):
+            proposals, right = [], []
+            # All ways of drafting get the same random numbers, so that nothing else differs.
+            luck = np.random.default_rng((self._seed, number)).random((len(requests), MAX_DRAFT_LEN, 2))
+            for request, draws in zip(requests, luck.tolist(), strict=True):
+                plan = request.next_round(1000)
+                drafted, num_right = self._draft_tokens(
+                    draws[: plan.max_tokens], plan.keep_drafting(), number
+                )
+                proposals.append(plan.complete(drafted if plan.max_tokens else None))
+                right.append(num_right)
+            counts, rows = _fit(proposals, budget)
+            for request, proposal, count, num_right in zip(requests, proposals, counts, right, strict=True):
+                num_accepted = min(num_right, count)
+                num_tokens += num_accepted + 1
+                # Token 0 is never right; the others never repeat, so there is nothing to look up.
+                self._position += 100
+                own = np.full(1, self._position, np.int32)
+                drafted_ids = NO_TOKENS if proposal.drafted is None else proposal.drafted.token_ids
+                output = np.concatenate((drafted_ids[:num_right], own))[: num_accepted + 1]
+                request.observe(proposal, output)
+            depth = max(0 if each.drafted is None else len(each.drafted.token_ids) for each in proposals)
+            seconds += float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
+            seconds += DRAFTING_S * (depth > 0)
+            seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
+            verified.append(sum(counts) / len(requests))
+            last_rows = rows
+        return num_tokens / seconds, verified
+
+    def _draft_tokens(
+        self, draws: list[list[float]], keep_drafting: Callable[[float], bool] | None, number: int
+    ) -> tuple[Output, int]:
+        edges = (0.0, *MARGIN_EDGES)
+        margins, is_right = [], []
+        for which, whether in draws:
+            margin_class = bisect(_CUMULATIVE, which)
+            margins.append(edges[margin_class] + 0.01)
+            is_right.append(whether < RATES[margin_class] * self._agreement(number))
+            if keep_drafting is not None and not keep_drafting(margins[-1]):
+                break
+        num_right = is_right.index(False) if False in is_right else len(is_right)
+        self._position += 100
+        truth = np.arange(self._position, self._position + len(is_right))
+        token_ids = np.where(is_right, truth, 0).astype(np.int32)
+        return Output(token_ids, "length", True, margins=np.array(margins, np.float32)), num_right
+
+
+def _fit(proposals: list[Proposal], budget: RowBudget) -> tuple[list[int], int]:
+    """Fit proposals as ``fit_to_budget`` does: return the verified tokens of each, and the step's rows."""
+    survivals = [np.empty(0) if proposal.survival is None else proposal.survival for proposal in proposals]
+    num_needed = sum(
+        1 + (len(proposal.token_ids) if proposal.survival is None else 0) for proposal in proposals
+    )
+    ranked = np.sort(np.concatenate(survivals))[::-1]
+    rows = budget.rows(num_needed, ranked)
+    least = ranked[: rows - num_needed].min(initial=2.0)
+    return [
+        len(proposal.token_ids) if proposal.survival is None else int((proposal.survival >= least).sum())
+        for proposal in proposals
+    ], rows
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("agreement", [1.0, 0.7, 0.4, 0.1, 0.0])
+def test_adaptive_is_as_fast_as_the_best_fixed_length_and_as_no_draft(
+    num_requests: int, agreement: float
+) -> None:
+    num_rounds = 2000 // num_requests
+    adaptive, _ = World(num_requests, lambda number: agreement).adaptive(num_rounds)
+    fixed = {
+        length: World(num_requests, lambda number: agreement).fixed(length, num_rounds)
+        for length in (0, 1, 2, 4, 6, 8)
+    }
+    best = max(fixed, key=lambda length: fixed[length])
+    print(
+        f"{num_requests} requests, agreement {agreement}: {adaptive / fixed[0]:.3f} of no draft, "
+        f"{adaptive / fixed[best]:.3f} of the best fixed length {best}"
+    )
+    assert adaptive >= 0.97 * fixed[0]
+    assert adaptive >= 0.97 * fixed[best]
+
+
+@pytest.mark.parametrize(("num_requests", "share"), [(1, 0.6), (8, 0.5)])
+def test_the_length_follows_a_change_of_the_text_within_ten_rounds(num_requests: int, share: float) -> None:
+    """All texts change together; several requests take a few rounds more to return."""
+    returned = []
+    for seed in range(16):
+        world = World(num_requests, lambda number: 1.0 if number // 100 % 2 == 0 else 0.0, seed)
+        _, verified = world.adaptive(400)
+        for begin in (100, 300):
+            assert np.mean(verified[begin - 50 : begin]) > 4 * np.mean(verified[begin + 10 : begin + 100])
+        returned.append(np.mean(verified[210:220]) / np.mean(verified[250:300]))
+    print(f"{num_requests} requests, share of the settled length in rounds 10 to 20: {np.sort(returned)}")
+    assert np.median(returned) > share
+
+
+def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
+    world = World(1, lambda number: 0.0)
+    request = world.lengths.begin(NO_TOKENS)
+    for _ in range(60):
+        drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
+        request.observe(Proposal(drafted.token_ids, np.ones(1), drafted), np.ones(1, np.int32))
+    plans = [request.next_round(100) for _ in range(30)]
+    assert sum(plan.max_tokens for plan in plans) <= 15
+
+
+def test_a_trial_that_was_wrong_is_followed_by_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = World(8, lambda number: 0.0).lengths
+    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
+
+    def play_round() -> None:
+        for _ in requests:
+            lengths.next_threshold()
+
+    drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
+    for number in range(60):  # never the same token, otherwise it would be looked up
+        for request in requests:
+            request.observe(
+                Proposal(drafted.token_ids, np.ones(1), drafted), np.full(1, 1 + number, np.int32)
+            )
+        play_round()
+    decided = []
+    monkeypatch.setattr(DraftLengths, "_decide", lambda lengths: decided.append(lengths))
+    for _ in range(20):
+        lengths.probing.note(was_right=False)
+        play_round()
+    assert decided == []
+    lengths.probing.note(was_right=True)
+    play_round()
+    assert decided == [lengths]
+
+
+def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
+    """The first probe reads the whole text with the draft; the others cost a token."""
+    lengths = World(8, lambda number: 0.0).lengths
+    for _ in range(8):
+        lengths.begin(NO_TOKENS)
+    probed = []
+    for lengths.probing.num_rounds_off in range(1, 129):
+        numbers = tuple(number for number in range(8) if lengths.is_probed(number, sees_margins=True))
+        if numbers:
+            probed.append(numbers)
+    assert set().union(*probed) == set(range(8))
+    num_changes = sum(before != after for before, after in itertools.pairwise(probed))
+    assert num_changes <= len(probed) / 3
+
+
+def test_requests_that_ended_weigh_nothing() -> None:
+    world = World(1, lambda number: 1.0)
+    alone = world.lengths.begin(NO_TOKENS)
+    before = world.lengths.next_threshold()
+    others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
+    assert world.lengths.next_threshold() > before
+    for other in others:
+        world.lengths.end(other)
+    assert world.lengths.next_threshold() == before
+    assert isinstance(alone, RequestDraftLength)
+
+
+def test_a_round_near_the_end_of_the_budget_drafts_less() -> None:
+    request = World(1, lambda number: 1.0).lengths.begin(NO_TOKENS)
+    assert [request.next_round(remaining).max_tokens for remaining in (1, 2, 5, 100)] == [
+        0,
+        1,
+        4,
+        MAX_DRAFT_LEN,
+    ]
+
+
+def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
+    world = World(1, lambda number: 0.4)
+    request = world.lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
+    plan = request.next_round(100)
+    assert plan.max_tokens == 0
+    assert plan.complete(None).token_ids.tolist() == list(range(8))
+    # The text changes: lookups are wrong, and soon no longer proposed.
+    for number in range(10):
+        request.observe(plan.complete(None), np.array([100 + number], np.int32))
+        request.lookup.append(np.arange(9, dtype=np.int32))
+        plan = request.next_round(100)
+    assert plan.max_tokens > 0
+
+
+def rounds_with_lookups(request: DraftLength, text: Iterator[int], num_rounds: int) -> list[int]:
+    """Give a request a text that it does not draft by model; return the accepted tokens of each round."""
+    accepted = []
+    upcoming = list(itertools.islice(text, num_rounds * (MAX_DRAFT_LEN + 1)))
+    for _ in range(num_rounds):
+        plan = request.next_round(1000)
+        assert plan.max_tokens == 0, "the draft model is not asked"
+        proposal = plan.complete(None)
+        num_accepted = count_accepted(proposal.token_ids, np.array(upcoming, np.int32))
+        request.observe(proposal, np.array(upcoming[: num_accepted + 1], np.int32))
+        accepted.append(num_accepted)
+        del upcoming[: num_accepted + 1]
+    return accepted
+
+
+def test_a_request_that_the_draft_refuses_goes_on_with_lookups() -> None:
+    request = World(1, lambda number: 1.0).lengths.begin(NO_TOKENS)
+    assert request.next_round(1000).max_tokens > 0
+    request.note_refusal()
+    assert sum(rounds_with_lookups(request, itertools.count(1), 40)) == 0, "nothing repeats yet"
+    repeated = rounds_with_lookups(request, itertools.cycle(range(500, 520)), 60)
+    assert np.mean(repeated[-20:]) > 0.8 * MAX_DRAFT_LEN
+    assert sum(rounds_with_lookups(request, itertools.count(1000), 60)[-40:]) == 0
+
+
+def test_a_request_that_the_draft_refuses_changes_nothing_for_the_others() -> None:
+    lengths = World(2, lambda number: 1.0).lengths
+    refused, other = lengths.begin(NO_TOKENS), lengths.begin(NO_TOKENS)
+    refused.note_refusal()
+    assert [each.next_round(100).max_tokens > 0 for each in (refused, other)] == [False, True]
+
+
+def test_with_the_ratio_rule_a_refused_request_drafts_nothing() -> None:
+    text = np.tile(np.arange(9, dtype=np.int32), 4)
+    request = World(1, lambda number: 1.0).lengths.begin(text, sees_margins=False)
+    request.note_refusal()
+    plan = request.next_round(100)
+    assert plan.max_tokens == 0 and not len(plan.complete(None).token_ids)
+
+
+def test_without_margins_speculation_comes_back_too() -> None:
+    """With the ratio rule, lengths follow mean acceptance; probes are verified there, and rare."""
+    request = World(8, lambda number: 0.0).lengths.begin(NO_TOKENS, sees_margins=False)
+    lengths = []
+    for number in range(400):
+        plan = request.next_round(1000)
+        drafted = Output(np.zeros(plan.max_tokens, np.int32), "length", True) if plan.max_tokens else None
+        is_right = number >= 200
+        own = np.full(1, 1 + number, np.int32)
+        accepted = NO_TOKENS if drafted is None or not is_right else drafted.token_ids
+        request.observe(plan.complete(drafted), np.concatenate((accepted, own)))
+        lengths.append(plan.max_tokens)
+    assert sum(lengths[100:200]) <= 100 / 16 + 1
+    assert np.mean(lengths[300:]) > 1
+
+
+def test_a_threshold_of_nothing_drafts_all_there_may_be() -> None:
+    lengths = World(1, lambda number: 1.0).lengths
+    request = lengths.begin(NO_TOKENS, sees_margins=False)
+    request.next_round(100)
+    lengths.threshold = 0.0
+    assert request.next_round(100).max_tokens == MAX_DRAFT_LEN

@@ -1,0 +1,156 @@
+"""Tests of the choice of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import EngineFailedError, InvalidRequestError
+from pipelines.speculation.log_probs import LogProbs
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.draws import distribution, draw_token, is_accepted
+from pipelines.speculation.sampling.logits_processing import truncate
+from pipelines.speculation.sampling.noise import NoiseStream, gumbel, uniform, words_at
+from pipelines.speculation.sampling.params import SamplingParams
+from pipelines.speculation.sampling.sampler import Sampler
+
+LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+SHARED = NoiseStream.SHARED
+
+
+def sampler(position: int = 1, vocab_size: int = 4, **params: Any) -> Sampler:
+    """Return the sampler of a request whose prompt is ``position`` times token 0."""
+    request = GenerationRequest("r", np.zeros(position, np.int32), 1, sampling=SamplingParams(**params))
+    return Sampler(request, vocab_size)
+
+
+def kept(**params: float) -> list[int]:
+    scores = truncate(LOGITS.astype(np.float64), SamplingParams(temperature=1.0, **params))
+    return np.flatnonzero(np.isfinite(scores)).tolist()
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    assert sampler().choose(np.array([1, 3, 3, 0], np.float32)) == 1
+    assert sampler(logit_bias=((3, 3.0),)).choose(np.array([1, 3, 3, 0], np.float32)) == 1
+
+
+def test_truncation_keeps_the_fewest_tokens_that_suffice() -> None:
+    assert kept(top_k=2) == [0, 1]
+    assert kept(top_k=99) == kept() == [0, 1, 2, 3]
+    assert kept(top_p=0.4 - 1e-6) == [0]
+    assert kept(top_p=0.5) == [0, 1]
+    assert kept(top_p=0.9 + 1e-6) == [0, 1, 2, 3]
+    assert kept(top_k=3, top_p=0.7) == [0, 1]  # 0.4 + 0.3 of 0.9 that top_k leaves
+    assert kept(min_p=0.5 + 1e-6) == [0, 1]
+    assert kept(min_p=1.0) == [0]
+
+
+def test_truncation_breaks_ties_by_the_lower_id() -> None:
+    for params in ({"top_k": 2}, {"top_p": 0.39}):
+        scores = truncate(np.zeros(5), SamplingParams(temperature=1.0, **params))
+        assert np.flatnonzero(np.isfinite(scores)).tolist() == [0, 1]
+
+
+def test_noise_depends_on_seed_stream_and_position_alone() -> None:
+    words = words_at(5, SHARED, 9, 32)
+    assert np.array_equal(words, words_at(5, SHARED, 9, 32))
+    assert np.array_equal(words[:8], words_at(5, SHARED, 9, 8))
+    for other in ((5, SHARED, 10), (6, SHARED, 9), (5, NoiseStream.DRAFT, 9)):
+        assert not np.array_equal(words, words_at(*other, 32))
+    assert uniform(words_at(2**64 - 1, SHARED, 2**40, 4)).min() > 0
+
+
+def test_the_noise_is_that_of_earlier_releases() -> None:
+    """A seed's answer must stay the same, so these values may never change."""
+    assert [f"{value:.15f}" for value in uniform(words_at(0, SHARED, 0, 3))] == [
+        "0.011546754286332",
+        "0.241549196562718",
+        "0.111425855514938",
+    ]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 1000), st.integers(0, 2**32), st.floats(0.01, 100))
+def test_noise_is_made_only_where_it_can_win(seed: int, position: int, table: int, scale: float) -> None:
+    scores = np.random.default_rng(table).standard_normal(50) * scale
+    scores[table % 50] = -np.inf
+    everywhere = int(np.argmax(scores + gumbel(words_at(seed, SHARED, position, 50))))
+    assert draw_token(scores, seed, SHARED, position) == everywhere
+
+
+def test_every_position_draws_anew() -> None:
+    assert len({sampler(position, temperature=1.0).choose(LOGITS) for position in range(1, 50)}) > 1
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.85}, {"min_p": 0.4}])
+def test_tokens_follow_the_processed_distribution(params: dict[str, float]) -> None:
+    expected = distribution(sampler(temperature=0.7, **params).distribution_scores(LOGITS))
+    drawn = np.bincount(
+        [sampler(i, temperature=0.7, seed=11, **params).choose(LOGITS) for i in range(1, 8_001)], minlength=4
+    )
+    assert drawn[expected == 0].sum() == 0
+    assert np.abs(drawn / 8_000 - expected).max() < 0.02
+
+
+def test_shared_noise_makes_two_models_agree_where_they_can() -> None:
+    other = np.log(np.array([0.3, 0.4, 0.1, 0.2], np.float32))
+    total_variation = 0.2
+    positions = range(1, 4001)
+    target = [sampler(i, temperature=1.0, seed=1).choose(LOGITS) for i in positions]
+    shared = np.mean(
+        [sampler(i, temperature=1.0, seed=1).choose(other) for i in positions] == np.array(target)
+    )
+    stranger = np.mean(
+        [sampler(i, temperature=1.0, seed=2).choose(other) for i in positions] == np.array(target)
+    )
+    assert shared >= (1 - total_variation) / (1 + total_variation) - 0.03 > stranger
+
+
+def test_gumbel_noise_has_its_mean_and_variance() -> None:
+    noise = gumbel(words_at(3, SHARED, 0, 200_000))
+    assert abs(noise.mean() - np.euler_gamma) < 0.01
+    assert abs(noise.var() - np.pi**2 / 6) < 0.03
+
+
+def test_the_coin_of_the_ratio_rule_falls_as_often_as_it_should() -> None:
+    accepted = np.mean([is_accepted(0.3, 0.5, 7, position) for position in range(10_000)])
+    assert abs(accepted - 0.6) < 0.02
+    assert all(is_accepted(0.5, 0.5, 7, position) for position in range(1000))
+    assert not any(is_accepted(0.0, 0.5, 7, position) for position in range(1000))
+
+
+def test_logits_that_leave_no_choice_are_refused() -> None:
+    for bad in (np.nan, np.inf):
+        for temperature in (0.0, 1.0):
+            for bias in ((), ((0, 1.0),)):
+                with pytest.raises(EngineFailedError, match="not finite"):
+                    sampler(temperature=temperature, logit_bias=bias).choose(
+                        np.array([0, bad, 0, 0], np.float32)
+                    )
+    request = GenerationRequest(
+        "r", np.zeros(1, np.int32), 1, end_ids=(0,), sampling=SamplingParams(min_tokens=2)
+    )
+    with pytest.raises(InvalidRequestError, match="forbids every token"):
+        Sampler(request, 1).choose(np.zeros(1, np.float32))
+
+
+def test_a_draft_token_that_its_logits_rule_out_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="cannot have been drawn"):
+        sampler(temperature=1.0, top_k=1).verify(LOGITS, 3, LOGITS)
+
+
+def test_log_probs_of_a_row_do_not_depend_on_its_neighbours() -> None:
+    logits = np.random.default_rng(0).standard_normal((7, 2048)).astype(np.float32) * 5
+    token_ids = np.arange(7, dtype=np.int32) * 100
+    together = LogProbs.of(logits, token_ids, 3)
+    for row in range(7):
+        alone = LogProbs.of(logits[row : row + 1].copy(), token_ids[row : row + 1], 3)
+        part = together.take(slice(row, row + 1))
+        assert part.token_log_probs.tobytes() == alone.token_log_probs.tobytes()
+        assert part.top_log_probs.tobytes() == alone.top_log_probs.tobytes()
+        assert part.top_ids.tolist() == alone.top_ids.tolist()
+    probabilities = np.exp(LogProbs.of(logits, token_ids, 20).top_log_probs)
+    assert (np.diff(probabilities, axis=1) <= 0).all() and probabilities.sum(axis=1).max() <= 1 + 1e-6

@@ -1,0 +1,108 @@
+"""Tests of the cost model: its interpolation, and how it follows the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.speculation.draft_length.step_costs import StepCosts
+
+ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
+
+
+def test_costs_are_interpolated_and_grow_on_beyond_the_last_measurement() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    assert costs.seconds([1, 2, 9, 16]).tolist() == [0.010, 0.010, 0.012, 0.020]
+    assert float(costs.seconds(13)) == pytest.approx(0.012 + 4 / 7 * 0.008)
+    assert float(costs.seconds(23)) == pytest.approx(0.028)
+
+
+def test_noise_in_a_measurement_never_makes_more_rows_cheaper() -> None:
+    costs = StepCosts((2, 9, 16), (0.010, 0.009, 0.020))
+    assert (np.diff(costs.seconds(np.arange(2, 40))) >= 0).all()
+
+
+def test_a_slower_machine_is_followed_at_every_size() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe(9, 0, 0.024)
+    assert float(costs.seconds(9)) == pytest.approx(0.024, rel=0.05)
+    assert float(costs.seconds(16)) > 0.028  # not measured meanwhile, but slower too
+
+
+def test_a_slow_time_at_one_size_never_makes_more_rows_look_cheaper() -> None:
+    """Otherwise a step would keep rows that nobody needs, and never see that fewer are cheaper."""
+    costs = StepCosts(ROWS, SECONDS)
+    for size, slowness in ((8, 3.0), (9, 1.0)):
+        for _ in range(300):
+            costs.observe(size, 0, slowness * 0.012)
+    assert (np.diff(costs.seconds(np.arange(2, 40))) > 0).all()
+    assert float(costs.seconds(9)) == pytest.approx(0.012, rel=0.05)
+
+
+def test_fixed_costs_of_steps_are_told_from_a_slower_machine() -> None:
+    """Sending answers uses the same cores: with 16 requests it takes a third of a step, whatever the rows."""
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe(9, 0, 0.018)
+    increase = float(np.diff(costs.seconds([9, 16]))[0]) / 0.008
+    assert 1.0 < increase < 1.3  # of a step that takes 1.5 times as long
+
+
+@pytest.mark.parametrize("rise", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("slowness", [0.05, 1.0, 20.0])
+def test_costs_stay_positive_and_rise_however_long_another_machine_is_observed(
+    slowness: float, rise: float
+) -> None:
+    """On some machines no time depends on the rows: the worst case for two causes that share an error."""
+    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6)
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 40, 20_000)
+    seconds = slowness * 0.01 * (1 + rise * sizes / 16) * rng.lognormal(0, 0.5, len(sizes))
+    for rows, took_s in zip(sizes.tolist(), seconds.tolist(), strict=True):
+        costs.observe(rows, rows * 100, took_s)
+        costs.observe_first(rows, rows * 100, took_s)
+    learnt = costs.seconds(np.arange(2, 17), 100 * np.arange(2, 17))
+    assert (np.diff(learnt) > 0).all()
+    true = slowness * 0.01 * (1 + rise * np.arange(2, 17) / 16)
+    assert (learnt > true / 4).all()
+    assert (learnt < true * 4).all()
+
+
+def test_one_outlier_changes_little() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    costs.observe(9, 0, 5.0)
+    assert float(costs.seconds(9)) < 0.0125
+
+
+def test_context_costs_each_row_that_reads_it() -> None:
+    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6)
+    assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.012 + 0.009)
+    for _ in range(300):
+        costs.observe(9, 9 * 1000, 0.042)
+    assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.042, rel=0.05)
+
+
+def test_the_first_of_several_steps_has_a_price_of_its_own() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    for _ in range(300):
+        costs.observe_first(9, 0, 0.015)
+        costs.observe(9, 0, 0.012)
+    assert costs.first_s == pytest.approx(0.003, rel=0.05)
+    assert float(costs.seconds(9)) == pytest.approx(0.012)
+    for _ in range(300):
+        costs.observe_first(9, 0, 0.001)
+    assert costs.first_s == 0.0
+
+
+def test_rows_that_looked_expensive_on_a_busy_machine_become_cheap_when_their_steps_are_seen() -> None:
+    """The calibrated rise is trusted less if it was estimated; otherwise at least half of it remains."""
+    risen = []
+    for is_estimate in (True, False):
+        costs = StepCosts((2, 9), (0.010, 0.040), is_estimate=is_estimate)  # the rise is in truth 3 ms
+        for _ in range(500):
+            costs.observe(2, 0, 0.010)
+            costs.observe(9, 0, 0.013)
+        risen.append(float(np.diff(costs.seconds([2, 9]))[0]))
+    assert 0.0025 < risen[0] < 0.005
+    assert risen[1] > 0.006

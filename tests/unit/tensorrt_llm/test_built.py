@@ -1,0 +1,138 @@
+"""Tests of comparing built engines with the recipe: version, limits, quantization, every rank's file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.preflight import main
+from build.tensorrt_llm.built import check_built, differences
+from build.tensorrt_llm.rules.pair import Pair
+from tests.unit.tensorrt_llm.test_preflight import broken_pair
+
+
+def built_engine(tmp_path: Path, pair: Pair, **build_config: Any) -> Path:
+    """Write a target engine as the builder of 1.2.1 leaves it, then change it."""
+    asked, serving = pair.target.requested, pair.recipe.serving
+    plugin_config = {
+        "use_paged_context_fmha": True,
+        "tokens_per_block": 32,
+        "multiple_profiles": False,
+        "reduce_fusion": True,
+    }
+    built = {
+        "max_batch_size": serving.max_batch_size,
+        "max_seq_len": serving.max_seq_len + serving.max_draft_len,
+        "max_num_tokens": pair.max_num_tokens,
+        "max_beam_width": 1,
+        "max_draft_len": serving.max_draft_len,
+        "speculative_decoding_mode": 2,
+        "kv_cache_type": "PAGED",
+        "gather_context_logits": False,
+        "gather_generation_logits": False,
+        "plugin_config": plugin_config,
+        **build_config,
+    }
+    network = {
+        "architecture": asked.architecture,
+        "dtype": "bfloat16",
+        "logits_dtype": "float32",
+        "num_hidden_layers": asked.num_layers,
+        "num_attention_heads": asked.num_heads,
+        "hidden_size": asked.hidden_size,
+        "intermediate_size": asked.intermediate_size,
+        "vocab_size": asked.vocab_size,
+        "max_position_embeddings": 131072,
+        "mapping": {"tp_size": 2, "pp_size": 1},
+        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None},
+    }
+    directory = tmp_path / "built"
+    directory.mkdir()
+    document = {"version": "1.2.1", "pretrained_config": network, "build_config": built}
+    (directory / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    for rank in range(2):
+        (directory / f"rank{rank}.engine").write_bytes(b"plan")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_draft_len": 4}, "max_draft_len 4, expected 8"),
+        ({"speculative_decoding_mode": 1}, "speculative_decoding_mode 1, expected 2"),
+        ({"speculative_decoding_mode": "DRAFT_TOKENS_EXTERNAL"}, ""),
+        ({"max_beam_width": 4}, "max_beam_width 4"),
+        ({"gather_context_logits": True}, "gather_context_logits True"),
+        ({"gather_generation_logits": True}, "gather_generation_logits True, expected False"),
+        ({"kv_cache_type": "CONTINUOUS"}, "kv_cache_type CONTINUOUS"),
+        ({"max_seq_len": 8192}, "max_seq_len 8192, expected 8200"),
+        ({"plugin_config": {}}, "plugin_config.use_paged_context_fmha None, expected True"),
+        ({}, ""),
+    ],
+)
+def test_an_engine_is_compared_with_what_was_asked(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    found = check_built(pair, {"target": built_engine(tmp_path, pair, **changes)})
+    assert [finding.rule for finding in found] == (["built-as-asked"] if message else [])
+    assert message in "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda engine: (engine / "rank1.engine").unlink(), "rank1.engine is missing"),
+        (lambda engine: (engine / "rank0.engine").write_bytes(b""), "rank0.engine is empty"),
+        (lambda engine: (engine / "config.json").write_text("{"), "cannot be read"),
+        (
+            lambda engine: (engine / "config.json").write_text("{}"),
+            "not the configuration of a supported network",
+        ),
+    ],
+)
+def test_a_damaged_engine_directory(damage: Any, message: str, tmp_path: Path) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    engine = built_engine(tmp_path, pair)
+    damage(engine)
+    (finding,) = check_built(pair, {"target": engine})
+    assert message in finding.violation.values
+    assert "checkpoint" not in finding.violation.values  # what is read is an engine
+
+
+def test_an_engine_for_another_gpu_or_of_the_other_role(tmp_path: Path) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    engine = built_engine(tmp_path, pair)
+    for gpu, message in (("h100-80gb", None), ("h200-141gb", "gpu h200-141gb, expected h100-80gb")):
+        (engine / "manifest.json").write_text(json.dumps({"files": {}, "gpu": gpu}), encoding="utf-8")
+        values = [finding.violation.values for finding in check_built(pair, {"target": engine})]
+        assert values == ([message] if message else [])
+    found = differences(pair, pair.draft, engine)
+    assert {"max_draft_len 8, expected 0", "gather_generation_logits False, expected True"} <= {*found}
+
+
+def test_versions_and_quantization_of_an_engine(tmp_path: Path) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    engine = built_engine(tmp_path, pair)
+    document = json.loads((engine / "config.json").read_text(encoding="utf-8"))
+    document["version"] = "1.1.0"
+    document["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "FP8"
+    (engine / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    (finding,) = check_built(pair, {"target": engine})
+    assert finding.violation.values == (
+        "version 1.1.0, expected 1.2.1; kv_cache_quant_algo FP8, expected None"
+    )
+
+
+def test_the_command_compares_an_engine_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = broken_pair(tmp_path, {}, {})
+    engine = built_engine(tmp_path, pair, max_draft_len=2)
+    arguments = ["--recipe", str(tmp_path / "broken.yaml"), "--engines", str(tmp_path / "engines")]
+    arguments += ["--run", str(tmp_path / "run"), "--target-engine", str(engine)]
+    assert main(arguments) == 1
+    assert "max_draft_len 2, expected 8" in capsys.readouterr().out

@@ -1,0 +1,208 @@
+"""Tests of grammars: masks that depend on the output alone, forced tokens, and guides that are refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.errors import InvalidRequestError
+from pipelines.text import guides as guides_module
+from pipelines.text.grammar import RequestGrammarState
+from pipelines.text.guides import GrammarCompiler, Guide
+from pipelines.text.prompt_tokenizer import PromptTokenizer
+from tests.support.tiny_engines import DEMO_TOKENIZER
+
+TOKENIZER = PromptTokenizer(DEMO_TOKENIZER.read_bytes(), DEMO_TOKENIZER)
+VOCABULARY = TOKENIZER.vocabulary
+VOCAB_SIZE = VOCABULARY.size + 3  # engines may have more logits than tokens
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "full_name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0},
+            "tags": {"type": "array", "items": {"enum": ["alpha", "beta"]}},
+        },
+        "required": ["full_name", "age", "tags"],
+        "additionalProperties": False,
+    }
+)
+GUIDES = (
+    Guide("json_schema", PERSON),
+    Guide("json", ""),
+    Guide("regex", r"(\d{3}-)+[a-zé]{2,}"),
+    Guide("choice", '["yes", "yes, of course", "no"]'),
+    Guide("ebnf_grammar", 'root ::= "a" root "b" | "é"'),
+    Guide("lark_grammar", 'start: /[a-z]+/ "=" %json {"type": "number"}'),
+)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def new_compiler() -> GrammarCompiler:
+    return GrammarCompiler(VOCABULARY, VOCAB_SIZE, lambda: encode)
+
+
+COMPILER = new_compiler()
+
+
+def ids(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(guide=st.sampled_from(GUIDES), data=st.data())
+def test_a_mask_depends_on_nothing_but_the_output(guide: Guide, data: st.DataObject) -> None:
+    """One state proposes, goes back and looks ahead; another sees the output for the first time."""
+    grammar = COMPILER.compile(guide)
+    state = grammar.after(ids([]))
+    output: list[int] = []
+    for _ in range(25):
+        fresh = new_compiler().compile(guide).after(ids(output)) if data.draw(st.booleans()) else None
+        if data.draw(st.booleans()):
+            walk = list(output)
+            for _ in range(data.draw(st.integers(0, 4))):  # a proposal, which another state follows
+                proposal = grammar.after(ids(walk))
+                choices = np.flatnonzero(proposal.allowed())
+                if not len(choices) or proposal.is_complete:
+                    break
+                walk.append(int(data.draw(st.sampled_from(choices.tolist()))))
+            state.look_ahead(ids(walk[len(output) :]), data.draw(st.sampled_from([0.0, 1.0])))
+            grammar.forced_after(ids(output))
+        mask = state.allowed()
+        assert mask.shape == (VOCAB_SIZE,)
+        if fresh is not None:
+            assert np.array_equal(fresh.allowed(), mask)
+            assert (fresh.may_end, fresh.is_complete) == (state.may_end, state.is_complete)
+        choices = np.flatnonzero(mask)
+        if state.is_complete:
+            assert state.may_end and not len(choices)
+            return
+        token_id = int(data.draw(st.sampled_from(choices.tolist())))
+        forced = grammar.forced_after(ids(output)).tolist()
+        if fresh is not None:
+            assert forced == new_compiler().compile(guide).forced_after(ids(output)).tolist()
+        assert not forced or choices.tolist() == forced[:1]
+        state.push(token_id)
+        output.append(token_id)
+
+
+def test_forced_text_is_written_in_the_tokenizers_own_tokens() -> None:
+    grammar = COMPILER.compile(GUIDES[0])
+    begin = encode('{"')
+    forced = grammar.forced_after(ids([])).tolist()
+    text = VOCABULARY.join(forced).decode()
+    assert forced and '{"full_name":'.startswith(text) and forced[0] == begin[0]
+
+
+def test_control_without_a_tokenizer_masks_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brace is forced, the mask is that of the text after it, and none of its tokens could follow."""
+    monkeypatch.setattr(guides_module._Tokens, "__call__", lambda self, text: [])
+    with pytest.raises(InvalidRequestError, match="taken back"):
+        new_compiler().compile(GUIDES[0])
+
+
+def test_spaces_between_the_parts_of_json_are_limited() -> None:
+    """Some models would write them to the end of the answer."""
+    grammar = COMPILER.compile(GUIDES[0])
+    written = encode('{"full_name":') + encode(" ") * 32
+    after = np.flatnonzero(grammar.after(ids(written)).allowed()).tolist()
+    assert after and not any(VOCABULARY.bytes_of[token_id].isspace() for token_id in after)
+
+
+def test_special_tokens_and_the_columns_behind_the_vocabulary_are_never_allowed() -> None:
+    mask = COMPILER.compile(Guide("regex", "(.|\n)*")).after(ids([])).allowed()
+    assert mask.any() and not mask[VOCABULARY.size :].any()
+    assert not mask[list(VOCABULARY.special)].any()
+
+
+@pytest.mark.parametrize(
+    ("guide", "found"),
+    [
+        (Guide("json_schema", '{"type": "strin"}'), "strin"),
+        (Guide("json_schema", '{"type": '), "Expecting value"),
+        (Guide("json_schema", '{"properties": {"a": {"$ref": "#/x"}}}'), "/x"),
+        (Guide("json_schema", '{"not": {"type": "string"}}'), '"not"'),
+        (Guide("regex", "(a"), "unclosed group"),
+        (Guide("regex", ""), "allows no text"),
+        (Guide("choice", '"yes"'), "list of texts"),
+        (Guide("choice", "[]"), "list of texts"),
+        (Guide("choice", '["a", 1]'), "list of texts"),
+        (Guide("lark_grammar", "start: missing"), "missing"),
+        (Guide("xml", "<a/>"), "'xml'"),
+        (Guide("regex", "a" * 300_000), "300000 bytes"),
+        (Guide("ebnf_grammar", "\n" * 5000), "5000 bytes"),  # would take minutes with Python's lock held
+        (Guide("json_schema", "[" * 200_000), "recursion"),
+        (Guide("lark_grammar", 'start: t\nt[stop="\\n"]: /.*/'), "taken back"),
+    ],
+)
+def test_a_wrong_guide_is_refused_with_its_place(guide: Guide, found: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        COMPILER.compile(guide)
+    assert found in str(refused.value)
+
+
+def test_draft_tokens_behind_the_vocabulary_are_rejected() -> None:
+    """Engines may have more logits than tokens, and a prompt may have such ids, which lookup drafts."""
+    state = COMPILER.compile(GUIDES[0]).after(ids([]))
+    expected = state.allowed()
+    assert state.look_ahead(ids([VOCABULARY.size, VOCAB_SIZE + 200]), 1.0) == 2
+    assert np.array_equal(state.allowed(), expected)
+
+
+def test_an_output_that_does_not_follow_the_grammar_is_refused_and_harms_nobody() -> None:
+    grammar = COMPILER.compile(GUIDES[3])
+    with pytest.raises(InvalidRequestError, match="does not follow"):
+        grammar.after(ids(encode("maybe")))
+    assert grammar.after(ids([])).allowed().any()
+
+
+def test_masks_behind_draft_tokens_are_computed_until_the_time_is_over() -> None:
+    state = COMPILER.compile(GUIDES[0]).after(ids([]))
+    drafted = ids(encode('{"full_name":"Ada'))
+    assert state.look_ahead(drafted, 0.0) == 0
+    assert state.look_ahead(drafted, 60.0) == len(drafted)
+
+
+def test_an_output_that_uses_up_the_lexer_harms_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a matcher share the states of its lexer, which this expression doubles with every "a"."""
+    monkeypatch.setattr(guides_module, "_MAX_LEXER_STATES", 1500)
+    compiler = new_compiler()
+    guide = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
+    hostile, other = (compiler.compile(guide).after(ids([])) for _ in range(2))
+    letters = [encode(letter)[0] for letter in "ax"]
+
+    def write(state: RequestGrammarState, seed: int, count: int) -> None:
+        for choice in np.random.default_rng(seed).integers(0, 2, count).tolist():
+            assert state.allowed()[letters].all()
+            state.push(letters[choice])
+
+    write(other, 1, 20)
+    with pytest.raises(InvalidRequestError, match="too many states"):
+        write(hostile, 2, 3000)
+    write(other, 3, 200)
+    write(compiler.compile(guide).after(ids([])), 4, 200)
+
+
+def test_a_guide_that_compiles_slowly_is_not_compiled_again_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guides_module, "_MAX_LEXER_STATES", 1500)
+    monkeypatch.setattr(guides_module, "_MOST_SECONDS_IN_A_STEP", 0.0)
+    compiler = new_compiler()
+    guide = Guide("regex", "[ax]*a[ax]{14}b[ax]*")
+    state = compiler.compile(guide).after(ids([]))
+    letters = [encode(letter)[0] for letter in "ax"]
+    with pytest.raises(InvalidRequestError, match="used up its lexer"):
+        for choice in np.random.default_rng(1).integers(0, 2, 3000).tolist():
+            assert state.allowed()[letters].all()
+            state.push(letters[choice])
+    assert compiler.remembered(guide) is None, "the next request waits for a new lexer, and no other request"
+    assert compiler.compile(guide).after(ids([])).allowed().any()
+    assert compiler.remembered(guide) is not None

@@ -1,0 +1,123 @@
+"""Tests of tokenizers as people publish them: prefix spaces, Unigram, settings of a trainer, doubled BOS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+)
+
+from pipelines.manifest import sha256_file
+from pipelines.serving.requests.word_list import WordKind
+from pipelines.serving.text.preprocessing import Preprocessing
+from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.text.vocabulary import Vocabulary
+from tests.support.trained_tokenizers import TEXTS, TOKENIZERS, byte_level
+
+
+@lru_cache
+def made_once(kind: str) -> Tokenizer:
+    return TOKENIZERS[kind]()
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return made_once(request.param)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[Tokenizer], Preprocessing]:
+    def start(tokenizer: Tokenizer) -> Preprocessing:
+        path = tmp_path / "tokenizer.json"
+        tokenizer.save(str(path))
+        values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "1000"}
+        return Preprocessing(ModelParameters("generate", values))
+
+    return start
+
+
+def ask(preprocessing: Preprocessing, text: str, **others: Any) -> dict[str, Any]:
+    tensors = {"text_input": text_tensor(text.encode()), "max_tokens": scalar_tensor(4, np.int32)}
+    words = {name: text_tensor(value) for name, value in others.items() if isinstance(value, bytes)}
+    return preprocessing({**tensors, **others, **words})
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary.parse(tokenizer.to_str().encode(), Path("tokenizer.json"))
+
+
+def test_tokens_spell_what_the_tokenizer_decodes(tokenizer: Tokenizer) -> None:
+    vocabulary = vocabulary_of(tokenizer)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert vocabulary.join(ids).decode().removeprefix(" ") == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_joined_bytes_are_the_decoded_text_of_any_tokens(kind: str, data: st.DataObject) -> None:
+    tokenizer = made_once(kind)
+    vocabulary = vocabulary_of(tokenizer)
+    ids = data.draw(st.lists(st.integers(3, vocabulary.size - 1), max_size=12))
+    prompt = tokenizer.encode("x", add_special_tokens=False).ids  # so that no leading space is dropped
+    whole = tokenizer.decode(prompt + ids)
+    spelled = vocabulary.join(prompt + ids)
+    if (
+        b"\xef\xbf\xbd" in whole.encode()
+    ):  # bytes that are no UTF-8: each decoder replaces them in its own way
+        return
+    assert spelled.decode(errors="replace").removeprefix(" ") == whole
+
+
+@pytest.mark.parametrize("word", ["\n", "return", " return", "1, 2", "é"])
+@pytest.mark.parametrize("kind", list(WordKind))
+def test_words_are_spelled_without_the_prefix_space(
+    word: str, kind: WordKind, tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
+) -> None:
+    preprocessing = start(tokenizer)
+    tensors = ask(preprocessing, "x", **{kind.text_tensor: word.encode()})
+    flat, ends = tensors[kind.list_tensor][0]
+    assert preprocessing.vocabulary.join(flat[: ends[0]].tolist()) == word.encode()
+
+
+def test_truncation_and_padding_of_a_trainer_are_ignored(
+    tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
+) -> None:
+    text = TEXTS[0]
+    plain = ask(start(tokenizer), text)["input_ids"]
+    trained = Tokenizer.from_str(tokenizer.to_str())
+    trained.enable_truncation(max_length=4)
+    assert (ask(start(trained), text)["input_ids"] == plain).all()
+    padded = Tokenizer.from_str(tokenizer.to_str())
+    padded.enable_padding(length=200)
+    assert (ask(start(padded), text)["input_ids"] == plain).all()
+
+
+def test_bos_is_there_once(tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]) -> None:
+    """A chat template writes BOS into its text, and the tokenizer adds another."""
+    preprocessing = start(tokenizer)
+    bos = tokenizer.token_to_id("<s>")
+    parse = scalar_tensor(True, np.bool_)
+    for text in ("x = 1", "<s>x = 1"):
+        ids = ask(preprocessing, text, parse_special_tokens=parse)["input_ids"][0].tolist()
+        assert ids[0] == bos and bos not in ids[1:]
+    without = ask(preprocessing, "x = 1", add_special_tokens=scalar_tensor(False, np.bool_))
+    assert [bos, *without["input_ids"][0].tolist()] == ask(preprocessing, "x = 1")["input_ids"][0].tolist()
+
+
+def test_an_added_token_that_is_not_special_is_spelled(start: Callable[[Tokenizer], Preprocessing]) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    vocabulary = vocabulary_of(tokenizer)
+    assert vocabulary.join(tokenizer.encode("<think>", add_special_tokens=False).ids) == b"<think>"

@@ -1,0 +1,141 @@
+"""Tests of the committed demonstration pair, and of the parts of its training that need no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from build.checkpoints.checkpoint import read_checkpoint
+from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_corpus, module_name
+from tools.demo_pair.acceptance import before_loops, loop_tokens, simulate
+from tools.demo_pair.readme import render_readme
+
+PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
+MODELS = ("target", "draft")
+PROMPT_SETS = {"code": 400, "mixed": 64, "adversarial": 64, "repetitive": 64}
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+    return json.loads((PAIR / "evaluation.json").read_text(encoding="utf-8"))
+
+
+def prompts_of(name: str) -> list[dict[str, str]]:
+    return [
+        json.loads(line)
+        for line in (PAIR / "prompts" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def test_held_out_modules_and_their_tests_are_not_trained_on():
+    corpus = load_corpus()
+    assert {module_name(document.path) for document in corpus.held_out} == set(HELD_OUT_MODULES)
+    trained = {document.path for document in (*corpus.library, *corpus.tests)}
+    assert trained.isdisjoint(document.path for document in corpus.held_out)
+    assert not any(is_held_out_test(Path(document.path).stem[5:]) for document in corpus.tests)
+    assert is_held_out_test("textwrap") and is_held_out_test("http_cookies")
+    assert not is_held_out_test("typing")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_checkpoint_is_whole(model):
+    checkpoint = read_checkpoint(PAIR / model)
+    config = checkpoint.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_size) == (4, 2, 64)
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (256, 768, 2048)
+    assert config.num_hidden_layers == {"target": 8, "draft": 2}[model]
+    for name, tensor in checkpoint.tensors.items():
+        values = tensor.to_float32()
+        assert np.isfinite(values).all() and values.std() > 0, name
+
+
+def test_pair_is_small_enough_for_git():
+    assert sum(path.stat().st_size for path in PAIR.rglob("*") if path.is_file()) <= 24 * 2**20
+    assert sum(path.stat().st_size for path in (PAIR / "prompts").iterdir()) <= 2**20
+
+
+def test_both_models_have_the_same_tokenizer():
+    assert (PAIR / "target" / "tokenizer.json").read_bytes() == (
+        PAIR / "draft" / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_end_of_text_is_the_last_id(tokenizer):
+    assert tokenizer.get_vocab_size() == 2048
+    assert tokenizer.token_to_id("<|endoftext|>") == 2047
+
+
+@given(st.text())
+def test_tokenizer_gives_any_text_back(text):
+    tokenizer = tokenizers.Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert all(0 <= token < 2048 for token in ids)
+
+
+@pytest.mark.parametrize("name", PROMPT_SETS)
+def test_prompt_sets_are_complete(name, tokenizer):
+    prompts = prompts_of(name)
+    assert len(prompts) >= PROMPT_SETS[name]
+    assert len({prompt["id"] for prompt in prompts}) == len(prompts)
+    assert all(0 < len(tokenizer.encode(prompt["text"]).ids) <= 512 for prompt in prompts)
+
+
+def test_held_out_prompts_come_from_held_out_modules(tokenizer):
+    prompts = prompts_of("code")
+    assert {prompt["module"] for prompt in prompts} == set(HELD_OUT_MODULES)
+    assert {len(tokenizer.encode(prompt["text"]).ids) for prompt in prompts} == {64}
+
+
+def test_evaluation_meets_what_the_documents_claim(evaluation):
+    assert evaluation["greedy"]["all_outputs"]["4"]["acceptance_rate"] > 0.50
+    assert evaluation["sampled"]["all_outputs"]["4"]["acceptance_rate"] > 0.39
+    assert evaluation["conditions"]["prompts"] >= 96
+
+
+def test_readme_says_what_was_measured(evaluation):
+    assert (PAIR / "README.md").read_text(encoding="utf-8") == render_readme(evaluation)
+
+
+def test_simulated_rounds_count_as_speculation_does():
+    matches = np.array([[True, True, False, True, True, True]])
+    # Rounds: 2 of 3 accepted and the target's own; then 3 proposed at the end, all accepted.
+    counts = simulate(matches, 3)
+    assert (counts.drafted, counts.accepted, counts.rounds, counts.produced) == (6, 5, 2, 6)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=24, max_size=24), min_size=1, max_size=4), st.integers(1, 8))
+def test_simulated_rounds_produce_every_token_once(rows, count):
+    counts = simulate(np.array(rows), count)
+    assert counts.produced == 24 * len(rows)
+    assert counts.accepted <= counts.drafted <= counts.rounds * count
+    assert counts.produced <= counts.accepted + counts.rounds
+
+
+def test_texts_are_cut_where_their_first_loop_begins():
+    matches = np.array([[True, False, True, True]] * 3)
+    loops = np.array([[False, False, True, False], [False] * 4, [True] * 4])
+    assert [row.tolist() for row in before_loops(matches, loops)] == [
+        [True, False],
+        [True, False, True, True],
+        [],
+    ]
+
+
+def test_loops_are_counted_without_their_first_period():
+    tokens = np.array([50, 51, *[1, 2, 3, 4] * 3, 60])
+    assert loop_tokens(tokens).nonzero()[0].tolist() == list(range(6, 14))
+    assert not loop_tokens(np.arange(40)).any()
+    assert not loop_tokens(np.array([1, 2] * 5)).any(), "ten tokens are too few"

@@ -1,0 +1,117 @@
+"""Tests of the parts of the demonstration pair's training that need torch."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is installed for training only", exc_type=ImportError)
+
+from build.checkpoints.checkpoint import read_checkpoint  # noqa: E402
+from build.quantization.corpus import DemoPairError  # noqa: E402
+from tools.demo_pair import model  # noqa: E402
+from tools.demo_pair.batches import cosine_rate, plan  # noqa: E402
+from tools.demo_pair.export import export_model, load_model  # noqa: E402
+from tools.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
+from tools.demo_pair.optimizer import Optimizer, orthogonalise  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+SMALL = model.ModelConfig(
+    layers=3, hidden=32, heads=4, kv_heads=2, head_size=8, feed_forward=48, vocabulary=96
+)
+
+
+@pytest.fixture
+def weights():
+    generator = torch.Generator().manual_seed(1)
+    weights = model.initial_weights(SMALL, generator)
+    for name, tensor in weights.items():
+        if "dense" in name or "proj" in name:
+            tensor.normal_(std=0.2, generator=generator)
+    weights[model.EMBEDDING].mul_(10)
+    return weights
+
+
+def test_cached_generation_equals_the_whole_pass(weights):
+    prompts = torch.arange(10).view(2, 5)
+    text = generate(weights, SMALL, prompts, 7, GREEDY)
+    whole = torch.cat([prompts, text], dim=1)
+    logits = model.forward(weights, SMALL, whole[:, :-1], model.rotary_tables(SMALL, whole.shape[1] - 1))
+    assert torch.equal(logits[:, 4:].argmax(dim=-1), text)
+
+
+def test_noise_depends_on_seed_and_position_only(weights):
+    noise = gumbel_noise(2, 96, seed=3)
+    assert torch.equal(noise(4), gumbel_noise(2, 96, seed=3)(4))
+    assert not torch.equal(noise(4), noise(5))
+    prompts = torch.arange(10).view(2, 5)
+    assert torch.equal(
+        generate(weights, SMALL, prompts, 6, 0.8, noise), generate(weights, SMALL, prompts, 6, 0.8, noise)
+    )
+
+
+def test_early_exit_is_the_draft(weights):
+    weights[model.EXIT_NORM] = torch.full((SMALL.hidden,), 1.5)
+    target, draft = model.split_pair(weights, 2)
+    tokens = torch.arange(12).view(2, 6)
+    tables = model.rotary_tables(SMALL, 6)
+    both = model.forward_both(weights, SMALL, 2, tokens, tables)
+    shape = model.ModelConfig(**{**SMALL.__dict__, "layers": 2})
+    assert torch.equal(both[0], model.forward(target, SMALL, tokens, tables))
+    assert torch.equal(both[1], model.forward(draft, shape, tokens, tables))
+
+
+def test_export_keeps_what_bfloat16_holds(weights, tmp_path):
+    export_model(tmp_path / "m", SMALL, weights, '{"version": "1.0"}')
+    loaded = load_model(tmp_path / "m")
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.rounded(weights).items())
+    assert read_checkpoint(tmp_path / "m").config.num_key_value_heads == 2
+    assert json.loads((tmp_path / "m" / "tokenizer.json").read_text())["version"] == "1.0"
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    for shape in ((2, 16, 24), (2, 24, 16)):
+        values = torch.linalg.svdvals(
+            orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        )
+        assert 0.5 < float(values.min()) <= float(values.max()) < 1.4
+
+
+def test_optimizer_lowers_a_loss(weights):
+    for tensor in weights.values():
+        tensor.requires_grad_(True)
+    optimizer = Optimizer(weights, SMALL)
+    tokens = torch.arange(24).view(2, 12)
+    tables = model.rotary_tables(SMALL, 11)
+    losses = []
+    for _ in range(15):
+        logits = model.forward(weights, SMALL, tokens[:, :-1], tables)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step(4e-3, 3e-3)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_plan_is_fixed_by_its_seed_and_reads_each_source_in_its_share():
+    sources = [(np.arange(0, 1000), 0.75), (np.arange(5000, 6000), 0.25)]
+    windows = plan(sources, steps=5, batch=4, context=9, seed=7)
+    assert windows.shape == (5, 4, 10)
+    assert torch.equal(windows, plan(sources, steps=5, batch=4, context=9, seed=7))
+    assert int((windows[..., 0] >= 5000).sum()) == 5
+    assert bool((windows.diff(dim=-1) == 1).all())
+
+
+def test_plan_refuses_a_text_that_is_too_short():
+    with pytest.raises(DemoPairError, match="too short"):
+        plan([(np.arange(15), 1.0)], steps=1, batch=1, context=9, seed=0)
+
+
+def test_learning_rate_rises_then_falls():
+    rates = [cosine_rate(step, 100) for step in range(100)]
+    assert rates[0] < rates[2] == 1.0
+    assert rates[-1] < 0.05

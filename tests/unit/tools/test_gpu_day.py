@@ -1,0 +1,218 @@
+"""Tests of the GPU day's steps on toy commands: time limits, independence, results of a broken run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.client import CompletionRequest, Generation
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.process import ProcessIdentity
+from pipelines.errors import EngineFailedError
+from tests.conftest import REPOSITORY_ROOT
+from tests.gpu import __main__ as day
+from tests.gpu.day import day_steps, stop_step
+from tests.gpu.machine_probes import MACHINE_PROBES
+from tests.gpu.serving_probes import SERVING_PROBES, kind_of_log_probs, sampling
+from tests.gpu.step import FAILED, INCONCLUSIVE, NOT_RUN, PASSED, TIMED_OUT, Step, run_step, run_steps
+
+
+def toy(name: str, code: str, *needs: str, limit_s: float = 60.0) -> Step:
+    return Step(name, "a toy", (sys.executable, "-c", code), limit_s, needs)
+
+
+def test_a_failing_step_stops_only_those_that_need_it(tmp_path: Path) -> None:
+    steps = (
+        toy("first", "raise SystemExit(1)"),
+        toy("second", "print('{}')", "first"),
+        toy("third", "print('{}')", "second"),
+        toy("apart", 'print(\'{"verdict": "pass"}\')'),
+        toy("unclear", "raise SystemExit(3)"),
+        toy("after", "pass", "unclear", "apart"),
+    )
+    outcomes = {outcome.step.name: outcome for outcome in run_steps(steps, tmp_path)}
+    states = [outcome.state for outcome in outcomes.values()]
+    assert states == [FAILED, NOT_RUN, NOT_RUN, PASSED, INCONCLUSIVE, PASSED]
+    assert outcomes["second"].reason == "needs first"
+    assert outcomes["apart"].finding == {"verdict": "pass"} and outcomes["apart"].last_lines == ()
+
+
+def test_a_step_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    began_s = time.monotonic()
+    outcome = run_step(toy("hangs", code, limit_s=2.0), tmp_path)
+    assert outcome.state == TIMED_OUT and outcome.reason == "killed after 2 s"
+    assert time.monotonic() - began_s < 30
+    deadline_s = time.monotonic() + 10
+    while ProcessIdentity.of(int(outcome.last_lines[0])) is not None:
+        assert time.monotonic() < deadline_s, "the child runs on"
+        time.sleep(0.05)
+
+
+def test_the_end_of_what_a_failing_step_said_is_kept_without_paths(tmp_path: Path) -> None:
+    code = f"print('\\n'.join(map(str, range(100)))); raise SystemExit('in {REPOSITORY_ROOT}/engines')"
+    outcome = run_step(toy("fails", code), tmp_path)
+    assert outcome.last_lines[-1] == "in ./engines" and outcome.last_lines[-2] == "99"
+    assert len(outcome.last_lines) == 30
+
+
+Run = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The day's program on toy steps: exit code and result file."""
+    monkeypatch.setattr(day, "run_directory", lambda recipe: tmp_path / "run" / recipe)
+
+    def call(*steps: Step, stop: str = "pass") -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(day, "day_steps", lambda recipe, ports: steps)
+        monkeypatch.setattr(day, "stop_step", lambda recipe: toy("stop", stop))
+        code = day.main(["--recipe", "toy", "--output", str(tmp_path / "result.json")])
+        return code, json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+
+    return call
+
+
+def test_the_result_says_what_happened_and_where(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = run(toy("one", "print('{\"a\": 1}')"), toy("two", "raise SystemExit('why')"))
+    assert (code, document["verdict"]) == (1, "fail")
+    assert document["states"] == {"one": "passed", "two": "failed", "stop": "passed"}
+    one, two, _ = document["steps"]
+    assert one["finding"] == {"a": 1} and two["last_lines"] == ["why"] and two["reason"] == "exit code 1"
+    assert document["conditions"]["git_sha"] and document["conditions"]["gpus"] == []
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["states"] == document["states"]
+
+
+@pytest.mark.parametrize(("code", "verdict", "exit_code"), [(0, "pass", 0), (3, "inconclusive", 3)])
+def test_the_exit_code_is_the_verdict(code: int, verdict: str, exit_code: int, run: Run) -> None:
+    assert run(toy("one", f"raise SystemExit({code})"))[0] == exit_code
+
+
+INTERRUPTED_DAY = """
+import sys
+from pathlib import Path
+
+from tests.gpu import __main__ as day
+from tests.unit.tools.test_gpu_day import toy
+
+folder = Path(sys.argv[1])
+steps = (
+    toy("one", "pass"),
+    toy("two", f"open({str(folder / 'began')!r}, 'w').close(); import time; time.sleep(60)"),
+    toy("three", "pass"),
+)
+day.run_directory = lambda recipe: folder / "run" / recipe
+day.day_steps = lambda recipe, ports: steps
+day.stop_step = lambda recipe: toy("stop", f"open({str(folder / 'stopped')!r}, 'w')")
+sys.exit(day.main(["--recipe", "toy", "--output", str(folder / "result.json")]))
+"""
+
+
+def test_an_interrupt_stops_the_server_and_keeps_what_was_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_DAY, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY_ROOT) as process:
+        deadline_s = time.monotonic() + 60
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 130
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert (tmp_path / "stopped").exists()
+    assert document["states"] == {"one": "passed", "stop": "passed", "two": "not run", "three": "not run"}
+    assert document["verdict"] == "fail"
+
+
+def test_the_steps_are_in_an_order_that_works() -> None:
+    seen: set[str] = set()
+    steps = day_steps("demo", Ports(8000, 8001, 8002))
+    for step in steps:
+        assert set(step.needs) <= seen, step
+        seen.add(step.name)
+    assert stop_step("demo").name not in seen
+    probes = {step.command[3] for step in steps if step.command[2] == "tests.gpu.probe"}
+    assert probes == {*MACHINE_PROBES, *SERVING_PROBES}
+
+
+def test_the_guide_has_the_steps_and_their_limits() -> None:
+    guide = (REPOSITORY_ROOT / "docs" / "how-to" / "gpu-day.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in guide.splitlines()
+        if line.startswith("| `")
+    ]
+    told = {
+        name.strip("` "): float(limit)
+        for names, _, limits in rows
+        for name, limit in zip(names.split(","), limits.split(","), strict=True)
+    }
+    steps = (*day_steps("demo", Ports(8000, 8001, 8002)), stop_step("demo"))
+    assert told == {step.name: step.limit_s / 60 for step in steps}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ({"refused": "not on this runtime"}, "refused"),
+        ({"log_probs": [0.0] * 8}, "8 zeros"),
+        ({"log_probs": [-0.1, -2.5, -0.3]}, "real"),
+        ({"log_probs": [-0.1, 0.7]}, "not log probabilities"),
+        ({"log_probs": []}, "failed"),
+        ({"failed": "EngineFailedError: out of memory"}, "failed"),
+    ],
+)
+def test_zeros_are_not_taken_for_log_probabilities(answer: dict[str, Any], kind: str) -> None:
+    assert kind_of_log_probs(answer).startswith(kind)
+
+
+ANSWER = Generation("a", (1,), (True,), "length", 1, 4, 4, (1, 1, 1, 1), None, 0.1)
+
+
+class Backend:
+    """Answers as a server of the audit's first defect: sampled requests fail, and then nothing is drafted."""
+
+    def __init__(self, *, refuses: bool, pauses: bool) -> None:
+        self._refuses, self._pauses, self._is_paused = refuses, pauses, False
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(self, *arguments: object) -> None:
+        pass
+
+    def generate(self, request: CompletionRequest, model: str = "generate") -> Generation:
+        if request.temperature > 0 and self._refuses:
+            self._is_paused = self._pauses
+            raise EngineFailedError("gather_generation_logits must be enabled")
+        drafted = 0 if self._is_paused else 4
+        return dataclasses.replace(ANSWER, total_draft_tokens=drafted, total_accepted_draft_tokens=drafted)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "pauses", "verdict", "text"),
+    [
+        (False, False, "pass", "and so are greedy ones afterwards"),
+        (True, False, "fail", "4 of 4 sampled requests were not drafted for"),
+        (True, True, "fail", "greedy requests are not drafted for any more"),
+    ],
+)
+def test_the_first_defect_is_seen(
+    refuses: bool, pauses: bool, verdict: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend(refuses=refuses, pauses=pauses)
+    monkeypatch.setattr("tests.gpu.serving_probes.Client.connect", lambda url: backend)
+    found = sampling("demo", "grpc://127.0.0.1:1")
+    assert found.verdict == verdict and text in found.text
+    assert ("gather_generation_logits" in json.dumps(found.seen)) == refuses

@@ -1,0 +1,400 @@
+"""Tests of the proof's report on scripted servers: sections, console, page, JSON, command line."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.comparison import first_divergence
+from pipelines.client.model_names import SPECULATIVE
+from pipelines.command_line.prompts import Prompt
+from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.reporting.section import Section, Table, Verdict, joint_verdict
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.validation import __main__ as command
+from pipelines.validation import runs
+from pipelines.validation.audit.against import Foreign
+from pipelines.validation.audit.margin import Explanation
+from pipelines.validation.distribution.acceptance import measure_acceptance
+from pipelines.validation.exact.plan import DraftLength, Pass
+from pipelines.validation.exact.proof import Finding
+from pipelines.validation.exact.run import run_exact
+from pipelines.validation.exact.side_by_side import side_by_side
+from pipelines.validation.exact.sizes import QUICK, Limits
+from pipelines.validation.html_page import as_html
+from pipelines.validation.report import Report, as_document, as_text
+from tests.unit.client.scripted_client import Change, ScriptedClient, honest
+
+PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
+VOCABULARY = Vocabulary(tuple(bytes([97 + index % 26]) for index in range(200)))
+CONDITIONS: dict[str, Any] = {
+    "recipe": "demo",
+    "date": "today",
+    "command": "python -m x",
+    "engines": {"a": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.validation.exact.sizes._MEAN_GAP_S", 0.0)
+
+
+def section(verdict: Verdict) -> Section:
+    return Section(
+        "Title", verdict, "what", Table(("a", "b"), (("x", "1"), ("long", "22"))), "power", {"n": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "joint"),
+    [
+        (("pass", "info", "pass"), "pass"),
+        (("pass", "inconclusive"), "inconclusive"),
+        (("inconclusive", "fail", "pass"), "fail"),
+        (("info",), "fail"),
+        ((), "fail"),
+    ],
+)
+def test_verdicts_join_so_that_nothing_bad_and_nothing_at_all_passes(
+    verdicts: tuple[Verdict, ...], joint: Verdict
+) -> None:
+    assert joint_verdict([section(verdict) for verdict in verdicts]) == joint
+
+
+def test_a_row_has_as_many_cells_as_the_table_has_titles() -> None:
+    with pytest.raises(ValueError, match="2 cells"):
+        Table(("a", "b"), (("x",),))
+
+
+def test_a_section_is_printed_in_columns_with_its_power() -> None:
+    lines = as_text(section("pass")).splitlines()
+    assert lines[1:] == ["Title: PASS", "what", "a      b", "----  --", "x      1", "long  22", "power"]
+    assert "INFO" not in as_text(section("info"))
+
+
+def test_the_document_holds_what_machines_need() -> None:
+    document = json.loads(json.dumps(as_document(Report((section("pass"),)), CONDITIONS)))
+    assert document["verdict"] == "pass"
+    assert document["sections"][0]["figures"] == {"n": 1}
+    assert document["conditions"]["recipe"] == "demo"
+
+
+def finding(expected: Generation, actual: Generation | None, request: CompletionRequest) -> Finding:
+    asked = Pass(7, SPECULATIVE, "greedy", DraftLength(4, "4"), 8, False, True, False, True)
+    divergence = first_divergence(expected, actual, request) if actual else None
+    error = None if actual else ServerBusyError("full")
+    return Finding(asked, Prompt("p3", "text"), request, expected, actual, divergence, error)
+
+
+def test_a_divergence_is_laid_side_by_side() -> None:
+    request = CompletionRequest("# nonce\n<script>alert(1)</script>", max_tokens=6, top_k=3)
+    expected = replace(honest(request, SPECULATIVE), output_ids=(1, 2, 3, 4, 5, 6))
+    actual = replace(expected, output_ids=(1, 2, 9, 4), log_probs=(-1.0, -2.0, -3.0, -4.0))
+    explanation = Explanation(0.25, alternatives=((3, -0.5), (9, -0.75)))
+    found = side_by_side(finding(expected, actual, request), explanation, VOCABULARY)
+    assert found.common == "bc"
+    assert found.parameters == "max_tokens=6, top_k=3"
+    shown = [
+        (line.position, line.expected.token_id, line.actual.token_id, line.differs) for line in found.lines
+    ]
+    assert shown == [(2, 3, 9, True), (3, 4, 4, False), (4, 5, None, True), (5, 6, None, True)]
+    assert [line.is_first for line in found.lines] == [True, False, False, False]
+    assert (found.lines[0].expected.text, found.lines[0].actual.text) == ("d", "j")
+    assert found.lines[0].actual.log_prob == -3.0
+    assert "output position 2" in found.what
+    assert "'d' against 'j'" in found.what
+    assert "logit margin 0.25" in found.what
+    assert [side.text for side in found.alternatives] == ["d", "j"]
+    json.dumps(found.as_document())
+    without = side_by_side(finding(expected, actual, request), Explanation(None, "no luck"), None)
+    assert without.common == "1 2"
+    assert "logit margin not available: no luck" in without.what
+
+
+def test_an_answer_that_failed_has_no_second_side() -> None:
+    request = CompletionRequest("text", max_tokens=3)
+    found = side_by_side(
+        finding(honest(request, SPECULATIVE), None, request),
+        Explanation(None, "no second answer"),
+        VOCABULARY,
+    )
+    assert found.lines == ()
+    assert found.what == "failed where the target alone answered: full"
+
+
+class _Page(html.parser.HTMLParser):
+    """Parses a page into its tags, attributes and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_shows_everything_escaped_and_loads_nothing() -> None:
+    request = CompletionRequest("<script>alert(1)</script>", max_tokens=3)
+    expected = replace(honest(request, SPECULATIVE), output_ids=(1, 2, 3))
+    actual = replace(expected, output_ids=(1, 9, 3))
+    explanation = Explanation(0.5, alternatives=((2, -0.125),))
+    found = side_by_side(finding(expected, actual, request), explanation, VOCABULARY)
+    source = as_html(Report((section("fail"), section("info")), (found,), 31), CONDITIONS)
+    page = _Page(source)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "img", "iframe"}
+    assert not re.findall(r"(?:src|href|url\(|@import|https?:)", source)
+    for text in (
+        "<script>alert(1)</script>",
+        "Title",
+        "power",
+        "The first 1 of 31",
+        "logit margin 0.5",
+        "-0.125000",
+    ):
+        assert text in page.text
+    rows = [attributes.get("class") for tag, attributes in page.tags if tag == "tr"]
+    assert "differs first" in rows
+    assert "FAIL" in page.text
+    assert '{"a": 1}' in page.text  # the conditions
+    passing = as_html(Report((section("pass"),)), CONDITIONS)
+    assert "Answers that differ" not in passing
+    assert "PASS" in passing
+
+
+def exact(change: Change) -> Report:
+    client = ScriptedClient(change)
+    report = run_exact(QUICK, PROMPTS, Limits(2, 5, "adaptive"), [client] * 5, VOCABULARY, "nonce")
+    assert len(report.divergences) == min(20, report.num_divergences)
+    return report
+
+
+def by_title(report: Report) -> dict[str, Section]:
+    return {each.title: each for each in report.sections}
+
+
+def test_the_sections_of_a_proof_that_passes_say_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    report = exact(lambda request, model, given: given)
+    assert joint_verdict(report.sections) == "pass"
+    assert report.num_divergences == 0
+    parts = by_title(report)
+    equality = parts["Equality with the target alone"]
+    figures = equality.document
+    assert [group["name"] for group in figures["groups"]] == ["greedy", "seeded"]
+    assert [group["prompts"] for group in figures["groups"]] == [24, 24]
+    assert figures["tokens_compared"] == sum(group["tokens"] for group in figures["groups"])
+    assert "11.73% of prompts would have been detected with 95%" in equality.power
+    covered = parts["What was covered"].table
+    assert covered is not None
+    levels = [row[:2] for row in covered.rows]
+    assert [level for name, level in levels if name == "num_draft_tokens"] == ["0", "1", "2", "adaptive"]
+    assert [level for name, level in levels if name == "model"] == ["generate", "ensemble"]
+    assert ("concurrent requests", "4") in levels
+    assert ("prefix cache", "cold") in levels
+    assert all(int(row[3].replace(",", "")) > 0 for row in covered.rows)
+    passes = parts["Passes"].document["passes"]
+    assert figures["tokens_compared"] == sum(
+        each["tokens_compared"] for each in passes if each["model"] != "generate_target"
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 + len(passes)
+    json.dumps(as_document(report, CONDITIONS))
+
+
+def test_the_sections_of_a_proof_that_fails_show_the_divergences() -> None:
+    def slip(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if model == SPECULATIVE and request.num_draft_tokens and request.max_tokens == QUICK.max_tokens:
+            return replace(given, output_ids=(*given.output_ids[:3], 99, *given.output_ids[4:]))
+        return given
+
+    report = exact(slip)
+    parts = by_title(report)
+    assert joint_verdict(report.sections) == parts["Equality with the target alone"].verdict == "fail"
+    assert parts["The target alone under load"].verdict == "pass"
+    shown = parts["Equality with the target alone"].document["divergences"]
+    assert len(shown) == 20 < report.num_divergences
+    assert {entry["lines"][0]["position"] for entry in shown} == {3}
+    assert {entry["lines"][0]["actual"]["token_id"] for entry in shown} == {99}
+    covered = parts["What was covered"].table
+    assert covered is not None
+    differ = {row[:2]: row[5] for row in covered.rows}
+    assert differ["num_draft_tokens", "0"] == "0"
+    with_draft = [int(differ["num_draft_tokens", length]) for length in "12"]
+    assert min(with_draft) > 0
+    assert sum(with_draft) == report.num_divergences
+
+
+def test_a_target_that_depends_on_the_load_fails_a_section_of_its_own() -> None:
+    def drift(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        is_reference = model != SPECULATIVE and request.max_tokens == QUICK.max_tokens
+        return replace(given, text=f"{next(counter)}") if is_reference else given
+
+    counter = iter(range(10**6))
+    parts = by_title(exact(drift))
+    assert parts["The target alone under load"].verdict == "fail"
+    assert "depend on the batch" in parts["The target alone under load"].summary
+
+
+def test_acceptance_is_measured_with_the_same_prompts_and_seeds_under_both_rules() -> None:
+    def accept(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        return replace(given, total_accepted_draft_tokens=1) if request.use_draft_logits else given
+
+    client = ScriptedClient(accept)
+    found = measure_acceptance(PROMPTS[:3], (1, 4), 8, [client, client])
+    assert found.verdict == "info"
+    arms = found.document["arms"]
+    assert [(arm["num_draft_tokens"], arm["sampling"]) for arm in arms] == [
+        *((1, "coupled"), (1, "uncoupled"), (4, "coupled"), (4, "uncoupled"))
+    ]
+    assert arms[2] == {
+        "num_draft_tokens": 4,
+        "sampling": "coupled",
+        "answers": 3,
+        "num_rounds": 24,
+        "total_draft_tokens": 24,
+        "total_accepted_draft_tokens": 12,
+        "acceptance_rate": 0.5,
+        "mean_acceptance_length": 1.5,
+    }
+    assert arms[3]["acceptance_rate"] == 3 / 24
+    assert (
+        "0.500 of the drafted tokens are accepted with shared noise, 0.200 with independent" in found.summary
+    )
+    asked = [request for _, request, _ in client.asked]
+    assert {request.temperature for request in asked} == {0.8}
+    assert len({(request.prompt, request.seed) for request in asked}) == 3
+    assert len({request.seed for request in asked}) == 3
+
+
+def test_acceptance_that_the_server_refuses_to_measure_is_no_failure() -> None:
+    def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if request.use_draft_logits:
+            raise InvalidRequestError("no draft logits here")
+        return given
+
+    found = measure_acceptance(PROMPTS[:2], (1,), 8, [ScriptedClient(refuse)])
+    assert found.verdict == "info"
+    assert "no draft logits here" in found.summary
+    assert measure_acceptance(PROMPTS[:2], (), 8, [ScriptedClient()]).verdict == "info"
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Make the command line ask a function instead of a server."""
+
+    def install(change: Change) -> None:
+        @contextmanager
+        def server(url: str, recipe: str) -> Iterator[str]:
+            yield "grpc://127.0.0.1:1"
+
+        client = ScriptedClient(change)
+        monkeypatch.setattr(command, "running_server", server)
+        monkeypatch.setattr(runs.Client, "connect", lambda url: client)
+        # A function has no distribution: it always gives the same answer.
+        monkeypatch.setattr(runs, "_test_distribution", lambda prompts, limits, clients: [section("pass")])
+
+    return install
+
+
+def test_exit_codes_tell_pass_fail_and_inconclusive(
+    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "deep" / "verify.html"
+    arguments = ["--quick", "--max-tokens", "9", "--html", str(page)]
+
+    def wrong(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        return replace(given, text="?") if model == SPECULATIVE and request.max_tokens == 9 else given
+
+    def busy(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if model == SPECULATIVE and request.max_tokens == 9 and request.temperature:
+            raise ServerBusyError("full")
+        return given
+
+    right: Change = lambda request, model, given: given  # noqa: E731
+    for change, code, verdict in ((right, 0, "pass"), (wrong, 1, "fail"), (busy, 3, "inconclusive")):
+        scripted(change)
+        assert command.main(arguments) == code
+        printed = capsys.readouterr().out
+        document = json.loads(printed.splitlines()[-1])
+        assert document["verdict"] == verdict
+        # a quick run has no distributions
+        assert "Title" not in [each["title"] for each in document["sections"]]
+        assert document["conditions"]["triton_version"] == "2.51.0"
+        assert document["conditions"]["command"].endswith(" ".join(arguments))
+        assert f"{verdict.upper()}; wrote the report to {page}" in printed
+        assert f"<title>{verdict}" in page.read_text(encoding="utf-8")
+        assert ("first difference (text)" in printed) is (verdict == "fail")
+
+
+def test_too_few_prompts_for_a_release_are_inconclusive(
+    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(lambda request, model, given: given)
+    few = ["--num-prompts", "4", "--max-tokens", "9", "--html", str(tmp_path / "page.html")]
+    assert command.main(few) == 3
+    printed = capsys.readouterr().out
+    assert "295 more prompts are needed" in printed
+    assert "more tokens are needed, 200,000 in all" in printed
+    assert "Title: PASS" in printed  # the distribution without a seed belongs to a release
+
+
+def test_another_server_is_examined_with_the_models_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Foreign] = []
+
+    def examine(foreign: Foreign, on_answer: object) -> list[Section]:
+        asked.append(foreign)
+        return [section("inconclusive")]
+
+    monkeypatch.setattr(runs, "verify_foreign", examine)
+    monkeypatch.setattr(runs.Client, "connect", lambda url: ScriptedClient())
+    page = tmp_path / "page.html"
+    models = ["--model", "fast", "--control-model", "slow", "--expect", "exact", "--draft-lengths", "2,5"]
+    arguments = ["--against", "http://there:1", "--quick", *models, "--html", str(page)]
+    assert command.main(arguments) == 3
+    (foreign,) = asked
+    assert (foreign.url, foreign.expect, foreign.draft_lengths) == ("http://there:1", "exact", (2, 5))
+    assert (foreign.names.candidate, foreign.names.control) == ("fast", "slow")
+    assert (len(foreign.prompts), foreign.max_tokens) == (QUICK.num_prompts, QUICK.max_tokens)
+    assert "Title: INCONCLUSIVE" in capsys.readouterr().out
+    assert "verification of http://there:1" in page.read_text(encoding="utf-8")
+
+
+def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--url", "grpc://127.0.0.1:9"]) == 3
+    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-prompts", "0"],
+        ["--num-prompts", "1"],
+        ["--num-prompts", "100000"],
+        ["--max-tokens", "0"],
+        ["--prompts", "absent.jsonl"],
+        ["--draft-lengths", "0"],
+        ["--expect", "miracles"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err

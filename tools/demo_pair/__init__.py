@@ -1,0 +1,1 @@
+"""Train the demonstration pair, target and draft, on the source code of the standard library."""

@@ -1,0 +1,158 @@
+"""Train the demonstration pair from scratch and write it as checkpoints.
+
+Stage 1 trains the target, with the draft as its early exit. Stage 2 trains both towards each other. Stage 3
+distills the finished target into the draft. The number of steps is fixed, so the seed decides the result up
+to the rounding of the machine's kernels. An interrupted run resumes when started again with the same
+arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from build.quantization.corpus import HELD_OUT_MODULES, DemoPairError, load_corpus, standard_library
+from pipelines.program import run_program
+from tools.demo_pair import evaluate
+from tools.demo_pair.batches import plan
+from tools.demo_pair.distill import PROMPT, DistillSettings, distill
+from tools.demo_pair.export import export_model
+from tools.demo_pair.joint import JointSettings, train_jointly
+from tools.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
+from tools.demo_pair.prompts import write_prompts
+from tools.demo_pair.tokenizer import TokenArray, encode_documents, train_tokenizer
+
+STEPS = 1800
+BATCH = 8
+CONTEXT = 512
+SHARE_OF_TESTS = 0.35
+DISTILL_CORPUS = 768
+DISTILL_WRITTEN = 1024
+DISTILL_CONTEXT = 256
+
+Source = tuple[TokenArray, float]
+
+
+def train_pair(
+    sources: list[Source], seed: int, scale: float, state_file: Path, report: Callable[[str], None]
+) -> tuple[Weights, Weights, float]:
+    """Run the three stages.
+
+    Args:
+        sources: Token streams and their shares of the text.
+        seed: Seed of weights, of the order of the text, and of sampling.
+        scale: Number of steps relative to the published pair.
+        state_file: File for the state of stages 1 and 2.
+        report: Called with lines of progress.
+
+    Returns:
+        Weights of target and draft, rounded to bfloat16, as float32; and the duration in minutes.
+    """
+    windows = plan(sources, joint_steps(scale), BATCH, CONTEXT, seed)
+    joint, joint_seconds = train_jointly(windows, JointSettings(), seed, state_file, report)
+    started = time.monotonic()
+    target, draft = (rounded(part) for part in split_pair(joint, DRAFT.layers))
+    texts, written = (max(64, round(count * scale)) for count in (DISTILL_CORPUS, DISTILL_WRITTEN))
+    drawn = plan(sources, texts + written, 1, DISTILL_CONTEXT, seed + 1)[:, 0]
+    corpus, prompts = drawn[:texts], drawn[texts:, :PROMPT]
+    draft = rounded(distill(target, draft, corpus, prompts, DistillSettings(), seed, report))
+    return target, draft, (joint_seconds + time.monotonic() - started) / 60
+
+
+def joint_steps(scale: float) -> int:
+    """Return the number of steps of stages 1 and 2."""
+    return max(8, round(STEPS * scale))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the pair, write prompts and evaluation, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("engines/demo_pair"),
+        help="folder for the checkpoints (%(default)s)",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(".run/demo_pair"),
+        help="folder for the state of the run (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="number of steps relative to the published pair; 0.02 takes minutes",
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--note", default="", help="remark on the conditions, stored with the evaluation")
+    options = parser.parse_args(arguments)
+    return run_program(lambda: _train(options))
+
+
+def _train(options: argparse.Namespace) -> int:
+    torch.set_num_threads(options.threads)
+    work = options.work / f"seed{options.seed}-scale{options.scale:g}"
+    work.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+
+    def report(line: str) -> None:
+        print(f"[{(time.monotonic() - started) / 60:6.1f} min] {line}", flush=True)
+
+    corpus = load_corpus()
+    if not corpus.tests:
+        raise DemoPairError(
+            "the standard library has no tests",
+            values=f"no usable test_*.py under {standard_library() / 'test'}",
+            limit=f"{SHARE_OF_TESTS:.0%} of the training text are tests",
+            remedy="install them (Debian: libpython3-testsuite), or use another CPython",
+        )
+    tokenizer = train_tokenizer(corpus.library)
+    library = encode_documents(tokenizer, corpus.library)
+    tests = encode_documents(tokenizer, corpus.tests)
+    report(
+        f"corpus {corpus.sha256[:12]}: {len(corpus.library)} modules, {len(library)} tokens; "
+        f"{len(corpus.tests)} tests, {len(tests)} tokens"
+    )
+    sources = [(library, 1 - SHARE_OF_TESTS), (tests, SHARE_OF_TESTS)]
+    target, draft, minutes = train_pair(sources, options.seed, options.scale, work / "joint.pt", report)
+    tokenizer_json = tokenizer.to_str(pretty=False)
+    export_model(options.output / "target", TARGET, target, tokenizer_json)
+    export_model(options.output / "draft", DRAFT, draft, tokenizer_json)
+    write_prompts(options.output / "prompts", corpus, tokenizer, options.seed)
+    steps = joint_steps(options.scale)
+    run = {
+        "seed": options.seed,
+        "scale": options.scale,
+        "steps": steps,
+        "batch": BATCH,
+        "context": CONTEXT,
+        "target_tokens": steps * BATCH * CONTEXT,
+        "minutes": round(minutes, 1),
+        "threads": options.threads,
+        "library_modules": len(corpus.library),
+        "library_tokens": len(library),
+        "test_files": len(corpus.tests),
+        "test_tokens": len(tests),
+        "held_out_modules": len(HELD_OUT_MODULES),
+    }
+    (work / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+    report("pair written; evaluating")
+    note = ["--note", options.note] if options.note else []
+    return evaluate.main(
+        [str(options.output), "--run", str(work / "run.json"), "--threads", str(options.threads), *note]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Build the wheel ``draftproof``: ``python -m tools.wheel``, or ``make wheel``.
+
+The names ``build`` and ``pipelines`` belong to this repository and are too general for somebody else's
+site-packages. So the client's modules are copied and renamed: ``pipelines.client`` becomes ``draftproof``,
+``pipelines.errors`` becomes ``draftproof.errors``. The version is the one in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.errors import DraftproofError
+from pipelines.program import EXIT_PASS, run_program
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "pipelines" / "client"
+
+_HERE = Path(__file__).resolve().parent
+_PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.wheel", description="Build the client's wheel.")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheel (dist/)")
+    options = parser.parse_args(arguments)
+
+    def work() -> int:
+        print(build_wheel(options.output))
+        return EXIT_PASS
+
+    return run_program(work)
+
+
+def build_wheel(output: Path) -> Path:
+    """Build the wheel with this environment's setuptools.
+
+    Args:
+        output: Folder that gets the wheel.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        DraftproofError: pip could not build it.
+    """
+    version = project_version()
+    with tempfile.TemporaryDirectory(prefix="draftproof-wheel-") as scratch:
+        write_sources(Path(scratch), version)
+        command = [sys.executable, "-m", *_PIP, "--no-build-isolation", "--wheel-dir", str(output), scratch]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DraftproofError(
+            "the wheel could not be built",
+            values=" ".join(done.stderr.split()),
+            limit="an environment with the packages of requirements/test.txt",
+            remedy="run 'make wheel', which installs them",
+        )
+    return output / f"draftproof-{version}-py3-none-any.whl"
+
+
+def project_version() -> str:
+    """Return the version in ``pyproject.toml``."""
+    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert found is not None, "pyproject.toml has a version"
+    return found[1]
+
+
+def write_sources(folder: Path, version: str) -> None:
+    """Write the project that becomes the wheel."""
+    package = folder / "draftproof"
+    sources = {path.relative_to(CLIENT): path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
+    sources[Path("errors.py")] = ROOT / "pipelines" / "errors.py"
+    for name, source in sources.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text(encoding="utf-8").replace("pipelines.client", "draftproof")
+        (package / name).write_text(text.replace("pipelines.errors", "draftproof.errors"), encoding="utf-8")
+    (package / "py.typed").touch()
+    shutil.copy(ROOT / "LICENSE", folder)
+    shutil.copy(_HERE / "README.md", folder)
+    project = (_HERE / "project.toml").read_text(encoding="utf-8")
+    (folder / "pyproject.toml").write_text(project.replace("@VERSION@", version), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
