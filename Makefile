@@ -210,7 +210,7 @@ test: .venv/test.stamp .venv/torch.stamp ## run the unit and integration tests
 	@$(venv) -m pytest tests -n 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-again
-test-again: .venv/test.stamp ## run the integration tests that failed in `test` once more, each alone; at most three
+test-again: .venv/test.stamp ## run what failed in `test` once more, each test alone; at most five, none that proves tokens right
 	@$(venv) -m tests.again
 
 .PHONY: test-unit

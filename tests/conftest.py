@@ -79,7 +79,7 @@ def tracked_files() -> list[str]:
     """Return the paths, relative to the root, of all existing files that are or will be committed."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(
-        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60
+        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=120
     )
     return sorted(
         path for path in set(listed.stdout.split("\0")) if path and (REPOSITORY_ROOT / path).is_file()

@@ -104,7 +104,7 @@ def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def read_gauge(server: Server, name: str, **labels: str) -> float:
     """Return one value from the metrics port."""
     url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=120) as response:
         text = response.read().decode()
     for line in text.splitlines():
         found = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
@@ -113,7 +113,7 @@ def read_gauge(server: Server, name: str, **labels: str) -> float:
     raise LookupError(f"{name} {labels} is not on the metrics port")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
     """Poll until a condition holds; return False on timeout, which a busy machine must not reach."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -144,7 +144,7 @@ def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") 
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/generate"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()  # NaN may be sent, too
     return httpx.post(
-        url, content=content, timeout=30, trust_env=False, headers={"draftproof-key": server.key}
+        url, content=content, timeout=120, trust_env=False, headers={"draftproof-key": server.key}
     )
 
 
@@ -174,7 +174,7 @@ def responses(
         )
         client.async_stream_infer(model, infer_inputs(tensors), enable_empty_final_response=True)
         while True:
-            result, error = answers.get(timeout=100)
+            result, error = answers.get(timeout=120)
             if error is not None:
                 raise refusal(error.message())
             reply = result.get_response()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.triton
 def series(server: Server) -> list[tuple[str, dict[str, str]]]:
     """Return name and labels of everything on the metrics port."""
     url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=120) as response:
         text = response.read().decode()
     found = re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, re.MULTILINE)
     return [(name, dict(re.findall(r'(\w+)="([^"]*)"', labels))) for name, labels in found]

@@ -80,7 +80,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     try:
         with Pod(scratch) as ready:
             probe = Container(["true"], "/", [])
-            if ready.start(probe, scratch / "probe.log").wait(30):
+            if ready.start(probe, scratch / "probe.log").wait(120):
                 pytest.skip(f"no containers of namespaces here: {(scratch / 'probe.log').read_text()}")
             yield ready
     except OSError as error:
@@ -249,7 +249,7 @@ def boxes(request: pytest.FixtureRequest, built: Built, tmp_path: Path) -> Boxes
 
 ASK = """
 import sys, urllib.request
-print(urllib.request.urlopen("http://127.0.0.1:" + sys.argv[1], timeout=5).read().decode())
+print(urllib.request.urlopen("http://127.0.0.1:" + sys.argv[1], timeout=120).read().decode())
 """
 
 
@@ -259,7 +259,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     def inside(*command: str) -> tuple[int, str]:
         """Run a command as ``docker compose exec server`` and ``kubectl exec`` do."""
         said.write_text("")
-        return pod.start(replace(boxes.server, command=[PYTHON, *command]), said).wait(60), said.read_text()
+        return pod.start(replace(boxes.server, command=[PYTHON, *command]), said).wait(120), said.read_text()
 
     def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], its_log: Path) -> None:
         for _ in range(240):
@@ -300,7 +300,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     [loop] = {path.name for path in (boxes.run / "model_repository").iterdir()} - before
 
     server.terminate()
-    server.wait(60)
+    server.wait(120)
     server = pod.start(boxes.server, log)
     wait_for(is_ready, server, log)
     table = read_table(arms_file(boxes.run))
@@ -309,7 +309,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     generation = f'draftproof_router_generation{{model="router"}} {table.generation}'
     wait_for(lambda: generation in inside("-c", ASK, "8002/metrics")[1], server, log)
     server.terminate()
-    server.wait(60)
+    server.wait(120)
 
 
 CLIENT = """
@@ -317,7 +317,7 @@ import sys, urllib.error, urllib.request
 def status(url, key, data=None):
     try:
         asked = urllib.request.Request(url, data, {"draftproof-key": key})
-        return urllib.request.urlopen(asked, timeout=5).status
+        return urllib.request.urlopen(asked, timeout=120).status
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
@@ -342,7 +342,7 @@ def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_p
     for attempt in range(120):
         said = tmp_path / f"said{attempt}"
         client = replace(boxes.canary, command=[PYTHON, "-c", CLIENT, address, run])
-        boxes.canary_pod.start(client, said).wait(60)
+        boxes.canary_pod.start(client, said).wait(120)
         if said.read_text().startswith("200"):
             break
         assert running[0].poll() is None, last_lines(tmp_path / "served.log")
@@ -350,7 +350,7 @@ def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_p
     assert said.read_text() == "200 404 404\n200 403 200\n"
     for process in running:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
@@ -365,5 +365,5 @@ def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: 
             (Path("/tmp"), True),
         ):
             touch = replace(box, command=["touch", str(path / "written")])
-            code = pod.start(touch, tmp_path / "touch.log").wait(30)
+            code = pod.start(touch, tmp_path / "touch.log").wait(120)
             assert (code == 0) == is_allowed, path

@@ -111,7 +111,7 @@ def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) ->
         )
         was_busy = wait_until(lambda: is_busy(server), timeout_s=5)
         call.cancel()
-        was_cancelled = errors.get(timeout=60) is not None
+        was_cancelled = errors.get(timeout=120) is not None
         assert wait_until(lambda: all_blocks_are_free(server))
         return was_busy and was_cancelled
 
@@ -123,7 +123,7 @@ def test_a_full_queue_refuses_at_once_and_answers_the_rest(server: Server) -> No
     num_requests = MAX_BATCH_SIZE + MAX_QUEUE_SIZE + 6
     answered_s: list[float] = []
     refused_s: list[float] = []
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
 
     def ask(number: int, client: Client) -> None:
         """Ask until one request was refused: a fast machine answers before all have asked."""

@@ -97,7 +97,7 @@ def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server)
 
     def text() -> str:
         url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=120) as response:
             return response.read().decode()
 
     assert wait_until(lambda: 'draftproof_itl_seconds_count{model="speculative"}' in text())

@@ -109,7 +109,7 @@ def test_a_deadline_in_mid_stream_ends_it_typed_and_frees_its_place(server: Serv
     body = {"text_input": LONG.prompt, "max_tokens": LONG.max_tokens, "end_id": -1, "stream": True}
     # shortened until it falls into the stream
     for timeout_us in (10_000 * 2**number for number in range(10)):
-        events = httpx.post(url, json={**body, "timeout": timeout_us}, timeout=30, trust_env=False).text
+        events = httpx.post(url, json={**body, "timeout": timeout_us}, timeout=120, trust_env=False).text
         assert "draftproof/request_timeout" in events.splitlines()[-2]
         if "text_output" in events:
             break
@@ -198,10 +198,10 @@ def test_one_response_calls_are_refused_as_on_generate(server: Server) -> None:
 def test_clients_ask_the_ensemble_and_not_its_steps(server: Server) -> None:
     url = f"http://127.0.0.1:{server.ports.http}/v2/models"
     body = {"text_input": "x", "max_tokens": 4}
-    answered = httpx.post(f"{url}/ensemble/generate", json=body, timeout=30, trust_env=False)
+    answered = httpx.post(f"{url}/ensemble/generate", json=body, timeout=120, trust_env=False)
     assert answered.status_code == 200 and answered.json()["text_output"]
     for step in STEPS:
-        refused = httpx.post(f"{url}/{step}/generate", json=body, timeout=30, trust_env=False)
+        refused = httpx.post(f"{url}/{step}/generate", json=body, timeout=120, trust_env=False)
         assert "clients cannot use this model" in refused.json()["error"]
 
 

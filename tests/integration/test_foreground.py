@@ -57,7 +57,7 @@ def test_the_process_of_a_container_is_the_server_and_ends_well(
     with foreground(directory, exit_timeout_s) as (process, server):
         server.wait_ready()
         live = f"http://127.0.0.1:{server.ports.http}/v2/health/live"
-        with urllib.request.urlopen(live, timeout=5) as response:
+        with urllib.request.urlopen(live, timeout=120) as response:
             assert response.status == 200
         with grpc_client(server) as client:
             assert client.generate(CompletionRequest("def main(", max_tokens=4)).output_ids

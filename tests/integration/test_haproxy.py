@@ -76,7 +76,7 @@ class Recording(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.wfile.write(b"3\r\none\r\n")
-        self.backend.more.wait(10)
+        self.backend.more.wait(120)
         self.wfile.write(b"3\r\ntwo\r\n0\r\n\r\n")
 
     def _record(self, body: bytes) -> None:
@@ -198,7 +198,7 @@ def test_a_stream_comes_chunk_by_chunk_and_outlives_the_order_to_end(
     seen, port = backend
     seen.more.clear()
     proxy = start(Ports(port, port, port))
-    connection = http.client.HTTPConnection(*proxy.http, timeout=10)
+    connection = http.client.HTTPConnection(*proxy.http, timeout=120)
     connection.request("POST", STREAM, generate_body())
     response = connection.getresponse()
     assert response.read(3) == b"one", "the second half has not been sent yet"
@@ -207,7 +207,7 @@ def test_a_stream_comes_chunk_by_chunk_and_outlives_the_order_to_end(
     seen.more.set()
     assert response.read() == b"two"
     connection.close()
-    assert proxy.process.wait(60) == 0
+    assert proxy.process.wait(120) == 0
 
 
 def test_a_server_that_is_not_ready_gets_no_requests_and_says_so(recorded: tuple[Backend, Proxy]) -> None:

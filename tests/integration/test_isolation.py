@@ -55,7 +55,7 @@ class Stream:
         """Return how each of the next requests ends: its error, or None."""
         found: list[DraftproofError | None] = []
         while len(found) < number:
-            result, error = self._answers.get(timeout=60)
+            result, error = self._answers.get(timeout=120)
             if error is not None:
                 found.append(refusal(error.message()))
             elif result.get_response().parameters["triton_final_response"].bool_param:

@@ -102,7 +102,7 @@ def stream(port: int, text: str) -> list[str]:
         f"http://127.0.0.1:{port}/v2/models/tensorrt_llm/generate_stream",
         json.dumps({"text_input": text, "streaming": True}).encode(),
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         events = [line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: ")]
     return [json.loads(event).get("text_output") for event in events]
 

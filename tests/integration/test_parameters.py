@@ -256,7 +256,9 @@ def raw_answers(server: Server, model: str, **values: Any) -> Iterator[dict[str,
     assert len(streamed) > 1
     yield {name: array.reshape(-1).tolist() for name, array in streamed[-1].items()}
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}"
-    reply = httpx.post(f"{url}/generate_stream", json={**values, "stream": True}, timeout=30, trust_env=False)
+    reply = httpx.post(
+        f"{url}/generate_stream", json={**values, "stream": True}, timeout=120, trust_env=False
+    )
     last = [line for line in reply.text.splitlines() if line.startswith("data:")][-1]
     for document in (json.loads(last.removeprefix("data:")), post(server, values, model).json()):
         yield {name: value if isinstance(value, list) else [value] for name, value in document.items()}
@@ -268,7 +270,7 @@ def raw_answers(server: Server, model: str, **values: Any) -> Iterator[dict[str,
         {"name": name, "shape": [1, 1], "datatype": INPUT_TYPES[name], "data": [value]}
         for name, value in values.items()
     ]
-    reply = httpx.post(f"{url}_unary/infer", json={"inputs": body}, timeout=30, trust_env=False)
+    reply = httpx.post(f"{url}_unary/infer", json={"inputs": body}, timeout=120, trust_env=False)
     yield {output["name"]: output["data"] for output in reply.json()["outputs"]}
 
 

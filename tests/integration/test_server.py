@@ -122,7 +122,7 @@ def test_kserve_infer_answers_as_generate_does(server: Server, model: str) -> No
         ]
     }
     url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}_unary/infer"
-    reply = httpx.post(url, json=body, timeout=30, trust_env=False)
+    reply = httpx.post(url, json=body, timeout=120, trust_env=False)
     outputs = {output["name"]: output["data"] for output in reply.json()["outputs"]}
     assert outputs["text_output"] == [expected.text]
     assert outputs["output_ids"] == token_ids(expected)

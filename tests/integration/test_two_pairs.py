@@ -207,7 +207,7 @@ def test_requests_in_work_are_answered_before_their_pair_goes(served: Served) ->
     with traffic(server) as seen:
         for thread in threads:
             thread.start()
-        assert all(event.wait(60) for event in begun)
+        assert all(event.wait(120) for event in begun)
         api.unload(model)
         for thread in threads:
             thread.join()

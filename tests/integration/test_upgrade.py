@@ -64,14 +64,14 @@ print(json.dumps({"draft": str(draft), "target": str(target), "run": str(run), "
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     found = subprocess.run(
-        ["git", "archive", BEFORE], cwd=REPOSITORY_ROOT, capture_output=True, timeout=60, check=False
+        ["git", "archive", BEFORE], cwd=REPOSITORY_ROOT, capture_output=True, timeout=120, check=False
     )
     if found.returncode:
         pytest.skip(f"this clone does not have commit {BEFORE}, whose code writes what is upgraded")
     folder = tmp_path_factory.mktemp("before")
     tree = folder / "tree"
     tree.mkdir()
-    subprocess.run(["tar", "-x", "-C", str(tree)], input=found.stdout, timeout=60, check=True)
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=found.stdout, timeout=120, check=True)
     command = [sys.executable, "-c", MADE_THEN, str(folder), json.dumps(REQUEST)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

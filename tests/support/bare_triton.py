@@ -50,7 +50,7 @@ def running(command: Sequence[str], environment: Mapping[str, str], port: int, l
         server = subprocess.Popen(command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT)
 
     def ask(path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/{path}", timeout=120) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -63,7 +63,7 @@ def running(command: Sequence[str], environment: Mapping[str, str], port: int, l
         yield ask
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(120)
 
 
 def _is_ready(ask: Ask) -> bool:

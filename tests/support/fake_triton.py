@@ -70,7 +70,7 @@ class FakeSender:
         assert not self._final.is_set(), "Triton has freed the request"
         return self.cancelled
 
-    def wait(self, timeout_s: float = 5.0) -> list[FakeResponse | None]:
+    def wait(self, timeout_s: float = 120.0) -> list[FakeResponse | None]:
         assert self._final.wait(timeout_s), "the client would wait for ever"
         assert sum(flags & FINAL for _, flags in self.sent) == 1
         return [response for response, _ in self.sent]

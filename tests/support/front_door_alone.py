@@ -74,7 +74,7 @@ def _wait_healthy(door: FrontDoorAlone) -> None:
     deadline_s = time.monotonic() + _STARTS_WITHIN_S
     while time.monotonic() < deadline_s and door.process.poll() is None:
         with suppress(httpx.HTTPError):
-            if httpx.get(f"{door.url}/health", timeout=5, trust_env=False).status_code == 200:
+            if httpx.get(f"{door.url}/health", timeout=120, trust_env=False).status_code == 200:
                 return
         time.sleep(0.05)
     raise AssertionError(f"the front door is not healthy:\n{door.log.read_text()[-3000:]}")

@@ -85,7 +85,7 @@ def proxies(folder: Path) -> Iterator[Callable[..., Proxy]]:
     finally:
         for process in started:
             process.terminate()
-            process.wait(10)
+            process.wait(120)
 
 
 def listens(port: int) -> bool:

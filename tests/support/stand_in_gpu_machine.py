@@ -16,7 +16,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -341,10 +340,9 @@ def _tritonserver(arguments: list[str]) -> int:
     if (_state() / "bad_engine").exists():
         print("E1120 model_lifecycle.cc:642] failed to load 'target': engine of another version", flush=True)
         return 1
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before the server's threads begin
     if options.allow_grpc == "false":
-        stopping.wait()
+        signal.sigwait([signal.SIGTERM])
         return 0
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     servicer = _Repository(tuple(options.load_model), options.grpc_restricted_protocol)
@@ -352,7 +350,7 @@ def _tritonserver(arguments: list[str]) -> int:
     server.add_insecure_port(f"{options.grpc_address}:{options.grpc_port}")
     server.start()
     print("Started GRPCInferenceService", flush=True)
-    stopping.wait()
+    signal.sigwait([signal.SIGTERM])
     time.sleep(0.05)
     server.stop(grace=None).wait()
     return 0

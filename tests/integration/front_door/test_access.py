@@ -57,7 +57,7 @@ class Closed:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         url = f"https://127.0.0.1:{self.server.ports.openai}"
-        return httpx.Client(base_url=url, verify=self.trusted, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=url, verify=self.trusted, headers=headers, timeout=120, trust_env=False)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_request_is_logged_with_the_name_of_its_key_and_without_its_prompt(
 
 def test_a_large_body_without_a_key_is_not_read(closed: Closed) -> None:
     with (
-        socket.create_connection(("127.0.0.1", closed.server.ports.openai), timeout=20) as plain,
+        socket.create_connection(("127.0.0.1", closed.server.ports.openai), timeout=120) as plain,
         closed.trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         secured.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n")
@@ -185,7 +185,7 @@ def test_an_answer_that_is_not_read_counts_for_its_key(closed: Closed) -> None:
     body = json.dumps({**UNREAD, "stream": False})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {limited}\r\n"
     with (
-        socket.create_connection(("127.0.0.1", closed.server.ports.openai), timeout=20) as plain,
+        socket.create_connection(("127.0.0.1", closed.server.ports.openai), timeout=120) as plain,
         closed.trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         secured.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())

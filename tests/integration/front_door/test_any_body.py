@@ -93,7 +93,7 @@ def send(server: Server, max_examples: int, *, is_repeated: bool) -> Counter[int
     """Send bodies; return how many had each status."""
     statuses: Counter[int] = Counter()
     process, began = front_door(server), server.log.stat().st_size
-    with httpx.Client(base_url=url_of(server), timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=url_of(server), timeout=120, trust_env=False) as client:
         fields = posts(client.get("/openapi.json").json())
         assert set(VALID) <= set(fields), "every path with a body is tried"
 

@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 
 def wait_for(browser: Browser, script: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while not browser.value(script):
         assert time.monotonic() < deadline_s, browser.value("document.body.innerText")
         time.sleep(0.05)

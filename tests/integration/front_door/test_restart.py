@@ -44,7 +44,7 @@ def is_healthy(server: Server) -> bool:
 
 
 def metrics(server: Server) -> str:
-    return httpx.get(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=60, trust_env=False).text
+    return httpx.get(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=120, trust_env=False).text
 
 
 def gauge(server: Server, name: str) -> int:

@@ -20,7 +20,7 @@ LOAD = LoadRequest("target", "draft", 4, 2, 8, 1024, 512, (999, 998), {"NUM_STRE
 RUN = RunRequest(((10, 11), (20,), (30,)), max_tokens=3, num_at_once=2)
 
 
-def process(mode: str, tmp_path: Path, timeout_s: float = 60.0) -> PeerProcess:
+def process(mode: str, tmp_path: Path, timeout_s: float = 120.0) -> PeerProcess:
     command = [sys.executable, "-m", "tests.support.stand_in_peer", mode]
     return PeerProcess(f"peer {mode}", command, tmp_path / "logs" / "peer.log", {}, timeout_s)
 

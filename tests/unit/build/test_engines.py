@@ -90,7 +90,7 @@ def test_command_line(tmp_path: Path, raw: dict[str, Any], capsys: pytest.Captur
 
 def test_module_runs_as_a_program() -> None:
     command = [sys.executable, "-m", "build.engines", "--recipe", "dmo"]
-    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "did you mean demo?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -222,7 +222,7 @@ def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any])
     builders = [
         subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    results = [json.loads(builder.communicate(timeout=60)[0].splitlines()[-1]) for builder in builders]
+    results = [json.loads(builder.communicate(timeout=120)[0].splitlines()[-1]) for builder in builders]
     # each engine is built once, by either process
     assert sum(len(result["built"]) for result in results) == 2
     assert results[0]["target"] == results[1]["target"]

@@ -341,10 +341,10 @@ def test_the_gates_read_the_same_state(run: Path, capfd: pytest.CaptureFixture[s
         while not served:
             pass
         url = f"http://127.0.0.1:{served[0].server_port}/verdict"
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=120) as reply:
             assert json.load(reply)["verdict"] == "inconclusive"
         served[0].shutdown()
-        thread.join(10)
+        thread.join(120)
 
 
 class Terminal(io.StringIO):

@@ -38,7 +38,7 @@ class Gates:
     def __init__(self, port: int) -> None:
         self.record: RolloutRecord | Exception = rollout()
         self.port = port
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
 
     def verdict(self, query: str = "") -> Any:
         return self.client.get(f"/verdict{query}").raise_for_status().json()
@@ -48,7 +48,7 @@ class Gates:
 
     def raw(self, text: bytes) -> bytes:
         """Return the reply to bytes that no client would send."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
             connection.sendall(text)
             connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -216,7 +216,7 @@ def test_a_job_whose_gates_do_not_answer_has_no_verdict(capsys: pytest.CaptureFi
 def test_gates_answer_while_another_client_dawdles_and_goes(
     gates: Gates, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_connection(("127.0.0.1", gates.port), timeout=10) as slow:
+    with socket.create_connection(("127.0.0.1", gates.port), timeout=120) as slow:
         slow.sendall(b"POST /gate/rollout HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
         assert gates.verdict()["verdict"] == "inconclusive"
     assert gates.verdict()["verdict"] == "inconclusive"

@@ -275,7 +275,7 @@ class _Metric:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

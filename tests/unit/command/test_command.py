@@ -46,7 +46,7 @@ def launcher(tmp_path: Path) -> Path:
 
 def _run(*command_line: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(map(str, command_line)), capture_output=True, text=True, timeout=60, check=False, **options
+        list(map(str, command_line)), capture_output=True, text=True, timeout=120, check=False, **options
     )
 
 
@@ -144,5 +144,5 @@ def test_an_interrupt_is_a_line_and_130() -> None:
     ) as process:
         time.sleep(2)  # by then it reads its standard input
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "interrupted\n")

@@ -11,6 +11,7 @@ import pytest
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.container_directory import LOCK, lock_run_directory
 from pipelines.errors import ServerStartError
+from tests.support.processes import started
 
 
 @pytest.fixture
@@ -28,17 +29,12 @@ def test_a_second_server_is_refused_for_as_long_as_the_first_one_runs(
         "import os, pathlib, sys; from pipelines.deploy.container_directory import lock_run_directory;"
         "lock_run_directory(pathlib.Path(sys.argv[1])); os.execv('/bin/sh', ['sh', '-c', 'echo; read line'])"
     )
-    first = subprocess.Popen(
-        [sys.executable, "-c", program, str(volume)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert first.stdout is not None and first.stdin is not None
-    first.stdout.readline()
-    assert main(["run", str(volume)]) == 1
-    assert "another server uses this run directory" in capsys.readouterr().err
-    first.kill()
-    first.wait()
-    for stream in (first.stdin, first.stdout):
-        stream.close()
+    command = [sys.executable, "-c", program, str(volume)]
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        assert main(["run", str(volume)]) == 1
+        assert "another server uses this run directory" in capsys.readouterr().err
     lock_run_directory(volume)
 
 

@@ -43,7 +43,7 @@ def run(executors: list[Executor], make: Callable[[], Coroutine[Any, Any, Any]])
     loop = StepLoop(executors)
     loop.start()
     try:
-        return loop.spawn(make()).result(timeout=30)
+        return loop.spawn(make()).result(timeout=120)
     finally:
         loop.stop()
         for executor in executors:
@@ -306,7 +306,7 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
             ended.append(True)
 
     waiting = loop.spawn(endless())
-    loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=10)
+    loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=120)
     loop.stop()
     assert ended == [True] and waiting.cancelled()
     assert target.num_free_blocks == target.num_blocks
@@ -342,7 +342,7 @@ def test_nobody_waits_for_a_loop_that_died(monkeypatch: pytest.MonkeyPatch) -> N
     loop = StepLoop([target])
     loop.start()
     with pytest.raises(CancelledError):
-        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=10)
+        loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=120)
 
 
 def _die() -> None:

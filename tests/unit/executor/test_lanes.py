@@ -43,7 +43,7 @@ def run(executors: list[Executor], work: Coroutine[Any, Any, Any]) -> Any:
     loop = StepLoop(executors)
     loop.start()
     try:
-        return loop.spawn(work).result(timeout=30)
+        return loop.spawn(work).result(timeout=120)
     finally:
         loop.stop()
         for executor in executors:
@@ -92,7 +92,7 @@ def test_with_one_tree_the_control_would_agree_with_a_loop_that_writes_wrong_blo
 
     loop = StepLoop([executor])
     loop.start()
-    assert loop.spawn(scenario()).result(timeout=30) != alone(request(PROMPT))
+    assert loop.spawn(scenario()).result(timeout=120) != alone(request(PROMPT))
     loop.stop()
 
 

@@ -201,7 +201,7 @@ def run(executors: list[Executor], make: Any) -> Any:
     loop = StepLoop(executors)
     loop.start()
     try:
-        return loop.spawn(make()).result(timeout=60)
+        return loop.spawn(make()).result(timeout=120)
     finally:
         loop.stop()
 

@@ -38,7 +38,7 @@ class StuckRenderer:
         pass
 
     def render(self, messages: Any) -> str:
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(120)
         return "late"
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def test_a_conversation_that_takes_long_does_not_hold_up_others(monkeypatch: pyt
 
     class HeldRenderer(ChatRenderer):
         def render(self, messages: Any, **options: Any) -> str:
-            assert messages[0]["content"] != "slow" or go_on.wait(60)
+            assert messages[0]["content"] != "slow" or go_on.wait(120)
             return super().render(messages, **options)
 
     monkeypatch.setattr(chat_renderers, "ChatRenderer", HeldRenderer)

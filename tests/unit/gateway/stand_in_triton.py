@@ -194,7 +194,7 @@ async def behind_the_gateway(run_directory: Path) -> AsyncIterator[Behind]:
     assert behind.stand_in.wrong_keys == 0, "every call of the gateway shows Triton's key"
 
 
-async def until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
     async def poll() -> None:
         while not is_so():
             await asyncio.sleep(0.01)

@@ -40,7 +40,7 @@ def started(place: TritonPlace) -> subprocess.Popen[bytes]:
     return subprocess.Popen(python(SLEEP, f"--region={place.shared_memory_prefix}0_x"))
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline_s
@@ -66,13 +66,13 @@ def test_a_model_s_process_is_known_by_its_command_line(place: TritonPlace, tmp_
         assert (found.model, found.identity.pid) == ("generate", children[0].pid)
         assert found.is_alive
         found.kill()
-        assert children[0].wait(10) == -9
+        assert children[0].wait(120) == -9
         assert not found.is_alive
         found.kill()  # no other process, if the id is reused
         assert find_model_processes(place.shared_memory_prefix) == []
         ended = kill_processes(place.shared_memory_prefix)
         assert [each.pid for each in ended] == [triton.pid]
-        assert triton.wait(10) == -9
+        assert triton.wait(120) == -9
         assert children[1].poll() is None, "of another Triton"
     finally:
         for child in children:
@@ -85,7 +85,7 @@ def test_a_process_does_not_kill_itself(place: TritonPlace) -> None:
         "import sys; from pipelines.gateway.supervision.model_processes import kill_processes; "
         "print(len(kill_processes(sys.argv[1])))"
     )
-    done = subprocess.run(python(program, place.shared_memory_prefix), capture_output=True, timeout=60)
+    done = subprocess.run(python(program, place.shared_memory_prefix), capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, b"0\n")
 
 
@@ -99,7 +99,7 @@ def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: st
         guard = start_guard(prefix)
         time.sleep(0.5)
         assert left.poll() is None and region.exists() and guard.poll() is None, "it waits for the end"
-        guard.communicate(timeout=30)
+        guard.communicate(timeout=120)
         assert guard.returncode == 0
     else:
         program = (
@@ -112,7 +112,7 @@ def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: st
         assert gateway.stdout is not None and gateway.stdout.readline() == b"started\n"
         os.killpg(gateway.pid, signal.SIGKILL)  # with its whole group, as someone who stops it in vain does
         gateway.communicate()
-    assert left.wait(20) == -9
+    assert left.wait(120) == -9
     until(lambda: not region.exists())
 
 

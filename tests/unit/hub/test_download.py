@@ -87,10 +87,10 @@ def test_a_download_says_that_it_waits_for_another_program(tmp_path: Path) -> No
     waiting = Thread(target=download, args=(blob, {}, print, lines.put), daemon=True)
     with WeakFileLock(blob.lock):
         waiting.start()
-        assert lines.get(timeout=20) == "model.safetensors: another program downloads it; waiting for that"
+        assert lines.get(timeout=120) == "model.safetensors: another program downloads it; waiting for that"
         assert waiting.is_alive()
         blob.path.write_bytes(b"bytes")  # the other program's
-    waiting.join(20)
+    waiting.join(120)
     assert not waiting.is_alive() and lines.empty()
 
 

@@ -282,7 +282,7 @@ def test_sources_parse_as_python_3_10() -> None:
 def test_ruff_checks_every_source_also_in_build() -> None:
     command = [sys.executable, "-m", "ruff", "check", "--show-files"]
     done = subprocess.run(
-        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=60
+        command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True, timeout=120
     )
     listed = {Path(line).relative_to(REPOSITORY_ROOT).as_posix() for line in done.stdout.splitlines()}
     assert "build/recipe.py" in listed
@@ -303,7 +303,7 @@ def test_git_does_not_ignore_build_even_where_a_global_list_does(tmp_path: Path)
         "--no-index",
         "build/recipe.py",
     ]
-    done = subprocess.run(ignored, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(ignored, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 

@@ -229,13 +229,13 @@ def test_a_slow_reader_on_another_thread_does_not_bring_back_an_older_table(
         table = read_table(path)
         if table == older:
             has_parsed.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(120)
         return table
 
     monkeypatch.setattr("pipelines.router.arms.read_table", read_slowly)
     with ThreadPoolExecutor() as pool:
         slow = pool.submit(live.read)
-        assert has_parsed.wait(10)
+        assert has_parsed.wait(120)
         write_table(path, newer)
         fast = pool.submit(live.read)
         wait([fast], timeout=0.2)  # without a lock it ends here, with one it waits for the slow reader

@@ -325,7 +325,7 @@ def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World, st
         time.sleep(0.4)  # before the first response: that is no pause
         first_sent_at_s = time.monotonic()
         responder.send(outputs_of(ANSWER[:3], 3), is_final=False)
-        received.acquire(timeout=20)
+        received.acquire(timeout=120)
         time.sleep(0.2)
         responder.send(outputs_of(ANSWER[3:], 11), is_final=True)
 

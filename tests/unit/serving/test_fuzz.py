@@ -113,8 +113,8 @@ def requests(draw: st.DrawFn, model: str, good: dict[str, npt.NDArray[Any]]) -> 
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    """Poll for five seconds; return whether the condition became true."""
-    deadline_s = time.monotonic() + 5
+    """Poll for two minutes; return whether the condition became true."""
+    deadline_s = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline_s:
             return False
@@ -124,7 +124,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 def check(sent: list[FakeRequest]) -> None:
     for request in sent:
-        last = request.sender.wait(20)[-1]
+        last = request.sender.wait(120)[-1]
         if last is None or last.error is None:
             continue
         message = last.error.message()

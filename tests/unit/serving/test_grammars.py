@@ -31,7 +31,7 @@ class SlowCompiler(GrammarCompiler):
 
     def compile(self, guide: Guide) -> Any:
         self.num_begun[guide.text] += 1
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(120)
         return super().compile(guide)
 
 

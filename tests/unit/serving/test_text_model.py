@@ -128,7 +128,7 @@ def test_nobody_waits_while_long_texts_are_tokenized(start: Start, monkeypatch: 
     def slow(self: Any, inputs: Any) -> Any:
         threads.add((self.is_quick(inputs), threading.current_thread().name.partition("_")[0]))
         if not self.is_quick(inputs):
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(120)
         return tokenize(self, inputs)
 
     monkeypatch.setattr(preprocessing.Preprocessing, "__call__", slow)
@@ -148,7 +148,7 @@ def test_a_deadline_passes_while_a_text_waits_to_be_tokenized(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = threading.Event()
-    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", lambda *_: may_go_on.wait(10) and {})
+    monkeypatch.setattr(preprocessing.Preprocessing, "__call__", lambda *_: may_go_on.wait(120) and {})
     request = request_of(LONG, parameters='{"timeout": 1000}')
     start(Answerer()).execute([request])
     error = error_of(request)

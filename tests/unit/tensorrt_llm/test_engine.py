@@ -180,7 +180,7 @@ def test_killed_with_its_builder_in_the_middle(
     machine.install("1.2.1")
     process = start_slow_build(tmp_path, raw, tmp_path / "started")
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     (leftover,) = left_behind(tmp_path)
     assert leftover.startswith(".draft-")  # no step looks for such a name
     assert build(tmp_path, raw)["built"] == ["draft", "target"]
@@ -194,7 +194,7 @@ def test_a_builder_that_survives_us_keeps_the_next_one_out(
     started = tmp_path / "started"
     process = start_slow_build(tmp_path, raw, started)
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     with (tmp_path / "engines" / "tiny" / ".lock").open("w") as lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_builder_too(machine: StandInMachine, tmp_path: Path, ra
     machine.install("1.2.1")
     process = start_slow_build(tmp_path, raw, tmp_path / "started")
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     assert left_behind(tmp_path) == []
     with (tmp_path / "engines" / "tiny" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -55,7 +55,7 @@ def test_a_step_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     outcome = run_step(toy("hangs", code, limit_s=2.0), tmp_path)
     assert outcome.state == TIMED_OUT and outcome.reason == "killed after 2 s"
     assert time.monotonic() - began_s < 30
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while ProcessIdentity.of(int(outcome.last_lines[0])) is not None:
         assert time.monotonic() < deadline_s, "the child runs on"
         time.sleep(0.05)
@@ -123,12 +123,12 @@ sys.exit(day.main(["--recipe", "toy", "--output", str(folder / "result.json")]))
 def test_an_interrupt_stops_the_server_and_keeps_what_was_found(tmp_path: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED_DAY, str(tmp_path)]
     with subprocess.Popen(command, cwd=REPOSITORY_ROOT) as process:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 120
         while not (tmp_path / "began").exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(60) == 130
+        assert process.wait(120) == 130
     document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert (tmp_path / "stopped").exists()
     assert document["states"] == {"one": "passed", "stop": "passed", "two": "not run", "three": "not run"}

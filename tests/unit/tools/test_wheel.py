@@ -70,7 +70,7 @@ def test_it_imports_without_the_checkout(installed: Path, tmp_path: Path) -> Non
         "assert not ({'pipelines', 'build'} | theirs) & set(sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == sorted(client.__all__)
