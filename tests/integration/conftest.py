@@ -37,7 +37,7 @@ MAX_QUEUE_SIZE = 8
 MAX_SEQ_LEN = 512
 MAX_DRAFT_LEN = 8
 
-TIMEOUTS = Timeouts(connect_s=5, read_s=30, write_s=5, total_s=60)
+TIMEOUTS = Timeouts(connect_s=60, read_s=120, write_s=60, total_s=240)
 
 
 def tiny_recipe(name: str) -> Recipe:

@@ -18,7 +18,7 @@ from tests.support.tiny_engines import build_tiny_pair
 # test_row_rule.py and test_many_threads.py show in this process that rows are equal in bits.
 pytestmark = [pytest.mark.triton, pytest.mark.long, needs_compiler]
 
-PATIENT = Timeouts(connect_s=5, read_s=60, write_s=10, total_s=240)
+PATIENT = Timeouts(connect_s=60, read_s=240, write_s=60, total_s=480)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from pipelines.front_door.requests.sampling import (
     StreamOptions,
     check_choices,
     check_model,
+    checked_log_probs,
     sampling_request,
     seed_of_choice,
 )
@@ -65,7 +66,7 @@ def _request_without_prompt(body: CompletionBody, model: ServedModel) -> Complet
     return replace(
         common,
         guide=content_guide(body.response_format, body.structured_outputs),
-        num_log_probs=body.logprobs,
+        num_log_probs=None if body.logprobs is None else checked_log_probs("logprobs", body.logprobs),
         return_prompt_log_probs=scores_prompt,
     )
 

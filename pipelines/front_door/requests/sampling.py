@@ -14,6 +14,8 @@ from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.served_model import SAMPLING_PARAMETERS, ServedModel
 
 MAX_CHOICES = 128
+MAX_LOG_PROBS = 20
+"""Maximum number of alternatives per token: the models' limit, and that of OpenAI's API."""
 """Most answers of one request: prompts times ``n``."""
 
 _SEED_BITS = 53  # exactly representable by JSON parsers that only have doubles
@@ -156,10 +158,10 @@ def num_log_probs(is_asked: bool, top_logprobs: int | None, asking: str) -> int 
         asking: How a request asks for them.
 
     Raises:
-        InvalidRequestError: The request does not ask for them, but has ``top_logprobs``.
+        InvalidRequestError: The request has ``top_logprobs`` and does not ask for them, or asks for too many.
     """
     if is_asked:
-        return top_logprobs or 0
+        return checked_log_probs("top_logprobs", top_logprobs or 0)
     if top_logprobs:
         raise InvalidRequestError(
             f"top_logprobs needs {asking}",
@@ -168,6 +170,22 @@ def num_log_probs(is_asked: bool, top_logprobs: int | None, asking: str) -> int 
             remedy=f"send {asking}, or leave top_logprobs out",
         )
     return None
+
+
+def checked_log_probs(field: str, number: int) -> int:
+    """Return of how many likeliest tokens log probabilities are returned.
+
+    Raises:
+        InvalidRequestError: The models return at most ``MAX_LOG_PROBS``.
+    """
+    if not 0 <= number <= MAX_LOG_PROBS:
+        raise InvalidRequestError(
+            f"{field} is out of range",
+            values=f"{field}={number}",
+            limit=f"0 to {MAX_LOG_PROBS} alternatives per token",
+            remedy="ask for fewer alternatives",
+        )
+    return number
 
 
 def seed_of_choice(seed: int, number: int) -> int:

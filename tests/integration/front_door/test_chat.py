@@ -134,6 +134,7 @@ def test_texts_longer_than_any_prompt_are_counted(door: Server) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "maybe"}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ],
 )

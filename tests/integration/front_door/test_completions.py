@@ -194,7 +194,7 @@ def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:
         ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
         ({"n": 0}, 400, "n"),
         ({"n": 1000}, 400, "n"),
-        ({"logprobs": 21}, 400, None),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"seed": -1}, 400, "seed"),
         ({"model": "another"}, 404, "model"),
         ({"arm": "nobody"}, 400, None),
