@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from pipelines.errors import ServerStartError
 
 PAIR_FILE = "pair.json"
 """File in a model's folder that describes its pair of engines (``build/rendering/pair_record.py``)."""
-
-_ENSEMBLE = re.compile(r'^platform: "ensemble"$', re.MULTILINE)
-_STEP = re.compile(r'^\s*model_name: "([^"]*)"$', re.MULTILINE)
-_SOCKET = re.compile(
-    r'^parameters \{ key: "((?:engine_|target_)?socket)" value: \{ string_value: "([^"]*)" \} \}$',
-    re.MULTILINE,
-)
-_ASKS = "engine_socket"
 
 
 def models_at_start(repository: Path) -> tuple[str, ...]:
@@ -33,25 +24,6 @@ def models_at_start(repository: Path) -> tuple[str, ...]:
     return tuple(folder.name for folder in models if _loads_at_start(folder / PAIR_FILE))
 
 
-def ensemble_steps(repository: Path) -> dict[str, tuple[str, ...]]:
-    """Names of the models that each ensemble of this repository asks."""
-    return {
-        name: tuple(_STEP.findall(config))
-        for name, config in _configs(repository).items()
-        if _ENSEMBLE.search(config)
-    }
-
-
-def asked_over_sockets(repository: Path) -> dict[str, tuple[str, ...]]:
-    """Names of the models whose sockets each model of this repository asks: without them it cannot answer."""
-    sockets = {name: _SOCKET.findall(config) for name, config in _configs(repository).items()}
-    server = {path: name for name, found in sockets.items() for key, path in found if key != _ASKS}
-    return {
-        name: tuple(server[path] for key, path in found if key == _ASKS and path in server)
-        for name, found in sockets.items()
-    }
-
-
 def loading_options(repository: Path) -> list[str]:
     """Return the options of ``tritonserver`` for loading and unloading models while it runs.
 
@@ -60,11 +32,6 @@ def loading_options(repository: Path) -> list[str]:
     """
     models = (f"--load-model={name}" for name in models_at_start(repository))
     return ["--model-control-mode=explicit", "--strict-readiness=false", *models]
-
-
-def _configs(repository: Path) -> dict[str, str]:
-    paths = sorted(repository.glob("*/config.pbtxt"))
-    return {path.parent.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 def _loads_at_start(record: Path) -> bool:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.triton.command import triton_command
-from pipelines.deploy.triton.models import asked_over_sockets, ensemble_steps, models_at_start
+from pipelines.deploy.triton.dependencies import ModelDependencies
+from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
@@ -85,8 +86,8 @@ class Supervisor:
         self._heartbeat = Heartbeat(triton, calls)
         self._unloads = Unloads(triton)
         self._datatypes = InputDatatypes(triton)
-        self._steps = ensemble_steps(directory / "model_repository")
-        self._asked = asked_over_sockets(directory / "model_repository")
+        self._repository = directory / "model_repository"
+        self._dependencies = ModelDependencies(self._repository)
 
     async def run(self, process: TritonProcess) -> None:
         """Serve until ``stopping`` is set.
@@ -123,14 +124,14 @@ class Supervisor:
             raise _unavailable("the server is shutting down", f"model {model}", "use another server")
         if not self._is_serving:
             raise _unavailable("the server is starting", f"model {model}", "send the request again later")
-        if not self._replacing.keys().isdisjoint(self._needed(model)):
+        if not self._replacing.keys().isdisjoint(self._dependencies.needed_by(model)):
             raise _unavailable("the model is being replaced", f"model {model}", "send the request again")
 
     async def is_ready(self) -> bool:
         """See ``Health``."""
         if not self._is_serving or self._stopping.is_set():
             return False
-        wanted = models_at_start(self._directory / "model_repository")
+        wanted = models_at_start(self._repository)
         return all(map(self._can_answer, wanted)) and await self._triton.ready_models() >= set(wanted)
 
     async def is_model_ready(self, model: str) -> bool:
@@ -176,18 +177,7 @@ class Supervisor:
         return answers and model not in self._replacing and not self._heartbeat.is_silent(model)
 
     def _can_answer(self, model: str) -> bool:
-        return all(map(self._answers, self._needed(model)))
-
-    def _needed(self, model: str) -> set[str]:
-        """Return a model, the steps of an ensemble, and the models whose sockets these ask."""
-        needed: set[str] = set()
-        left = [model]
-        while left:
-            name = left.pop()
-            if name not in needed:
-                needed.add(name)
-                left += (*self._steps.get(name, ()), *self._asked.get(name, ()))
-        return needed
+        return all(map(self._answers, self._dependencies.needed_by(model)))
 
     def _new_process(self) -> TritonProcess:
         return TritonProcess(triton_command(self._directory, self._place, self._endpoint), self._place)
@@ -198,7 +188,7 @@ class Supervisor:
         Raises:
             ServerStartError: Triton ended, or a model could not be loaded.
         """
-        wanted = set(models_at_start(self._directory / "model_repository"))
+        wanted = set(models_at_start(self._repository))
         for attempt in range(1, _MAX_STARTS_FOR_ITS_RACE + 1):
             self._process = process
             while not (process.has_ended or self._stopping.is_set()):
@@ -284,8 +274,8 @@ class Supervisor:
                 remedy="send the request again",
             )
             # An ensemble that asks it waits for ever, as Triton does not end its steps either.
-            ensembles = [name for name, steps in self._steps.items() if model in steps]
-            num_ended = sum(self._calls.end(each, error) for each in (model, *ensembles))
+            asked = (model, *self._dependencies.ensembles_with(model))
+            num_ended = sum(self._calls.end(each, error) for each in asked)
             if not await self._triton.is_ready(model):
                 self._models.pop(model, None)  # it was unloaded
                 return

@@ -15,7 +15,8 @@ from build.rendering.templates import TEMPLATES
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.models import PAIR_FILE, ensemble_steps, loading_options, models_at_start
+from pipelines.deploy.triton.dependencies import ModelDependencies
+from pipelines.deploy.triton.models import PAIR_FILE, loading_options, models_at_start
 from pipelines.errors import ServerStartError
 
 
@@ -45,9 +46,12 @@ def test_the_steps_of_an_ensemble_are_read_from_its_configuration(tmp_path: Path
         add_model(tmp_path, name)
     add_model(tmp_path, "ensemble")
     shutil.copyfile(TEMPLATES / "ensemble" / "config.pbtxt", tmp_path / "ensemble" / "config.pbtxt")
-    assert ensemble_steps(tmp_path) == {
-        "ensemble": ("preprocessing", "${speculative_model}", "postprocessing"),
+    dependencies = ModelDependencies(tmp_path)
+    assert dependencies.needed_by("ensemble") == {
+        *("ensemble", "preprocessing", "${speculative_model}", "postprocessing")
     }
+    assert dependencies.ensembles_with("preprocessing") == ["ensemble"]
+    assert dependencies.needed_by("generate") == {"generate"}
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"loads_at_start": 1}', "\x00"])
