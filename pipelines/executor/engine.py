@@ -43,6 +43,7 @@ class EngineConfig:
         end_ids: End tokens.
         max_position_embeddings: Longest sequence for which the network was trained, in tokens.
         kv_cache_dtype: "float32", "float16" or "int8".
+        attention: "openvino" or "draftproof".
         kv_block_size: Positions in a block.
         num_threads: Threads of a step. Results are only bitwise equal with the same number of threads, so it
             belongs to the engine and not to the machine.
@@ -61,9 +62,15 @@ class EngineConfig:
     end_ids: tuple[int, ...]
     kv_block_size: int
     kv_cache_dtype: str
+    attention: str
     num_threads: int
     weight_bytes_per_step: int
     compile_properties: dict[str, str]
+
+    @property
+    def has_one_form(self) -> bool:
+        """Whether a position has the same bits in a chunk and as a row (docs/decisions/0070-one-form.md)."""
+        return self.attention == "draftproof"
 
     @classmethod
     def read(cls, files: EngineFiles) -> EngineConfig:
@@ -77,6 +84,7 @@ class EngineConfig:
         try:
             document = json.loads(content)
             version = document["format_version"]
+            document.setdefault("attention", "openvino")  # what engines without the entry have
             fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
             config = cls(**{**fields, "end_ids": tuple(fields["end_ids"])})
         except (ValueError, KeyError, TypeError) as error:

@@ -84,8 +84,9 @@ class Executor:
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
         self._pool = BlockPool(limits.num_kv_blocks)
+        sizes = engine.config.kv_block_size, engine.copy_block
         caches = (
-            KvCache(self._pool, engine.config.kv_block_size, engine.copy_block) for _ in range(num_lanes)
+            KvCache(self._pool, *sizes, has_one_form=engine.config.has_one_form) for _ in range(num_lanes)
         )
         self.lanes = tuple(Lane(cache, limits.max_batch_size) for cache in caches)
 

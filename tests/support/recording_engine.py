@@ -25,7 +25,9 @@ END_ID = 0
 _CHUNK, _ROW = 1, 2
 
 
-def recording_config(role: str = "target", max_position_embeddings: int = 512) -> EngineConfig:
+def recording_config(
+    role: str = "target", max_position_embeddings: int = 512, attention: str = "openvino"
+) -> EngineConfig:
     """Return the configuration of an engine that exists only in a test."""
     return EngineConfig(
         role=role,
@@ -39,6 +41,7 @@ def recording_config(role: str = "target", max_position_embeddings: int = 512) -
         end_ids=(END_ID,),
         kv_block_size=BLOCK_SIZE,
         kv_cache_dtype="float32",
+        attention=attention,
         num_threads=1,
         weight_bytes_per_step=0,
         compile_properties={},
@@ -53,10 +56,19 @@ class RecordingEngine:
         agreement: How many of 16 contexts share their logits with the engine of salt 0; below 16 such a
             draft is accepted in part.
         salt: Makes another network.
+        attention: With "draftproof", chunks and rows have the same bits.
     """
 
-    def __init__(self, num_blocks: int, *, salt: int = 0, agreement: int = 16, role: str = "target") -> None:
-        self.config = recording_config(role)
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        salt: int = 0,
+        agreement: int = 16,
+        role: str = "target",
+        attention: str = "openvino",
+    ) -> None:
+        self.config = recording_config(role, attention=attention)
         self.num_steps = 0
         self.num_computed: Counter[int] = Counter()
         self.fail_next = False
@@ -83,7 +95,8 @@ class RecordingEngine:
                 assert inputs.position_ids[begin + offset] == position
                 block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 self._tokens[block, slot] = inputs.input_ids[begin + offset]
-                self._kinds[block, slot] = _ROW if end - begin == 1 else _CHUNK
+                is_row = end - begin == 1 or self.config.has_one_form
+                self._kinds[block, slot] = _ROW if is_row else _CHUNK
                 self.num_computed[position] += 1
         for (begin, end), past, table in zip(spans, inputs.past_lens, tables, strict=True):
             for offset in range(end - begin):

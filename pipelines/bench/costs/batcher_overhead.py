@@ -65,6 +65,7 @@ class _IdleEngine:
             end_ids=(),
             kv_block_size=32,
             kv_cache_dtype="float32",
+            attention="openvino",
             num_threads=0,
             weight_bytes_per_step=0,
             compile_properties={},

@@ -4,9 +4,10 @@ Blocks that no request uses keep their contents until they are evicted, least re
 tree: a node is a block, and its path from the root holds the tokens before it. A request starts from the
 longest path that matches its tokens. Each lane of an executor has a tree of its own.
 
-The last bits of a key depend on whether its position was computed as prompt (in a chunk) or as output (as a
-row). So a node also records how many of its positions are prompt, and a block is reused only if the request
-would have computed it in the same way. A warm cache therefore never changes an output.
+With OpenVINO's attention, the last bits of a key depend on whether its position was computed as prompt (in a
+chunk) or as output (as a row). So a node also records how many of its positions are prompt, and a block is
+reused only if the request would have computed it in the same way. A warm cache therefore never changes an
+output. With attention of our own both forms have the same bits, and the tokens alone decide.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class CachedBlock:
 
     Attributes:
         token_ids: int32, tokens whose keys and values the block holds; only a leaf may be partially filled.
-        num_prompt: Number of leading tokens that were computed as prompt.
+        num_prompt: Number of leading tokens that were computed as prompt; 0 if both forms have the same bits.
     """
 
     block: int
@@ -68,11 +69,20 @@ class KvCache:
         pool: Blocks of the engine.
         block_size: Positions in a block.
         copy_block: Copies keys and values of one block (first argument) to another (second).
+        has_one_form: Whether a position has the same bits as prompt and as output.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, copy_block: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        copy_block: Callable[[int, int], None],
+        *,
+        has_one_form: bool,
+    ) -> None:
         self.block_size = block_size
         self.num_used = 0
+        self._has_one_form = has_one_form
         self._pool = pool
         self._copy_block = copy_block
         self._num_users = [0] * (pool.num_blocks + 1)
@@ -132,12 +142,16 @@ class KvCache:
         size = self.block_size
         node = self._root
         for begin in range(0, len(token_ids) - size + 1, size):
-            prompt_here = min(max(num_prompt - begin, 0), size)
+            prompt_here = self._prompt_part(num_prompt - begin, size)
             child = node.children.get((token_ids[begin : begin + size].tobytes(), prompt_here))
             if child is None:
                 return
             yield child
             node = child
+
+    def _prompt_part(self, num_prompt: int, num_positions: int) -> int:
+        """Return how many of the next positions are prompt, as far as their bits show it."""
+        return 0 if self._has_one_form else min(max(num_prompt, 0), num_positions)
 
     def _reuse_part(self, table: BlockTable, wanted: TokenIds, num_prompt: int) -> int:
         """Continue in a leaf or a copy of a block that begins like ``wanted``; returns positions gained."""
@@ -146,7 +160,7 @@ class KvCache:
         best, best_length, best_is_leaf = None, 0, False
         for node in table.last_node.openings.get(int(wanted[0]), ()):
             length = count_accepted(node.token_ids, wanted)
-            prompt_here = min(max(num_prompt, 0), self.block_size)
+            prompt_here = self._prompt_part(num_prompt, self.block_size)
             if node.num_prompt != prompt_here:
                 length = min(length, node.num_prompt, prompt_here)
             if num_prompt - length == 1:
@@ -203,7 +217,7 @@ class KvCache:
         node = CachedBlock(
             block=table.blocks[table.num_committed],
             token_ids=token_ids[begin : begin + num_tokens].copy(),
-            num_prompt=min(max(num_prompt - begin, 0), num_tokens),
+            num_prompt=self._prompt_part(num_prompt - begin, num_tokens),
             parent=table.last_node,
         )
         twin = table.last_node.children.get(node.key)

@@ -50,9 +50,9 @@ def run(executors: list[Executor], make: Callable[[], Coroutine[Any, Any, Any]])
             check_blocks(executor)
 
 
-def alone(req: GenerationRequest) -> list[int]:
+def alone(req: GenerationRequest, attention: str = "openvino") -> list[int]:
     """Return the target's own answer, from a cold cache."""
-    executor = make_executor(RecordingEngine(NUM_BLOCKS))
+    executor = make_executor(RecordingEngine(NUM_BLOCKS, attention=attention))
     return run([executor], lambda: executor.complete(req)).token_ids.tolist()
 
 
@@ -131,10 +131,10 @@ def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.Dat
         )
         for i, prompt in enumerate(prompts)
     ]
+    attention = data.draw(st.sampled_from(["openvino", "draftproof"]))
     draft = make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks)
-    target = make_executor(
-        RecordingEngine(num_blocks), num_blocks, max_num_tokens=data.draw(st.integers(8, 32))
-    )
+    engine = RecordingEngine(num_blocks, attention=attention)
+    target = make_executor(engine, num_blocks, max_num_tokens=data.draw(st.integers(8, 32)))
 
     async def one(index: int) -> list[int]:
         await asyncio.sleep(0.0005 * (index % 3))
@@ -155,7 +155,7 @@ def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.Dat
     answers = run([draft, target], everyone)
     for index, answer in enumerate(answers):
         if index not in cancelled or lengths[index] == 0:
-            assert answer == alone(requests[index])
+            assert answer == alone(requests[index], attention)
     for executor in (draft, target):
         assert executor.num_free_blocks == executor.num_blocks
         assert executor.num_running == executor.num_waiting == 0
@@ -173,6 +173,25 @@ def test_preemption_happens_and_changes_nothing() -> None:
     answers = run([target], everyone)
     assert answers == [alone(req) for req in requests]
     assert max(engine.num_computed.values()) > 3, "no position was computed again, so nothing was preempted"
+
+
+@pytest.mark.parametrize(("attention", "num_times"), [("openvino", 2), ("draftproof", 1)])
+def test_an_answer_in_the_next_prompt_is_read_again_only_if_its_bits_differ(
+    attention: str, num_times: int
+) -> None:
+    engine = RecordingEngine(NUM_BLOCKS, attention=attention)
+    target = make_executor(engine)
+    prompt = [3, 1, 4, 1, 5]
+    answer = alone(request(prompt, 20, end_ids=()), attention)
+    following = request([*prompt, *answer, 2, 6, 5], 12)
+
+    async def conversation() -> list[int]:
+        await target.complete(request(prompt, 20, end_ids=()))
+        return (await target.complete(following)).token_ids.tolist()
+
+    assert run([target], conversation) == alone(following, attention)
+    written = range(len(prompt), len(prompt) + len(answer) - 1)  # the last token was not fed
+    assert {engine.num_computed[position] for position in written} == {num_times}
 
 
 def test_a_verification_of_a_fresh_prompt_is_answered_too() -> None:

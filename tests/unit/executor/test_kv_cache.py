@@ -34,11 +34,15 @@ class KvCacheMachine(RuleBasedStateMachine):
     A shadow of the memory checks every reuse, and that no cache takes a block that another one uses.
     """
 
+    has_one_form = False
+
     def __init__(self) -> None:
         super().__init__()
         self.memory: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
         self.pool = BlockPool(NUM_BLOCKS)
-        self.caches = [KvCache(self.pool, BLOCK_SIZE, self.copy) for _ in range(2)]
+        self.caches = [
+            KvCache(self.pool, BLOCK_SIZE, self.copy, has_one_form=self.has_one_form) for _ in range(2)
+        ]
         self.holders: list[Holder] = []
 
     def copy(self, source: int, destination: int) -> None:
@@ -48,7 +52,8 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     def content(self, holder: Holder, position: int) -> tuple[tuple[int, ...], int]:
         """Return what a position's keys stand for: all tokens up to it, and how many belong to the prompt."""
-        return tuple(holder.tokens[: position + 1]), min(holder.num_prompt, position + 1)
+        num_prompt = 0 if self.has_one_form else min(holder.num_prompt, position + 1)
+        return tuple(holder.tokens[: position + 1]), num_prompt
 
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=2, max_size=18),
@@ -115,5 +120,13 @@ class KvCacheMachine(RuleBasedStateMachine):
             assert cache.num_used == len(used) <= cache.quota
 
 
+class OneFormMachine(KvCacheMachine):
+    """The same where a position has the same bits as prompt and as output."""
+
+    has_one_form = True
+
+
 KvCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+OneFormMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 TestKvCache = KvCacheMachine.TestCase
+TestKvCacheOfOneForm = OneFormMachine.TestCase

@@ -8,7 +8,6 @@ fail.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -58,11 +57,23 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Engine(EngineFiles(target), NUM_BLOCKS)
 
 
+@pytest.fixture(scope="module", params=OWN_ATTENTION)
+def own_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
+    """Return engines with attention of our own, with one thread and with two."""
+    form, kv_cache_dtype, attention = request.param.split(", ")
+    keys = {"quantization": form, "kv_cache_dtype": kv_cache_dtype, "attention": attention}
+    _, target = build_tiny_pair(tmp_path_factory.mktemp("one_form"), hidden_size=256, **keys)
+    files = EngineFiles(target)
+    config = EngineConfig.read(files)
+    return [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+
+
 class Steps:
     """Computes steps for numbered sequences, each with blocks of its own."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, seed: int, blocks_each: int = BLOCKS_EACH) -> None:
         self.engine = engine
+        self.blocks_each = blocks_each
         self.rng = np.random.default_rng(seed)
 
     def tokens(self, count: int) -> npt.NDArray[np.int32]:
@@ -71,7 +82,7 @@ class Steps:
     def piece(
         self, sequence: int, tokens: npt.NDArray[np.int32], start: int, rows: bool, logits: int
     ) -> Chunk:
-        blocks = tuple(range(1 + sequence * BLOCKS_EACH, 1 + (sequence + 1) * BLOCKS_EACH))
+        blocks = tuple(range(1 + sequence * self.blocks_each, 1 + (sequence + 1) * self.blocks_each))
         return Chunk(tokens, start, blocks, as_rows=rows, num_logits=logits)
 
     def run(self, *pieces: Chunk, num_tokens: int = 0) -> Logits:
@@ -151,14 +162,29 @@ def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) 
     assert not np.array_equal(logits, np.stack(expected))
 
 
-@needs_compiler
-def test_output_computed_as_a_chunk_has_the_same_bits_with_our_own_attention(tmp_path: Path) -> None:
-    _, target = build_tiny_pair(tmp_path, hidden_size=256, attention="draftproof")
-    steps = Steps(Engine(EngineFiles(target), NUM_BLOCKS), seed=17)
-    prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
-    expected = plain_decoding(steps, prompt, output)[1:]
-    logits = steps.run(steps.piece(0, output, PROMPT_LEN, False, OUTPUT_LEN))
-    assert np.array_equal(logits, np.stack(expected))
+def test_with_our_own_attention_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
+    """So blocks of an answer may be read as prompt (decision 0070). Contexts cross a cut at 256 positions."""
+    for engine in own_engines:
+        steps = Steps(engine, seed=17, blocks_each=12)
+        prompt, output = steps.tokens(250), steps.tokens(18)
+        expected = [steps.run(steps.piece(0, prompt, 0, False, 1))[0]]
+        for index in range(len(output)):
+            expected.append(steps.run(steps.piece(0, output[index : index + 1], 250 + index, True, 1))[0])
+        for count in range(1, 10):
+            mates = [
+                steps.piece(mate, steps.tokens(4 * mate), 0, mate % 2 == 0, 0) for mate in range(1, count)
+            ]
+            for as_rows in (True, False):
+                found = [
+                    steps.run(*mates, steps.piece(0, part, 250 + index * count, as_rows, len(part)))
+                    for index, part in enumerate(np.split(output, range(count, len(output), count)))
+                ]
+                assert np.array_equal(np.concatenate(found), expected[1:]), f"{count} tokens, {as_rows=}"
+        for cut in (1, 2, 9, 64, 249):
+            for as_rows in (True, False):
+                for at in range(0, 250, cut):
+                    last = steps.run(steps.piece(0, prompt[at : at + cut], at, as_rows, 1))
+                assert np.array_equal(last, expected[:1]), f"prompt by {cut}, {as_rows=}"
 
 
 def test_control_keys_with_a_scale_for_a_block_have_other_bits(
