@@ -27,6 +27,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "deployment": ("build.deployment", "render a compose file, Kubernetes manifests and alerts"),
     "serve": (_DEPLOY, "start the server of a rendered repository or a package, and wait until it is ready"),
     "run": (_DEPLOY, "be that server, in the foreground: what a container runs"),
+    "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),
     "ready": (_DEPLOY, "wait until the server is ready"),
     "stop": (_DEPLOY, "stop the server"),
     "draft-length": (_DEPLOY, "set the draft length, of a running server too"),

@@ -114,7 +114,7 @@ def read_json(
 def parse_versioned(
     kind: type[_Document],
     content: bytes,
-    path: Path,
+    path: Path | str,
     version: int,
     error: type[DraftproofError],
     remedy: str,
@@ -124,7 +124,7 @@ def parse_versioned(
     Args:
         kind: A dataclass with the decorator ``strict``.
         content: Content of the file.
-        path: The file, for the error.
+        path: The file, or who sent it, for the error.
         version: What the key ``format`` must be.
         error: Class of the error to raise.
         remedy: Its remedy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from pipelines.deploy.ports import HOST
 from pipelines.errors import ServerStartError
 
 _ADDRESS = re.compile(r"[^\s/:]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
+_BACKLOG = 4096  # connections of a burst that wait to be accepted
+_SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
 _REMEDY = "correct the file; docs/reference/openai.md lists the settings"
 
 
@@ -46,8 +49,13 @@ class FrontDoorSettings:
         write_timeout_s: Longest time that a client takes no data of its answer.
         request_log: File that gets a line of JSON for each request; "" for none.
         log_texts: Whether these lines have prompts and answers.
-        servers: ``host:port`` of the gRPC server of each server of a fleet, which all serve the same pair;
-            empty for the server to which the front door belongs.
+        servers: ``host:port`` of the gRPC server of each server of a fleet, which all serve the same pair.
+            Without these and ``server_name``, requests go to the server to which the front door belongs.
+        server_name: ``host:port`` whose host is a name in DNS, such as that of a headless service: each of
+            its addresses is a server. They are looked up every few seconds. "" for none.
+        max_requests_per_server: Most answers that this front door asks of each of these servers at a time;
+            None leaves it to their queues.
+        prefix_tokens: Prompts whose first so many tokens are equal go to the same server of a fleet.
     """
 
     address: str = HOST
@@ -61,6 +69,31 @@ class FrontDoorSettings:
     request_log: str = ""
     log_texts: bool = False
     servers: tuple[str, ...] = ()
+    server_name: str = ""
+    max_requests_per_server: PositiveInt | None = None
+    prefix_tokens: PositiveInt = 32  # a block of the cache; what is shorter is cached nowhere
+
+    @property
+    def has_fleet(self) -> bool:
+        """Whether requests go to the servers of a fleet."""
+        return bool(self.servers or self.server_name)
+
+    def listen(self, port: int) -> socket.socket:
+        """Return a socket that listens on ``address``; connections inherit its limits.
+
+        Args:
+            port: Port to listen on; 0 for any that is free.
+
+        Raises:
+            OSError: The port cannot be listened on.
+        """
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        listening = socket.create_server((self.address, port), family=family, backlog=_BACKLOG)
+        # What a client does not read stays small, and is dropped after a while.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        timeout_ms = round(1000 * self.write_timeout_s)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        return listening
 
     def url(self, port: int) -> str:
         """Return the address of a front door with these settings, for programs on the same machine."""
@@ -112,12 +145,13 @@ class FrontDoorSettings:
             )
 
     def _check_servers(self, path: Path) -> None:
-        wrong = [each for each in self.servers if not _ADDRESS.fullmatch(each)]
+        named = (*self.servers, self.server_name) if self.server_name else self.servers
+        wrong = [each for each in named if not _ADDRESS.fullmatch(each)]
         wrong += [each for each in self.servers if self.servers.count(each) > 1]
         if wrong:
             raise ServerStartError(
                 f"{path}: an address of servers cannot be used",
-                values=f"servers has {wrong[0]!r}",
+                values=f"servers or server_name has {wrong[0]!r}",
                 limit="host:port of a server's gRPC port, each once",
                 remedy=_REMEDY,
             )

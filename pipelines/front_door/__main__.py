@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import logging
 import os
 import signal
 import socket
@@ -13,25 +11,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from pipelines.client.timeouts import Timeouts
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.front_door.access.tls import TlsContext
-from pipelines.front_door.application import FrontDoor
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.observing.fleet_metrics import FleetMetrics
+from pipelines.deploy.served_files import ServedFiles
+from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.observing.metrics_page import MetricsPage
-from pipelines.front_door.observing.request_log import RequestLog
-from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.router_calls import GatewayCalls, RouterCalls
 from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.serving import fleet_of, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
-
-_BACKLOG = 4096  # as many as the gateway lets wait; aiohttp would lower it
-_SHUTDOWN_S = 2.0  # for sending final errors
 
 
 class Gateway(NamedTuple):
@@ -49,22 +38,19 @@ class Gateway(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Run the front door; returns 0 after SIGTERM, 1 if it cannot start."""
     options = _parse(arguments)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout
-    )
-    logging.getLogger("aiohttp.server").addFilter(_is_of_the_server)
+    log_to_standard_output()
 
     def work() -> int:
         settings = FrontDoorSettings.read(options.settings)
         directory = options.directory.resolve()
         gateway = Gateway(options.gateway, options.metrics)
-        asyncio.run(serve(directory, settings, gateway, options.fd, options.drain_s))
+        asyncio.run(_serve(directory, settings, gateway, options.fd, options.drain_s))
         return EXIT_PASS
 
     return run_program(work)
 
 
-async def serve(
+async def _serve(
     directory: Path, settings: FrontDoorSettings, gateway: Gateway, listening: int, drain_s: float
 ) -> None:
     """Serve until this process receives a signal to stop.
@@ -84,70 +70,23 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     asyncio.get_running_loop().add_reader(sys.stdin, _end_with_the_gateway)
-    model = await asyncio.to_thread(ServedModel.read, directory)
+    model = await asyncio.to_thread(lambda: ServedModel.of(ServedFiles.read(directory)))
     metrics = MetricsPage(model, gateway.metrics)
     router: RouterCalls
-    if settings.servers:
-        router = fleet = await _fleet(directory, settings, model)
-        metrics.publish(FleetMetrics(fleet.servers, lambda: fleet.num_resumed))
+    if settings.has_fleet:
+        own = ServerIdentity.read(directory)
+        assert own is not None, "the model was read from the same file"
+        addresses = Addresses(settings.servers, settings.server_name)
+        router = await fleet_of(settings, addresses, model, own, metrics)
     else:
         router = GatewayCalls(gateway.grpc, Timeouts(), model.max_requests)
-    log = RequestLog(settings, model) if settings.request_log else None
-    traces = Traces(model.name) if are_wanted() else None
-    kept = [each for each in (log, traces) if each is not None]
-    door = FrontDoor(
-        model, router, settings, metrics, [metrics.requests.observe, *(each.observe for each in kept)]
-    )
-    tls = TlsContext(settings.tls) if settings.tls else None
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(router.close)
-        stack.push_async_callback(metrics.close)
-        for each in kept:
-            stack.callback(each.close)
-        runner = web.AppRunner(
-            door.application(),
-            access_log=None,
-            handler_cancellation=True,  # a client that leaves cancels its request
-            auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
-            keepalive_timeout=settings.header_timeout_s,  # counts from the beginning of a connection too
-            shutdown_timeout=_SHUTDOWN_S,
-        )
-        if model.chat is not None:
-            stack.callback(model.chat.close)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        if tls is not None:
-            watching = asyncio.create_task(tls.watch())
-            stack.callback(watching.cancel)
-        site = web.SockSite(
-            runner,
-            socket.socket(fileno=listening),
-            ssl_context=tls.context if tls else None,
-            backlog=_BACKLOG,
-        )
-        await site.start()
-        await stopping.wait()
-        await door.drain(drain_s + _SHUTDOWN_S)
-
-
-async def _fleet(directory: Path, settings: FrontDoorSettings, model: ServedModel) -> Fleet:
-    own = ServerIdentity.read(directory)
-    assert own is not None, "the model was read from the same file"
-    fleet = Fleet(settings.servers, model, own)
-    await fleet.begin()
-    return fleet
+    await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
 
 
 def _end_with_the_gateway() -> None:
     """End if standard input has ended, because the gateway was killed: nobody can be answered any more."""
     if not os.read(sys.stdin.fileno(), 1):
         os._exit(1)
-
-
-def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Filter out errors caused by clients, such as invalid HTTP or disconnects, which would fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

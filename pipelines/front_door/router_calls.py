@@ -15,30 +15,30 @@ from pipelines.client.request import CompletionRequest
 from pipelines.client.timeouts import Timeouts
 from pipelines.client.transports.grpc import as_error, infer_message, outputs_of
 from pipelines.client.transports.refusals import refusal, unreachable
+from pipelines.deploy.served_files import METHOD, ROUTER
 from pipelines.errors import InternalError
-from pipelines.front_door.served_model import ROUTER
 from pipelines.kserve_stream import responses_to
 from pipelines.time_limit import within
 
 _ENDS_WITHIN_S = 5.0  # the stream of a failed request
+_DESCRIBES_WITHIN_S = 30.0  # a tokenizer has some 10 MB
 _METHOD = "/inference.GRPCInferenceService/"
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.bdp_probe", 0),  # would let an answer that nobody reads grow in memory
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 
 
 class RouterCalls(Protocol):
-    """Sends requests to ``router``, of one server (``GatewayCalls``) or of a fleet (``fleet.Fleet``).
+    """Sends requests to ``router``, of one server (``GatewayCalls``) or of a fleet (``fleet.Fleet``)."""
 
-    Attributes:
-        max_requests: Most answers of one request.
-    """
-
-    max_requests: int
+    @property
+    def max_requests(self) -> int:
+        """Most answers of one request."""
 
     async def close(self) -> None:
         """Close all connections, which cancels open requests."""
@@ -103,6 +103,7 @@ class GatewayCalls:
             request_serializer=service_pb2.ServerMetadataRequest.SerializeToString,
             response_deserializer=service_pb2.ServerMetadataResponse.FromString,
         )
+        self._files = self._channel.unary_unary(METHOD)
 
     async def close(self) -> None:
         """Close the connection, which cancels open requests."""
@@ -115,6 +116,14 @@ class GatewayCalls:
             return tuple((await self._describe(message, timeout=self._timeouts.connect_s)).extensions)
         except grpc.aio.AioRpcError:
             return ()
+
+    async def served_files(self) -> bytes | None:
+        """Return what the server says of its model (``ServedFiles.of_wire``); None if it says nothing."""
+        try:
+            content: bytes = await self._files(b"", timeout=_DESCRIBES_WITHIN_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return content
 
     async def is_ready(self) -> bool:
         """Return whether ``router`` answers; False if nothing answers."""

@@ -1,4 +1,4 @@
-"""Reads from a rendered repository what the front door must know about the model that it serves."""
+"""The model that a front door serves, made from the description of a server."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
-from tritonclient.grpc import model_config_pb2
-
 from pipelines.client.request import CompletionRequest
-from pipelines.errors import PromptTooLongError, ServerStartError
+from pipelines.deploy.served_files import ServedFiles
+from pipelines.errors import PromptTooLongError
 from pipelines.front_door.chat_renderers import ChatRenderers
 from pipelines.front_door.messages.style import MessageStyle
-from pipelines.manifest import read_checked
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-
-ROUTER = "router"
-"""Model that answers: it chooses the pair, and another one if that fails."""
 
 SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters for which a checkpoint may recommend values."""
 
-_SAMPLING = "sampling.json"  # written by build/checkpoints/sampling_defaults_file.py
-_PAIR = "speculative/pair.json"
 _DIGITS = 12
 
 
@@ -37,62 +29,44 @@ class ServedModel:
     Attributes:
         name: Name of the recipe, which clients send as ``model``.
         fingerprint: Digest of the target's engine. Servers with the same one give the same answers.
-        engine: Directory of the target's engine.
         max_seq_len: Most tokens of prompt and answer together.
         max_requests: Most requests that are answered or wait at a time.
         created_s: Unix time at which the repository was rendered.
         tokenizer: Tokenizer of the target.
         defaults: Sampling parameters of requests that name none.
         chat: Renders conversations; None if the model has no chat template.
+        kv_block_size: Positions in a KV block; None if unknown.
     """
 
     name: str
     fingerprint: str
-    engine: Path
     max_seq_len: int
     max_requests: int
     created_s: int
     tokenizer: PromptTokenizer
     defaults: CompletionRequest
     chat: ChatRenderers | None
+    kv_block_size: int | None = None
 
     @classmethod
-    def read(cls, directory: Path) -> ServedModel:
-        """Read the rendered repository of a run directory.
-
-        Args:
-            directory: ``.run/<recipe>``.
+    def of(cls, files: ServedFiles) -> ServedModel:
+        """Return the model of a description, with its tokenizer and its chat template.
 
         Raises:
-            ServerStartError: The repository is missing or was not rendered by this version.
-            EngineLoadError: The tokenizer has changed since.
+            EngineLoadError: The tokenizer or the template is not supported.
         """
-        repository = directory / "model_repository"
-        path = repository / ROUTER / "config.pbtxt"
-        try:
-            config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-            parameters = {name: value.string_value for name, value in config.parameters.items()}
-            pair = json.loads((repository / _PAIR).read_text(encoding="utf-8"))
-            tokenizer = Path(parameters["tokenizer_file"])
-            engine = Path(pair["target_engine_dir"])
-            return cls(
-                name=pair["name"],
-                fingerprint=pair["target_digest"][:_DIGITS],
-                engine=engine,
-                max_seq_len=int(parameters["max_seq_len"]),
-                max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
-                created_s=int(path.stat().st_mtime),
-                chat=ChatRenderers(ChatTemplate.read(engine)) if ChatTemplate.is_in(engine) else None,
-                defaults=_defaults(engine),
-                tokenizer=PromptTokenizer(read_checked(tokenizer, parameters["tokenizer_sha256"]), tokenizer),
-            )
-        except (OSError, ValueError, KeyError, TypeError, text_format.ParseError) as error:
-            raise ServerStartError(
-                "the rendered repository cannot be read",
-                values=f"{repository}: {error!r}",
-                limit="must be rendered by this version",
-                remedy="run 'make repository'",
-            ) from None
+        template = ChatTemplate.parse(files.chat, files.name) if files.chat is not None else None
+        return cls(
+            name=files.name,
+            fingerprint=files.target_digest[:_DIGITS],
+            max_seq_len=files.max_seq_len,
+            max_requests=files.max_requests,
+            created_s=files.created_s,
+            chat=ChatRenderers(template) if template is not None else None,
+            defaults=_defaults(files.sampling),
+            tokenizer=PromptTokenizer(files.tokenizer.encode(), Path(files.name) / "tokenizer.json"),
+            kv_block_size=files.kv_block_size,
+        )
 
     def style(self, *, with_tools: bool) -> MessageStyle:
         """Return how the model writes thoughts and calls, by its template with or without tools."""
@@ -155,8 +129,7 @@ class ServedModel:
         return vocabulary.special.get(token_id) or vocabulary.join([token_id])
 
 
-def _defaults(engine: Path) -> CompletionRequest:
+def _defaults(sampling: str | None) -> CompletionRequest:
     """Return OpenAI's defaults with those that the checkpoint recommends."""
-    path = engine / _SAMPLING
-    recommended = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    recommended = json.loads(sampling) if sampling is not None else {}
     return CompletionRequest(**{"temperature": 1.0, **recommended})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
+from pipelines.deploy import served_files
 from pipelines.deploy.identity import ServerIdentity
+from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import (
     DraftproofError,
     InvalidRequestError,
@@ -51,13 +54,20 @@ class GrpcServer:
         health: State of Triton and its models.
         calls: Tracks open requests.
         identity: Published with the server's metadata; None to publish none.
+        directory: Run directory whose model is described to front doors of a fleet; None to describe none.
     """
 
     def __init__(
-        self, triton: Triton, health: Health, calls: OpenCalls, identity: ServerIdentity | None = None
+        self,
+        triton: Triton,
+        health: Health,
+        calls: OpenCalls,
+        identity: ServerIdentity | None = None,
+        directory: Path | None = None,
     ) -> None:
         self._triton = triton
         self._identity = identity
+        self._directory = directory
         self._health = health
         self._calls = calls
 
@@ -94,6 +104,7 @@ class GrpcServer:
             f"{SERVICE}ModelConfig": unary(self._configuration),
             f"{SERVICE}ModelInfer": unary(self._infer),
             f"{SERVICE}ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
+            served_files.METHOD: unary(self._describe_model),
         }
 
     async def _check_health(self, raw: bytes, context: Any) -> bytes:
@@ -117,6 +128,14 @@ class GrpcServer:
         document = service_pb2.ServerMetadataResponse.FromString(reply)
         document.extensions.append(self._identity.extension)
         return _bytes(document)
+
+    async def _describe_model(self, raw: bytes, context: Any) -> bytes:
+        if self._directory is None:
+            return await _abort(context, _closed())
+        try:
+            return (await asyncio.to_thread(ServedFiles.read, self._directory)).to_wire()
+        except DraftproofError as error:
+            return await _abort(context, error)
 
     async def _describe(self, raw: bytes, context: Any) -> bytes:
         message = await _read(service_pb2.ModelMetadataRequest, raw, context)
@@ -204,12 +223,15 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
-    closed = InvalidRequestError(
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, _closed().to_wire())
+
+
+def _closed() -> InvalidRequestError:
+    return InvalidRequestError(
         "method not allowed",
         limit="health, metadata, configuration and inference",
         remedy="use one of these methods; load models over HTTP with the server's key",
     )
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, closed.to_wire())
 
 
 async def _read(kind: Any, raw: bytes, context: Any) -> Any:

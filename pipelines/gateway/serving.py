@@ -63,7 +63,7 @@ async def serve(
             await listen(fronts, HttpServer(triton, supervisor, calls).application(), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
             identity = ServerIdentity.read(directory)
-            methods = GrpcServer(triton, supervisor, calls, identity)
+            methods = GrpcServer(triton, supervisor, calls, identity, directory)
             grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
             front_door = None
             if ports.openai:

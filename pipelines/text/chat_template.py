@@ -63,8 +63,7 @@ class ChatTemplate:
         """
         path = engine / FILE_NAME
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            return cls(document["templates"], document["special_tokens"], tuple(document["special_names"]))
+            return cls.parse(path.read_text(encoding="utf-8"), path)
         except FileNotFoundError:
             raise ChatTemplateError(
                 "the model has no chat template",
@@ -72,13 +71,25 @@ class ChatTemplate:
                 limit="chat needs the template of the model's checkpoint; base models have none",
                 remedy="serve an instruction-tuned model, or send a prompt instead of messages",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EngineLoadError(
-                f"{path} is not valid",
-                values=repr(error),
-                limit="a file that building the engine writes",
-                remedy="remove the engine and run 'make engines'",
-            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _invalid(path, error) from None
+
+    @classmethod
+    def parse(cls, text: str, place: Path | str) -> ChatTemplate:
+        """Read the text of ``chat.json``.
+
+        Args:
+            text: The text.
+            place: Where it was found, for errors.
+
+        Raises:
+            EngineLoadError: The text is invalid.
+        """
+        try:
+            document = json.loads(text)
+            return cls(document["templates"], document["special_tokens"], tuple(document["special_names"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise _invalid(place, error) from None
 
     def source(self, name: str | None, *, with_tools: bool) -> str:
         """Return the source of a template.
@@ -99,6 +110,15 @@ class ChatTemplate:
                 remedy="choose one of these",
             )
         return self.templates[wanted]
+
+
+def _invalid(place: Path | str, error: Exception) -> EngineLoadError:
+    return EngineLoadError(
+        f"{place} is not valid",
+        values=repr(error),
+        limit="a file that building the engine writes",
+        remedy="remove the engine and run 'make engines'",
+    )
 
 
 class ChatRenderer:

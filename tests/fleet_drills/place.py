@@ -10,10 +10,12 @@ from pathlib import Path
 from types import TracebackType
 
 from build.repository import render_recipe
+from pipelines.client.request import CompletionRequest
+from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
-from pipelines.front_door.fleet.placement import servers_in_order
+from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
 from tests.integration.conftest import tiny_recipe
 from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
@@ -42,14 +44,12 @@ class Place:
             render_recipe(tiny_recipe("tiny"), draft, self.target, folder / f"server{number}").parent
             for number in range(NUM_SERVERS)
         ]
-        # A folder of its own: the processes of a server are found by their folder.
-        own = render_recipe(tiny_recipe("tiny"), draft, self.target, folder / "front_door").parent
         self._ports = [Ports.free() for _ in self._directories]
         self._servers = [self._start(number) for number in range(NUM_SERVERS)]
         for server in self._servers:
             server.wait_ready()
         addresses = [self.address(number) for number in range(NUM_SERVERS)]
-        self.door: FrontDoorAlone = self._stack.enter_context(front_door_alone(own, folder, addresses))
+        self.door: FrontDoorAlone = self._stack.enter_context(front_door_alone(folder, addresses))
 
     def __enter__(self) -> Place:
         """Return the place."""
@@ -70,11 +70,12 @@ class Place:
     def sessions_of(self, number: int, count: int) -> list[str]:
         """Return sessions that are answered by a server while all are ready."""
         servers = [FleetServer(self.address(each), None, is_ready=True) for each in range(NUM_SERVERS)]  # type: ignore[arg-type]
+        placement = Placement(FrontDoorSettings().prefix_tokens)
         names = (f"session {index}" for index in range(1000))
         chosen = (
             name
             for name in names
-            if servers_in_order(servers, name.encode())[0].address == self.address(number)
+            if placement.order(servers, CompletionRequest(session_id=name))[0].address == self.address(number)
         )
         return [next(chosen) for _ in range(count)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +18,6 @@ import httpx
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 
 _STARTS_WITHIN_S = 120.0  # on a busy machine
-_NOBODY = "127.0.0.1:9"
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,50 @@ class FrontDoorAlone:
 
 
 @contextmanager
-def front_door_alone(directory: Path, folder: Path, servers: Sequence[str]) -> Iterator[FrontDoorAlone]:
+def front_door_alone(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
     """Run a front door of a fleet, healthy at the beginning of the block and killed at its end.
 
     Args:
-        directory: Run directory with a rendered repository of the pair.
         folder: For its settings and its log.
         servers: ``host:port`` of the gRPC server of each server.
+        port: Where it listens; 0 for a free port.
     """
+    with started_front_door(folder, servers, port) as running:
+        _wait_healthy(running)
+        yield running
+
+
+@contextmanager
+def started_front_door(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
+    """Do the same, but wait only until it listens."""
     settings, log = folder / "front_door.yaml", folder / "front_door.log"
     settings.write_text(json.dumps({"servers": list(servers)}), encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
-        number, port = listening.fileno(), listening.getsockname()[1]
+    with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pipelines.front_door", str(directory), "--fd", str(number)),
-                *("--gateway", _NOBODY, "--metrics", _NOBODY, "--settings", str(settings)),
+                *(sys.executable, "-m", "pipelines.front_door.fleet", "--front-door", str(settings)),
+                *("--openai-port", str(port)),
             ],
             cwd=REPOSITORY_ROOT,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)},
-            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=(number,),
         )
-        running = FrontDoorAlone(f"http://127.0.0.1:{port}", log, process)
         try:
-            _wait_healthy(running)
-            yield running
+            yield FrontDoorAlone(_url_in(log, process), log, process)
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
+
+
+def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
+    """Wait until the front door has said where it listens."""
+    deadline_s = time.monotonic() + _STARTS_WITHIN_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if found := re.search(r"listening on (\S+);", log.read_text()):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(f"the front door does not listen:\n{log.read_text()[-3000:]}")
 
 
 def _wait_healthy(door: FrontDoorAlone) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,9 +13,10 @@ from pipelines.client.request import CompletionRequest
 from pipelines.client.timeouts import Timeouts
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import ServerStartError, ServerUnavailableError
+from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.chunks import joined
 from pipelines.front_door.fleet.fleet_call import FleetCall
-from pipelines.front_door.fleet.placement import key_of, servers_in_order
+from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.retry_budget import RetryBudget
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.front_door.router_calls import GatewayCalls, all_of
@@ -25,44 +26,63 @@ from pipelines.router.failover import answer_over
 _LOG = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.5
+_FIND_INTERVAL_S = 2.0
 _ANSWERS_WITHIN_S = 1.0
 _SLOW_AFTER_S = 1.0
 """Time without a token after which it counts whether the server still answers looks."""
+
+TIMEOUTS = Timeouts(connect_s=_ANSWERS_WITHIN_S)
 
 
 class Fleet:
     """The servers of a fleet, in the place of the connection to one (``RouterCalls``).
 
     Attributes:
-        max_requests: Most answers of one request.
-        servers: The servers.
+        servers: The servers by their addresses; those that appear and vanish in DNS come and go.
         num_resumed: Answers that another server continued.
 
     Args:
-        addresses: ``host:port`` of each server.
+        addresses: Finds the servers.
         model: The model that they serve.
         own: The pair that this front door serves.
+        placement: Chooses servers.
+        find_interval_s: Time between two searches for servers.
     """
 
-    def __init__(self, addresses: Sequence[str], model: ServedModel, own: ServerIdentity) -> None:
-        timeouts = Timeouts(connect_s=_ANSWERS_WITHIN_S)
-        self.max_requests = model.max_requests * len(addresses)
+    def __init__(
+        self,
+        addresses: Addresses,
+        model: ServedModel,
+        own: ServerIdentity,
+        placement: Placement,
+        find_interval_s: float = _FIND_INTERVAL_S,
+    ) -> None:
         self.num_resumed = 0
-        self.servers = {
-            address: FleetServer(address, GatewayCalls(address, timeouts, model.max_requests))
-            for address in addresses
-        }
+        self.servers: dict[str, FleetServer] = {}
+        self._addresses = addresses
+        self._max_requests = model.max_requests
         self._own = own
+        self._placement = placement
+        self._find_interval_s = find_interval_s
         self._vocabulary = model.tokenizer.vocabulary
         self._budget = RetryBudget()
-        self._looking: list[asyncio.Task[None]] = []
+        self._open: set[FleetCall] = set()
+        self._leaving: list[FleetServer] = []
+        self._looking: dict[FleetServer, asyncio.Task[None]] = {}
+        self._finding: asyncio.Task[None] | None = None
+
+    @property
+    def max_requests(self) -> int:
+        """Most answers of one request."""
+        return self._max_requests * max(1, len(self.servers))
 
     async def begin(self) -> None:
-        """Look at all servers, and from then on at each of them twice a second.
+        """Find and look at all servers, and from then on look at each of them twice a second.
 
         Raises:
             ServerStartError: A server that answers serves another pair. One that comes later is left out.
         """
+        self._add(await self._addresses.now())
         await asyncio.gather(*(server.look(self._own) for server in self.servers.values()))
         for server in self.servers.values():
             found = server.identity
@@ -71,16 +91,20 @@ class Fleet:
                     "the servers of the fleet serve different pairs",
                     values=f"{server.address}: {found.pair} {found.target_digest}",
                     limit=f"{self._own.pair} {self._own.target_digest}, as this front door",
-                    remedy="give all of them the same engines, or leave the server out of 'servers'",
+                    remedy="give all of them the same engines, or leave the server out of the fleet",
                 )
-        self._looking = [asyncio.create_task(self._watch(each)) for each in self.servers.values()]
+        for server in self.servers.values():
+            self._watch(server)
+        if self._addresses.may_change:
+            self._finding = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
         """Close all connections, which cancels open requests."""
-        for task in self._looking:
+        tasks = [*self._looking.values(), *([self._finding] if self._finding else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._looking, return_exceptions=True)
-        await asyncio.gather(*(server.calls.close() for server in self.servers.values()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(server.calls.close() for server in (*self.servers.values(), *self._leaving)))
 
     async def is_ready(self) -> bool:
         """Return whether any server is ready."""
@@ -92,7 +116,7 @@ class Fleet:
         Raises:
             DraftproofError: A server refused it, or no server answers.
         """
-        order = servers_in_order(list(self.servers.values()), key_of(request))
+        order = self._placement.order(list(self.servers.values()), request)
         if not order:
             raise ServerUnavailableError(
                 "no server of the fleet answers",
@@ -101,18 +125,21 @@ class Fleet:
                 remedy="send the request again later",
             )
         self._budget.note_request()
-        asked = FleetCall(request, self.servers, self._budget, self._vocabulary)
-        addresses = [server.address for server in order]
-        speakers: list[str] = []
-        async with aclosing(answer_over(addresses, asked, _SLOW_AFTER_S, resumes=True)) as answered:
-            async for address, chunk in answered:
-                if address not in speakers[-1:]:
-                    self._note_speaker(speakers, address)
-                if chunk.finish_reason and not self._is_exact(speakers):
-                    chunk = replace(chunk, continued_elsewhere=True)
-                asked.may_read.clear()
-                yield chunk
-                asked.may_read.set()
+        asked = FleetCall(request, order, self._budget, self._vocabulary)
+        speakers: list[FleetServer] = []
+        self._open.add(asked)
+        try:
+            async with aclosing(answer_over(asked.order, asked, _SLOW_AFTER_S, resumes=True)) as answered:
+                async for address, chunk in answered:
+                    if not speakers or address != speakers[-1].address:
+                        self._note_speaker(speakers, asked.servers[address])
+                    if chunk.finish_reason and not _is_exact(speakers):
+                        chunk = replace(chunk, continued_elsewhere=True)
+                    asked.may_read.clear()
+                    yield chunk
+                    asked.may_read.set()
+        finally:
+            self._open.discard(asked)
 
     async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
         """Answer requests concurrently, each in one chunk; the first error cancels the others.
@@ -126,19 +153,45 @@ class Fleet:
         async with aclosing(self.stream(request)) as chunks:
             return joined([chunk async for chunk in chunks])
 
-    def _note_speaker(self, speakers: list[str], address: str) -> None:
+    def _note_speaker(self, speakers: list[FleetServer], server: FleetServer) -> None:
         if speakers:
             self.num_resumed += 1
-            _LOG.warning("%s continues an answer of %s", address, speakers[-1])
-        speakers.append(address)
+            _LOG.warning("%s continues an answer of %s", server.address, speakers[-1].address)
+        speakers.append(server)
 
-    def _is_exact(self, speakers: Sequence[str]) -> bool:
-        first, *others = (self.servers[address] for address in speakers)
-        return all(other.answers_as(first) for other in others)
+    def _add(self, addresses: Iterable[str]) -> list[FleetServer]:
+        added = [
+            FleetServer(address, GatewayCalls(address, TIMEOUTS, self._max_requests))
+            for address in addresses
+            if address not in self.servers
+        ]
+        self.servers.update((server.address, server) for server in added)
+        return added
 
-    async def _watch(self, server: FleetServer) -> None:
+    def _watch(self, server: FleetServer) -> None:
+        self._looking[server] = asyncio.create_task(self._look_at(server))
+
+    async def _follow(self) -> None:
+        """Add servers that appear, also to requests that are being answered, and let others go."""
         while True:
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(self._find_interval_s)
+            addresses = await self._addresses.now()
+            for address in self.servers.keys() - set(addresses):
+                _LOG.warning("%s has left the fleet", address)
+                self._leaving.append(self.servers.pop(address))
+            for server in self._add(addresses):
+                _LOG.warning("%s has joined the fleet", server.address)
+                self._watch(server)
+                for asked in self._open:
+                    asked.add(server)
+            for server in [each for each in self._leaving if not each.num_open]:
+                self._leaving.remove(server)
+                server.is_ready = False  # requests that know it do not ask it any more
+                self._looking.pop(server).cancel()
+                await server.calls.close()
+
+    async def _look_at(self, server: FleetServer) -> None:
+        while True:
             was_ready = server.is_ready
             try:
                 await server.look(self._own)
@@ -147,3 +200,8 @@ class Fleet:
                 server.is_ready = False
             if server.is_ready != was_ready:
                 _LOG.warning("%s is %s", server.address, "ready" if server.is_ready else "not ready")
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+
+def _is_exact(speakers: Sequence[FleetServer]) -> bool:
+    return all(other.answers_as(speakers[0]) for other in speakers[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -26,11 +26,13 @@ class FleetCall:
     """One request, and the servers that may answer it.
 
     Attributes:
+        order: Addresses of the servers, in the order in which they are asked.
+        servers: The servers by their addresses.
         may_read: Whether chunks are read; not while the client takes none, which would be kept in memory.
 
     Args:
         request: The request, with a seed.
-        servers: The servers by their addresses.
+        order: The servers in the order in which they are asked.
         budget: Limits retries after a full queue.
         vocabulary: Bytes of the tokens.
     """
@@ -38,17 +40,24 @@ class FleetCall:
     def __init__(
         self,
         request: CompletionRequest,
-        servers: Mapping[str, FleetServer],
+        order: Sequence[FleetServer],
         budget: RetryBudget,
         vocabulary: Vocabulary,
     ) -> None:
+        self.servers = {server.address: server for server in order}
+        self.order = list(self.servers)
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
-        self._servers = servers
         self._budget = budget
         self._vocabulary = vocabulary
         self._was_busy = False
+
+    def add(self, server: FleetServer) -> None:
+        """Let the request ask one more server, after the others."""
+        if server.address not in self.servers:
+            self.order.append(server.address)
+        self.servers[server.address] = server
 
     async def ask(self, arm: str) -> AsyncGenerator[Chunk, None]:
         """Stream the answer from its start."""
@@ -77,7 +86,7 @@ class FleetCall:
         has_begun = bool(request.resume_output_ids)
         try:
             self._check_ready(arm)
-            async with aclosing(self._servers[arm].calls.stream(request)) as chunks:
+            async with aclosing(self.servers[arm].calls.stream(request)) as chunks:
                 async for chunk in chunks:
                     await self.may_read.wait()
                     has_begun = True
@@ -99,7 +108,7 @@ class FleetCall:
 
     def _check_ready(self, arm: str) -> None:
         """Refuse to ask a server that is away, which may take long to say so."""
-        if not self._servers[arm].is_ready:
+        if not self.servers[arm].is_ready:
             raise ServerUnavailableError(
                 "the server is not ready",
                 values=arm,
@@ -109,7 +118,7 @@ class FleetCall:
 
     def begin(self, arm: str) -> Callable[[Outcome], None]:
         """Record that a server is asked."""
-        end = self._servers[arm].begin()
+        end = self.servers[arm].begin()
 
         def note(outcome: Outcome) -> None:
             self._was_busy = self._was_busy or outcome == "busy"
@@ -119,7 +128,7 @@ class FleetCall:
 
     def may_hedge(self, arm: str) -> bool:
         """Whether another server is asked because this one is silent: only if it has stopped answering."""
-        return not self._servers[arm].is_ready
+        return not self.servers[arm].is_ready
 
     def output_ids(self, chunk: Chunk) -> Sequence[int]:
         """Return the new tokens of a chunk."""

@@ -15,52 +15,83 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipelines.client.request import CompletionRequest
+from pipelines.errors import ServerBusyError
 from pipelines.front_door.fleet.server import FleetServer
 
 _MOST_OF_MEAN = 1.25
-_NUM_KEY_TOKENS = 32  # a block of the cache; a shared beginning that is shorter is cached nowhere
 
 
-def key_of(request: CompletionRequest) -> bytes:
-    """Return what a request shares with those that should go to the same server; empty without such."""
-    if request.session_id:
-        return request.session_id.encode("utf-8", "surrogatepass")
-    if len(request.prompt_ids) >= _NUM_KEY_TOKENS:
-        return np.array(request.prompt_ids[:_NUM_KEY_TOKENS], np.int64).tobytes()
-    return b""
+@dataclass(frozen=True)
+class Placement:
+    """Chooses servers.
 
-
-def servers_in_order(servers: Sequence[FleetServer], key: bytes) -> list[FleetServer]:
-    """Return the servers in the order in which they are asked; none if none is ready.
-
-    The first is chosen by key and load. Those that answer as it does follow, so an answer that it leaves
-    unfinished stays the same to the bit. Servers that failed too often lately come last, and after them those
-    that are not ready: they may have returned when they are needed.
-
-    Args:
-        servers: All servers of the fleet.
-        key: From ``key_of``.
+    Attributes:
+        prefix_tokens: Prompts whose first so many tokens are equal go to the same server.
+        max_open: Most answers that are asked of a server at a time; None for no limit. An answer that has
+            begun elsewhere is continued beyond it.
     """
-    ready = [server for server in servers if server.is_ready]
-    if not ready:
-        return []
-    able = [server for server in ready if server.lets_through()] or ready
-    most_open = math.ceil(_MOST_OF_MEAN * (sum(server.num_open for server in able) + 1) / len(able))
-    salt = key or secrets.token_bytes(8)
 
-    def by_load(server: FleetServer) -> tuple[bool, int, bytes]:
-        rank = hashlib.blake2b(server.address.encode(), key=hashlib.blake2b(salt, digest_size=32).digest())
-        if key:
-            return server.num_open >= most_open, 0, rank.digest()
-        return False, server.num_open, rank.digest()
+    prefix_tokens: int
+    max_open: int | None = None
 
-    first = min(able, key=by_load)
+    def order(self, servers: Sequence[FleetServer], request: CompletionRequest) -> list[FleetServer]:
+        """Return the servers in the order in which they are asked; none if none is ready.
 
-    def after_it(server: FleetServer) -> tuple[bool, bool, bool, tuple[bool, int, bytes]]:
-        return not server.is_ready, server not in able, not server.answers_as(first), by_load(server)
+        The first is chosen by key and load. Those that answer as it does follow, so an answer that it leaves
+        unfinished stays the same to the bit. Servers that failed too often lately come last, and after them
+        those that are not ready: they may have returned when they are needed.
 
-    return [first, *sorted((server for server in servers if server is not first), key=after_it)]
+        Args:
+            servers: All servers of the fleet.
+            request: The request.
+
+        Raises:
+            ServerBusyError: Every server that is ready has ``max_open`` answers to give.
+        """
+        ready = [server for server in servers if server.is_ready]
+        if not ready:
+            return []
+        room = self._with_room(ready)
+        able = [server for server in room if server.lets_through()] or room
+        most_open = math.ceil(_MOST_OF_MEAN * (sum(server.num_open for server in able) + 1) / len(able))
+        key = self._key_of(request)
+        salt = hashlib.blake2b(key or secrets.token_bytes(8), digest_size=32).digest()
+
+        def by_load(server: FleetServer) -> tuple[bool, int, bytes]:
+            rank = hashlib.blake2b(server.address.encode(), key=salt).digest()
+            if key:
+                return server.num_open >= most_open, 0, rank
+            return False, server.num_open, rank
+
+        first = min(able, key=by_load)
+
+        def after_it(server: FleetServer) -> tuple[bool, bool, bool, tuple[bool, int, bytes]]:
+            return not server.is_ready, server not in able, not server.answers_as(first), by_load(server)
+
+        return [first, *sorted((server for server in servers if server is not first), key=after_it)]
+
+    def _with_room(self, ready: Sequence[FleetServer]) -> list[FleetServer]:
+        if self.max_open is None:
+            return list(ready)
+        found = [server for server in ready if server.num_open < self.max_open]
+        if not found:
+            raise ServerBusyError(
+                "the servers of the fleet are full",
+                values=f"{len(ready)} servers are ready",
+                limit=f"max_requests_per_server={self.max_open} of this front door",
+                remedy="send the request again later",
+            )
+        return found
+
+    def _key_of(self, request: CompletionRequest) -> bytes:
+        """Return what a request shares with those that should go to the same server; empty without such."""
+        if request.session_id:
+            return request.session_id.encode("utf-8", "surrogatepass")
+        if len(request.prompt_ids) >= self.prefix_tokens:
+            return np.array(request.prompt_ids[: self.prefix_tokens], np.int64).tobytes()
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.front_door.router_calls import GatewayCalls
 from pipelines.router.breaker import Breaker, Outcome
+
+_LOG = logging.getLogger(__name__)
 
 _MOST_MISSED = 2
 """Looks in a row at which a server that was ready may be silent: one is missed on a busy machine."""
@@ -53,10 +56,16 @@ class FleetServer:
             self.is_ready = self.is_ready and self._num_missed < _MOST_MISSED
             return
         self._num_missed = 0
+        is_new = self.identity != found
         self.identity = found
         serves_it = (found.pair, found.target_digest) == (own.pair, own.target_digest)
         if serves_it and not self.is_ready:
             self._breaker = Breaker(self.address)  # what failed before it went away says nothing of it now
+        if is_new and not serves_it:
+            _LOG.warning(
+                "%s gets no requests: it serves %s %s, and this front door %s %s",
+                *(self.address, found.pair, found.target_digest, own.pair, own.target_digest),
+            )
         self.is_ready = serves_it
 
     def lets_through(self) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -24,23 +22,23 @@ _HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class MetricsPage:
-    """The metrics of one server.
+    """The metrics of a front door, and of its server.
 
     Attributes:
         requests: Metrics of the requests that arrive here.
 
     Args:
         model: The served model.
-        address: ``host:port`` of the gateway's metrics.
+        address: ``host:port`` of the gateway's metrics; None without a server.
     """
 
-    def __init__(self, model: ServedModel, address: str) -> None:
+    def __init__(self, model: ServedModel, address: str | None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # further series that nobody reads
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry, model.name, model.max_seq_len)
         self._model_name = model.name
-        self._kv_block_size = _kv_block_size(model.engine)
-        self._url = f"http://{address}/metrics"
+        self._kv_block_size = model.kv_block_size
+        self._url = f"http://{address}/metrics" if address else None
         self._session: aiohttp.ClientSession | None = None
 
     def publish(self, collector: Collector) -> None:
@@ -60,6 +58,8 @@ class MetricsPage:
         return web.Response(body=text, headers=_HEADERS)
 
     async def _published(self) -> str:
+        if self._url is None:
+            return ""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         try:
@@ -79,11 +79,3 @@ class _Found(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield them."""
         return self._metrics
-
-
-def _kv_block_size(engine: Path) -> int | None:
-    """Return the positions in a KV block; None for an engine that does not say, as those of TensorRT-LLM."""
-    try:
-        return int(json.loads((engine / "engine.json").read_text(encoding="utf-8"))["kv_block_size"])
-    except (OSError, KeyError):
-        return None

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,8 +26,6 @@ from pipelines.time_limit import within
 
 _LOG = logging.getLogger(__name__)
 
-_BACKLOG = 4096  # connections of a burst that wait to be accepted
-_SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
 _PROBE_INTERVAL_S = 2.0
 _STARTS_WITHIN_S = 120.0  # to the first answer, on a machine that loads engines at the same time
 _HANGS_AFTER_S = 10.0  # without an answer
@@ -70,14 +67,7 @@ class FrontDoorProcess:
         ]
         if endpoint.front_door is not None:
             self._options += ["--settings", str(endpoint.front_door)]
-        family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
-        self._listening = socket.create_server(
-            (settings.address, endpoint.ports.openai), family=family, backlog=_BACKLOG
-        )
-        # Connections inherit both. What a client does not read stays small, and is dropped after a while.
-        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-        timeout_ms = round(1000 * settings.write_timeout_s)
-        self._listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        self._listening = settings.listen(endpoint.ports.openai)
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = stopping
         self._task = asyncio.create_task(self._run())

@@ -67,9 +67,9 @@ def servers(
 
 
 @pytest.fixture
-def fleet(servers: tuple[Server, Server], door_directory: Path, tmp_path: Path) -> Iterator[FrontDoorAlone]:
+def fleet(servers: tuple[Server, Server], tmp_path: Path) -> Iterator[FrontDoorAlone]:
     addresses = [f"127.0.0.1:{server.ports.grpc}" for server in servers]
-    with front_door_alone(door_directory, tmp_path, addresses) as running:
+    with front_door_alone(tmp_path, addresses) as running:
         yield running
 
 

@@ -15,12 +15,15 @@ from pipelines.client.request import CompletionRequest
 from pipelines.client.transports.grpc import tensor_values
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
+from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.fleet.placement import Placement
 from pipelines.text.vocabulary import Vocabulary
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-WITHIN_S = 60.0
+WITHIN_S = 120.0
+PLACEMENT = Placement(prefix_tokens=32)
 _CHUNK = 3
 
 
@@ -56,8 +59,8 @@ class StandInServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def start(self) -> None:
         self._server = grpc.aio.server()
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        wanted = self.address or "127.0.0.1:0"
+        self.address = f"{wanted.rpartition(':')[0]}:{self._server.add_insecure_port(wanted)}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -112,15 +115,23 @@ def _response(ids: list[int], sequence_length: int, *, is_final: bool) -> Any:
 
 
 def with_fleet(
-    servers: Sequence[StandInServer], work: Callable[[Fleet], Awaitable[None]], absent: Sequence[str] = ()
+    servers: Sequence[StandInServer],
+    work: Callable[[Fleet], Awaitable[None]],
+    absent: Sequence[str] = (),
+    placement: Placement = PLACEMENT,
+    name: str = "",
 ) -> None:
-    """Run a fleet of these servers, and of addresses at which nobody answers."""
+    """Run a fleet of these servers, and of addresses at which nobody answers.
+
+    With a name in DNS, the fleet has the addresses of that name instead.
+    """
 
     async def run() -> None:
         for server in servers:
             await server.start()
         model: Any = SimpleNamespace(max_requests=8, tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
-        fleet = Fleet([*absent, *(server.address for server in servers)], model, OWN)
+        named = () if name else [*absent, *(server.address for server in servers)]
+        fleet = Fleet(Addresses(named, name), model, OWN, placement, find_interval_s=0.02)
         try:
             await fleet.begin()
             await asyncio.wait_for(work(fleet), WITHIN_S)

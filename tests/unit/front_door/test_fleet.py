@@ -24,10 +24,16 @@ from pipelines.errors import (
 )
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall
-from pipelines.front_door.fleet.placement import key_of, servers_in_order
 from pipelines.front_door.fleet.retry_budget import RetryBudget
 from pipelines.front_door.observing.fleet_metrics import FleetMetrics
-from tests.unit.front_door.fleet_world import OWN, VOCABULARY, StandInServer, answer_of, with_fleet
+from tests.unit.front_door.fleet_world import (
+    OWN,
+    PLACEMENT,
+    VOCABULARY,
+    StandInServer,
+    answer_of,
+    with_fleet,
+)
 
 REQUEST = CompletionRequest(prompt_ids=(3, 5), max_tokens=20, seed=11, temperature=1.0, session_id="one")
 ALONE = replace(REQUEST, session_id="")  # goes to the server with the least work
@@ -50,7 +56,7 @@ async def rest_of(answer: AsyncIterator[Chunk]) -> list[Chunk]:
 def asked_in_order(fleet: Fleet, servers: list[StandInServer]) -> list[StandInServer]:
     """Return the servers in the order in which they are asked for requests of the session."""
     by_address = {server.address: server for server in servers}
-    found = servers_in_order(list(fleet.servers.values()), key_of(REQUEST))
+    found = PLACEMENT.order(list(fleet.servers.values()), REQUEST)
     return [by_address[server.address] for server in found]
 
 
@@ -140,7 +146,7 @@ def test_a_silent_server_that_still_answers_is_waited_for() -> None:
 
     async def work(fleet: Fleet) -> None:
         (server, _) = fleet.servers.values()
-        asked = FleetCall(REQUEST, fleet.servers, RetryBudget(), VOCABULARY)
+        asked = FleetCall(REQUEST, list(fleet.servers.values()), RetryBudget(), VOCABULARY)
         server.is_ready = True
         assert not asked.may_hedge(server.address)
         server.is_ready = False

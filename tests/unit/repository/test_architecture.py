@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "client": {"errors", "program"},
     "building": {"errors", "program"},  # runs programs of build
-    "deploy": {"errors", "program", "building", "atomic_file", "configuration", "socket_path"},
+    "deploy": {"errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"},
     "gateway": {"errors", "program", "deploy", "kserve_stream", "time_limit"},
     "front_door": {
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
@@ -113,6 +113,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/client/",
         "pipelines/gateway/",
         "pipelines/front_door/",
+        "pipelines/deploy/served_files.py",
         "pipelines/serving/tensorrt_llm/server_calls.py",
         "tests/",
     ),

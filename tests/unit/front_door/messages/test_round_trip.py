@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +52,6 @@ def served() -> Iterator[Served]:
             return ServedModel(
                 name="m",
                 fingerprint="f",
-                engine=Path(),
                 max_seq_len=8192,
                 max_requests=8,
                 created_s=0,

@@ -1,0 +1,118 @@
+"""Describes the model that a server serves, with all that a front door must know of it.
+
+The front door of one server reads it from the run directory. One that has no server of its own asks a server
+of its fleet, whose gateway answers ``METHOD``; so it needs neither engines nor a repository.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from tritonclient.grpc import model_config_pb2
+
+from pipelines import configuration
+from pipelines.errors import ServerStartError
+from pipelines.manifest import read_checked
+
+METHOD = "/draftproof.FrontDoor/Describe"
+"""gRPC method without arguments, which returns ``ServedFiles.to_wire``."""
+
+ROUTER = "router"
+"""Model that answers: it chooses the pair, and another one if that fails."""
+
+_FORMAT = 1
+_PAIR = "speculative/pair.json"
+_CHAT = "chat.json"  # written by build/checkpoints/chat_template_file.py
+_SAMPLING = "sampling.json"  # written by build/checkpoints/sampling_defaults_file.py
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class ServedFiles:
+    """The description of a model, with the content of the files that a front door reads.
+
+    Attributes:
+        name: Name of the recipe, which clients send as ``model``.
+        target_digest: Digest of the target's engine.
+        max_seq_len: Most tokens of prompt and answer together.
+        max_requests: Most requests that the server answers or keeps waiting at a time.
+        created_s: Unix time at which the repository was rendered.
+        kv_block_size: Positions in a KV block; None for an engine that does not say, as TensorRT-LLM's.
+        tokenizer: ``tokenizer.json`` of the target.
+        chat: Its chat template; None if it has none.
+        sampling: Sampling parameters that the checkpoint recommends, as JSON; None if it recommends none.
+    """
+
+    name: str
+    target_digest: str
+    max_seq_len: int
+    max_requests: int
+    created_s: int
+    kv_block_size: int | None
+    tokenizer: str
+    chat: str | None
+    sampling: str | None
+
+    @classmethod
+    def read(cls, directory: Path) -> ServedFiles:
+        """Read the rendered repository of a run directory.
+
+        Args:
+            directory: ``.run/<recipe>``.
+
+        Raises:
+            ServerStartError: The repository is missing or was not rendered by this version.
+            EngineLoadError: The tokenizer has changed since.
+        """
+        repository = directory / "model_repository"
+        path = repository / ROUTER / "config.pbtxt"
+        try:
+            config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+            parameters = {name: value.string_value for name, value in config.parameters.items()}
+            pair = json.loads((repository / _PAIR).read_text(encoding="utf-8"))
+            engine = Path(pair["target_engine_dir"])
+            manifest = json.loads(_text(engine / "engine.json") or "{}")
+            tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
+            return cls(
+                name=pair["name"],
+                target_digest=pair["target_digest"],
+                max_seq_len=int(parameters["max_seq_len"]),
+                max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
+                created_s=int(path.stat().st_mtime),
+                kv_block_size=manifest.get("kv_block_size"),
+                tokenizer=tokenizer.decode(),
+                chat=_text(engine / _CHAT),
+                sampling=_text(engine / _SAMPLING),
+            )
+        except (OSError, ValueError, KeyError, TypeError, text_format.ParseError) as error:
+            raise ServerStartError(
+                "the rendered repository cannot be read",
+                values=f"{repository}: {error!r}",
+                limit="must be rendered by this version",
+                remedy="run 'make repository'",
+            ) from None
+
+    def to_wire(self) -> bytes:
+        """Return it for ``of_wire``."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+
+    @classmethod
+    def of_wire(cls, content: bytes, address: str) -> ServedFiles:
+        """Return what a server sent.
+
+        Args:
+            content: The answer of ``METHOD``.
+            address: The server, for errors.
+
+        Raises:
+            ServerStartError: It cannot be read.
+        """
+        remedy = "run the same version of Draftproof on servers and front doors"
+        return configuration.parse_versioned(cls, content, address, _FORMAT, ServerStartError, remedy)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -1,0 +1,141 @@
+"""Serves a front door on a socket until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from ssl import SSLContext
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.identity import ServerIdentity
+from pipelines.front_door.access.tls import TlsContext
+from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.fleet.addresses import Addresses
+from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.fleet.placement import Placement
+from pipelines.front_door.observing.fleet_metrics import FleetMetrics
+from pipelines.front_door.observing.metrics_page import MetricsPage
+from pipelines.front_door.observing.request_log import RequestLog
+from pipelines.front_door.observing.traces import Traces, are_wanted
+from pipelines.front_door.router_calls import RouterCalls
+from pipelines.front_door.served_model import ServedModel
+
+_BACKLOG = 4096  # as many as the socket lets wait; aiohttp would lower it
+_SHUTDOWN_S = 2.0  # for sending final errors
+
+
+def log_to_standard_output() -> None:
+    """Write warnings and errors, but none that clients cause."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout
+    )
+    logging.getLogger("aiohttp.server").addFilter(_is_of_the_server)
+
+
+async def fleet_of(
+    settings: FrontDoorSettings,
+    addresses: Addresses,
+    model: ServedModel,
+    own: ServerIdentity,
+    metrics: MetricsPage,
+) -> Fleet:
+    """Return the fleet of some settings, which has begun, and publish its metrics.
+
+    Raises:
+        ServerStartError: A server of the fleet serves another pair.
+    """
+    placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
+    fleet = Fleet(addresses, model, own, placement)
+    await fleet.begin()
+    metrics.publish(FleetMetrics(fleet.servers, lambda: fleet.num_resumed))
+    return fleet
+
+
+async def serve(
+    model: ServedModel,
+    router: RouterCalls,
+    metrics: MetricsPage,
+    settings: FrontDoorSettings,
+    listening: socket.socket,
+    stopping: asyncio.Event,
+    drain_s: float,
+) -> None:
+    """Serve until ``stopping`` is set, and close the router and all others.
+
+    Args:
+        model: The model.
+        router: Who answers.
+        metrics: Publishes metrics.
+        settings: Who may use it, and its limits.
+        listening: The listening socket.
+        stopping: Ends the front door.
+        drain_s: How long to wait for running requests then.
+
+    Raises:
+        ServerStartError: The API keys or the certificate cannot be read.
+    """
+    log = RequestLog(settings, model) if settings.request_log else None
+    traces = Traces(model.name) if are_wanted() else None
+    kept = [each for each in (log, traces) if each is not None]
+    door = FrontDoor(
+        model, router, settings, metrics, [metrics.requests.observe, *(each.observe for each in kept)]
+    )
+    tls = TlsContext(settings.tls) if settings.tls else None
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(router.close)
+        stack.push_async_callback(metrics.close)
+        for each in kept:
+            stack.callback(each.close)
+        if model.chat is not None:
+            stack.callback(model.chat.close)
+        if tls is not None:
+            watching = asyncio.create_task(tls.watch())
+            stack.callback(watching.cancel)
+        context = tls.context if tls else None
+        await stack.enter_async_context(listen(door.application(), settings, listening, context))
+        await stopping.wait()
+        await door.drain(drain_s + _SHUTDOWN_S)
+
+
+@contextlib.asynccontextmanager
+async def listen(
+    application: web.Application,
+    settings: FrontDoorSettings,
+    listening: socket.socket,
+    tls: SSLContext | None,
+) -> AsyncIterator[None]:
+    """Serve an application during a block; the socket is closed at its end.
+
+    Args:
+        application: The application.
+        settings: Limits of the front door.
+        listening: The listening socket.
+        tls: The certificate; None for plain HTTP.
+    """
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,  # a client that leaves cancels its request
+        auto_decompress=False,  # aiohttp would decompress to any size before the request is refused
+        keepalive_timeout=settings.header_timeout_s,  # counts from the beginning of a connection too
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening, ssl_context=tls, backlog=_BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    """Filter out errors caused by clients, such as invalid HTTP or disconnects, which would fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))

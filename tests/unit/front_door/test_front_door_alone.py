@@ -1,0 +1,54 @@
+"""Tests of a front door without a server; tests/integration/front_door/test_fleet.py has servers."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipelines.deploy.served_files import ServedFiles
+from pipelines.errors import ServerStartError
+from pipelines.front_door.fleet.__main__ import main
+from tests.support.front_door_alone import started_front_door
+
+FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, "{}")
+
+
+def test_until_a_server_answers_clients_are_told_to_come_again(tmp_path: Path) -> None:
+    with started_front_door(tmp_path, ["127.0.0.1:9"]) as door:
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health")):
+            reply = httpx.request(method, f"{door.url}{path}", timeout=120, trust_env=False)
+            assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
+            assert "no server of the fleet has answered yet" in reply.json()["error"]["message"]
+        door.process.send_signal(signal.SIGTERM)
+        assert door.process.wait(120) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("cors_origins: []", "no server is named"),
+        ("servers: ['a:8001']\nkeys: front_door.yaml", "front_door.yaml"),
+        ("server_name: 'a'", "servers or server_name has 'a'"),
+        ("servers: ['a:8001']\nmax_requests_per_server: 0", "max_requests_per_server"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    settings: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "front_door.yaml"
+    path.write_text(settings)
+    assert main(["--front-door", str(path), "--openai-port", "0"]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_a_description_arrives_as_it_was_sent() -> None:
+    assert ServedFiles.of_wire(FILES.to_wire(), "a:8001") == FILES
+    with pytest.raises(ServerStartError, match="a:8001") as refused:
+        ServedFiles.of_wire(FILES.to_wire().replace(b'"format": 1', b'"format": 2'), "a:8001")
+    assert "same version" in refused.value.remedy
+    with pytest.raises(ServerStartError, match="wrong type"):
+        ServedFiles.of_wire(replace(FILES, tokenizer=None).to_wire(), "a:8001")  # type: ignore[arg-type]
