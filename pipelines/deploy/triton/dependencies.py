@@ -1,4 +1,4 @@
-"""Which models of a repository cannot answer without which others."""
+"""Finds out which models of a repository cannot answer without others."""
 
 from __future__ import annotations
 
