@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.generation import TopLogProbs
 from pipelines.errors import (
+    RateLimitError,
     RequestCancelledError,
     RequestTimeoutError,
     ServerBusyError,
     ServerUnavailableError,
 )
 
-NO_ANSWER = (ServerUnavailableError, ServerBusyError, RequestTimeoutError, RequestCancelledError)
+NO_ANSWER = (
+    ServerUnavailableError,
+    ServerBusyError,
+    RateLimitError,
+    RequestTimeoutError,
+    RequestCancelledError,
+)
 """Errors which mean that an answer is missing, not that it is wrong."""
 
 

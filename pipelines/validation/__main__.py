@@ -1,7 +1,8 @@
 """Prove on a running server that speculation changes no answer; a release is judged by this report.
 
 ``python -m pipelines.validation --recipe demo`` runs the full proof, with ``--quick`` a short one of a minute
-or two. ``--against URL`` examines any Triton server with NVIDIA's tensor names.
+or two. ``--against URL`` examines any Triton server with NVIDIA's tensor names, and ``--against URL --control
+URL`` compares any two OpenAI-compatible servers (``pipelines/validation/openai``).
 
 Exit codes: 0 pass; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: all compared answers
 are equal, but some are missing or there are too few. The last line of standard output is JSON; the same
@@ -32,14 +33,18 @@ from pipelines.validation.audit.foreign_server import ModelNames
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.exact.sizes import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.html_page import as_html
+from pipelines.validation.openai import command
 from pipelines.validation.report import Report, as_document, as_text
 from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    command_line = sys.argv[1:] if arguments is None else list(arguments)
+    if command.is_asked_for(command_line):
+        return _compare_servers(command_line)
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(command_line)
     if options.only == "distribution" and options.quick:
         parser.error("--quick skips the distribution of unseeded answers")
     size = _size(options)
@@ -49,12 +54,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prompts.draw(size.num_prompts, least=options.num_prompts or LEAST_PROMPTS)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
-    command_line = sys.argv[1:] if arguments is None else list(arguments)
 
     def work() -> int:
         page = options.html or (RUN if options.against else run_directory(options.recipe)) / "verify.html"
         report, context = _verify(options, size, prompts, command_line)
         return _show(report, context, page)
+
+    return run_program(work, result={"verdict": "inconclusive"})
+
+
+def _compare_servers(command_line: list[str]) -> int:
+    parser = command.parser()
+    options = parser.parse_args(command_line)
+    try:
+        prompts, endpoints = command.prompts_of(options), command.endpoints_of(options)
+    except InvalidRequestError as error:
+        parser.error(str(error))
+
+    def work() -> int:
+        report, context = command.verify(options, prompts, endpoints, command_line)
+        return _show(report, context, options.html or RUN / "verify.html")
 
     return run_program(work, result={"verdict": "inconclusive"})
 
@@ -130,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run one of the two parts: equality token by token, or the distribution of unseeded answers",
     )
     parser.add_argument("--html", type=Path, help="page for the report (default: .run/<recipe>/verify.html)")
+    parser.epilog = "With --control URL, --against compares two OpenAI-compatible servers: --control --help."
     other = parser.add_argument_group("any Triton server with NVIDIA's tensor names")
     other.add_argument(
         "--against", metavar="URL", default="", help="address of the server; no server is started"

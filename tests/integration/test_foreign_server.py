@@ -154,12 +154,13 @@ def test_a_margin_is_the_engines_own(calls: ModelCalls) -> None:
     answer = server.generate(CompletionRequest("abc", max_tokens=4), "ensemble")
     replay = Replay(server, ModelNames())
     letters = [letter for letter in "abcdefg" if letter != answer.text[1]]
+    prompt = Prompt("a", "abc")
     margins = [
-        replay.margin("abc", answer, replace(answer, text=answer.text[0] + letter)).log_prob_difference
+        replay.margin(prompt, answer, replace(answer, text=answer.text[0] + letter)).log_prob_difference
         for letter in letters
     ]
     assert all(margin is not None and margin > 0 for margin in margins)
-    same = replay.margin("abc", answer, answer)
+    same = replay.margin(prompt, answer, answer)
     assert same.log_prob_difference is None and "same tokens" in same.why_unknown
 
 

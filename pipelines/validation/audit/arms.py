@@ -19,7 +19,7 @@ from pipelines.errors import (
 )
 from pipelines.validation.audit.margins import Margin
 
-MarginOf = Callable[[str, Generation, Generation], Margin]
+MarginOf = Callable[[Prompt, Generation, Generation], Margin]
 """(prompt, answer of the target, other answer) -> margin at their first difference."""
 
 
@@ -126,7 +126,7 @@ def ask_all(
         return workers.run(jobs, num_at_once, count)
 
     def compare(name: str, answers: Sequence[Generation | DraftproofError]) -> Arm:
-        return _compare(name, plan.prompts, reference, answers, margin_of)
+        return compare_arm(name, plan.prompts, reference, answers, margin_of)
 
     reference = ask("target alone, one at a time", plan.control, None, 1)
     load = f"x{plan.num_at_once}"
@@ -143,13 +143,22 @@ def ask_all(
     return Audit(noise, tuple(candidates))
 
 
-def _compare(
+def compare_arm(
     name: str,
     prompts: Sequence[Prompt],
     reference: Sequence[Generation | DraftproofError],
     answers: Sequence[Generation | DraftproofError],
     margin_of: MarginOf,
 ) -> Arm:
+    """Find the first difference of each answer of an arm from the reference, and its margin.
+
+    Args:
+        name: Name of the arm.
+        prompts: Prompts of the answers.
+        reference: Answer of the target alone to each prompt, or why there is none.
+        answers: Answer of the arm to each prompt, likewise.
+        margin_of: Looks up a margin; called in this thread.
+    """
     differences: list[Difference | None] = []
     missing = set()
     for index, (prompt, expected, actual) in enumerate(zip(prompts, reference, answers, strict=True)):
@@ -178,7 +187,7 @@ def _difference(
     else:
         # Equal tokens with different text or end cannot come from rounding.
         return Difference(prompt.prompt_id, divergence.kind, divergence.expected, divergence.actual, None)
-    return Difference(prompt.prompt_id, place, *sides, margin=margin_of(prompt.text, expected, actual))
+    return Difference(prompt.prompt_id, place, *sides, margin=margin_of(prompt, expected, actual))
 
 
 def _id_or_end(token_id: int | None) -> str:

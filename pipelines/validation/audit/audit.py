@@ -6,7 +6,8 @@ the target alone differs from itself (``noise_floor``). An unknown margin is nev
 
 - passes if the upper bound of its rate of non-ties per prompt (including unknown margins) is below a limit
   and its rate of ties is not much higher than that of the target alone;
-- fails if one of these is refuted, or if a margin is larger than noise explains;
+- fails if one of these is refuted, or if a margin is larger than noise explains or a
+  given limit;
 - is inconclusive otherwise; the report then says how many prompts would decide.
 
 If nothing depends on the batch, ``judge_exact`` requires equality.
@@ -50,13 +51,17 @@ class _Count:
 
 
 def known_margins(arm: Arm) -> list[float]:
-    """Return the absolute margins of an arm's differences that are known."""
+    """Return the absolute margins of an arm's differences that are known and finite."""
     margins = [difference.margin for difference in arm.differences if difference and difference.margin]
-    return [abs(m.log_prob_difference) for m in margins if m.log_prob_difference is not None]
+    known = [abs(m.log_prob_difference) for m in margins if m.log_prob_difference is not None]
+    return [margin for margin in known if math.isfinite(margin)]
 
 
 def judge(
-    audit: Audit, non_tie_limit: float = NON_TIE_LIMIT, tie_rise_limit: float = TIE_RISE_LIMIT
+    audit: Audit,
+    non_tie_limit: float = NON_TIE_LIMIT,
+    tie_rise_limit: float = TIE_RISE_LIMIT,
+    largest_rounding: float = math.inf,
 ) -> list[Section]:
     """Judge every candidate against the noise floor.
 
@@ -64,6 +69,8 @@ def judge(
         audit: All arms.
         non_tie_limit: Limit of the rate of non-ties per prompt.
         tie_rise_limit: Limit of the rate of ties less that of the target alone.
+        largest_rounding: Margin above which a single difference fails the candidate, and so does one that is
+            none of tokens, such as an error; infinite if a single one never does.
 
     Returns:
         The noise floor, which is not judged, and one section for each candidate.
@@ -74,7 +81,8 @@ def judge(
     sections = [_noise_section(audit.noise, noise_margins, limit)]
     for arm in audit.candidates:
         count = _count(arm, audit.noise, limit)
-        sections.append(_judge(arm, count, noise_margins, limit, alpha, (non_tie_limit, tie_rise_limit)))
+        limits = non_tie_limit, tie_rise_limit, largest_rounding
+        sections.append(_judge(arm, count, noise_margins, limit, alpha, limits))
     return sections
 
 
@@ -138,9 +146,9 @@ def _judge(
     noise_margins: list[float],
     limit: float,
     alpha: float,
-    limits: tuple[float, float],
+    limits: tuple[float, float, float],
 ) -> Section:
-    non_tie_limit, tie_rise_limit = limits
+    non_tie_limit, tie_rise_limit, largest_rounding = limits
     num_prompts = count.num_prompts
     title = f"First-divergence audit: {arm.name}"
     if not num_prompts:
@@ -151,6 +159,8 @@ def _judge(
     pair = count.num_tie_here_only, count.num_noise_only, num_prompts
     _, rise = rate_difference_bounds(*pair, CONFIDENCE)
     faults = _drafting_faults(arm)
+    if num_certain := sum(_size(difference) > largest_rounding for difference in count.by_kind["non-tie"]):
+        faults.append(f"{num_certain} of {num_prompts} answers differ by more than any rounding")
     lower = lower_bound(count.num("non-tie"), num_prompts, 1 - alpha)
     if lower > non_tie_limit:
         faults.append(f"non-ties in more than {lower:.2%} of prompts")
@@ -189,6 +199,12 @@ def _judge(
     }
     listed = [(difference, kind) for kind in _KINDS for difference in count.by_kind[kind]]
     return Section(title, verdict, summary, _table(listed), _power(num_prompts), document)
+
+
+def _size(non_tie: Difference) -> float:
+    """Return the margin of a difference, which is infinite if it is none of tokens."""
+    known = non_tie.margin.log_prob_difference if non_tie.margin else None
+    return math.inf if known is None else abs(known)
 
 
 def _most_surprising(count: _Count, noise_margins: list[float]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.client import Generation
+from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
 
@@ -26,7 +27,8 @@ class Margin:
 
     Attributes:
         log_prob_difference: Natural log probability of the target's token less that of the other, given the
-            common start; None if unknown.
+            common start; None if unknown. Of a token that is none of the alternatives, the least that it can
+            be.
         why_unknown: Why it is unknown; "" if it is known.
     """
 
@@ -103,10 +105,10 @@ class Replay:
         self._engine = names.engine
         self._tokens = tokens or ServerTokens(server, names.preprocessing)
 
-    def margin(self, prompt: str, expected: Generation, actual: Generation) -> Margin:
+    def margin(self, prompt: Prompt, expected: Generation, actual: Generation) -> Margin:
         """Compare the two tokens at the first difference of two answers to ``prompt``."""
         try:
-            return self._margin(prompt, expected, actual)
+            return self._margin(prompt.text, expected, actual)
         except (DraftproofError, KeyError) as error:
             return Margin(None, f"the engine did not return logits: {error}")
 

@@ -14,6 +14,8 @@ noise.
   noise differs tenfold. With unknown scale and m observed margins, whose square roots sum to S, the next one
   exceeds x with probability (1 + sqrt(x) / S)^-m: a ratio of exponentials, F-distributed with 2 and 2 m
   degrees of freedom.
+- ``LARGEST_ROUNDING``: no rounding has a margin above it, whatever noise was seen. A bfloat16 has 8
+  significant bits, so logits up to 32 are apart by at most 1/8; one nat is the sum of eight such steps.
 - ``rate_difference_bounds``: score interval for the difference of two rates observed on the same prompts.
 
 Sources: Vovk, Gammerman and Shafer 2005 (the rank rule, as in conformal prediction); Tango 1998, Statistics
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 
 from scipy import optimize, special
 
+LARGEST_ROUNDING = 1.0
 _TIE_QUANTILE = 0.99
 _TIE_FACTOR = 2.0
 

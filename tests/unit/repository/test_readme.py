@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError, from_wire
 from pipelines.serving.requests.limits import MAX_ID_BYTES, MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
 from pipelines.serving.requests.word_list import MAX_WORDS
@@ -60,6 +61,9 @@ def test_every_command_in_a_block_is_a_target_with_known_settings_or_a_request(p
             continue
         if words[0] == ".venv/bin/python":
             assert importlib.util.find_spec(words[2]) is not None
+            continue
+        if words[0] == ".venv/bin/draftproof":
+            assert words[1] in PROGRAMS
             continue
         assert words[0] == "make", words
         assert words[1] in TARGETS

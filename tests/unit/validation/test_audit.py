@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -276,3 +278,23 @@ def test_a_non_tie_rate_above_the_limit_is_found_as_often_as_stated() -> None:
         passed += verdict_of(noise, arm({**noise_margins(rng, 300, 0.0), **wrong}, 300)).verdict != "fail"
     assert passed / 200 <= 0.06
     assert ALPHA == 1e-3
+
+
+def test_one_difference_beyond_any_rounding_fails_where_a_limit_is_given() -> None:
+    noise = arm({}, 300)
+    for margin, verdict in ((0.4, "inconclusive"), (1.2, "fail")):
+        candidate = arm({7: margin}, 300)
+        assert judge(Audit(noise, (candidate,)))[1].verdict == "inconclusive"
+        section = judge(Audit(noise, (candidate,)), largest_rounding=1.0)[1]
+        assert section.verdict == verdict, section.summary
+    error = Difference("7", "-", "an answer", "error: garbage", None)
+    broken = Arm("arm", (*arm({}, 299).differences, error), frozenset())
+    assert judge(Audit(arm({}, 300), (broken,)))[1].verdict == "inconclusive"
+    section = judge(Audit(noise, (broken,)), largest_rounding=1.0)[1]
+    assert (section.verdict, section.document["non_ties"]) == ("fail", 1)
+
+
+def test_noise_without_limit_excuses_nothing() -> None:
+    """A control that leaves tokens out under load has infinite margins."""
+    floor, section = judge(Audit(arm({1: math.inf, 2: 0.1}, 300), (arm({7: 0.5}, 300),)))
+    assert floor.document["margins"] == [0.1] and section.document["non_ties"] == 1

@@ -181,7 +181,7 @@ def margin(
     first: Generation, second: Generation, reply: Reply = table, **others: Any
 ) -> tuple[Any, list[Any]]:
     calls = FakeCalls(reply, **others)
-    return Replay(ForeignServer(calls), ModelNames()).margin("ab", first, second), calls.sent
+    return Replay(ForeignServer(calls), ModelNames()).margin(Prompt("a", "ab"), first, second), calls.sent
 
 
 def test_the_engine_is_given_the_common_beginning_and_asked_for_one_token() -> None:

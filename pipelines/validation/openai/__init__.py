@@ -1,0 +1,1 @@
+"""Verify any two OpenAI-compatible servers, one with speculation and one without."""

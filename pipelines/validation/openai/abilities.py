@@ -1,0 +1,187 @@
+"""Find out what an OpenAI-compatible server can tell, by asking it.
+
+Servers refuse fields that they do not know, or ignore them; so each ability is tried with a request and read
+from its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
+from pipelines.validation.openai.answers import Answer, id_of, read_answer
+from pipelines.validation.openai.connection import Connection
+from pipelines.validation.openai.endpoint import Endpoint
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_TEXT = "The quick brown fox"
+_NUM_TOKENS = 8
+_COUNTS_OF_ALTERNATIVES = (20, 5)  # vLLM's limit, and OpenAI's for completions
+_DRAFTED = re.compile(r"^(?:vllm:)?spec_decode_num_draft_tokens(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_ENGINES = re.compile(r"^(vllm|sglang|llamacpp):", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Abilities of a server to tell about its answers.
+
+    Attributes:
+        model: Model that is asked.
+        engine: Owner in its list of models, where engines name themselves, or what its metrics say; "" for
+            neither.
+        completions: Whether it continues texts.
+        chat: Whether it answers conversations.
+        token_ids: Whether answers have token ids (``return_token_ids``).
+        log_probs: Number of alternatives with log probabilities; 0 for none.
+        named_ids: Whether alternatives are named by ids (``return_tokens_as_token_ids``).
+        prompt_ids: Whether a prompt may be token ids.
+        echo: Whether answers may begin with the prompt and its log probabilities.
+        seed: Whether a sampled answer came again with its seed.
+        streams: Whether answers can be streamed.
+        counts_drafts: Whether its metrics count draft tokens.
+    """
+
+    model: str
+    engine: str
+    completions: bool
+    chat: bool
+    token_ids: bool
+    log_probs: int
+    named_ids: bool
+    prompt_ids: bool
+    echo: bool
+    seed: bool
+    streams: bool
+    counts_drafts: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the abilities ready for JSON."""
+        return asdict(self)
+
+
+def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
+    """Ask a server what it can tell.
+
+    Raises:
+        VerificationError: It has no model, several of which none was chosen, or answers no text.
+        DraftproofError: It does not answer.
+    """
+    model, owner = _model(endpoint, connection)
+    asked = _Probe(connection, {"model": model, **endpoint.body})
+    chat = asked.chat() is not None
+    first = asked.complete()
+    if first is None and not chat:
+        raise VerificationError(
+            "a server continues no text and answers no chat",
+            values=f"{endpoint.url}: {asked.refusal}",
+            limit=f"POST {COMPLETIONS} or {CHAT}",
+            remedy="check the address, the model and the fields that each request carries",
+        )
+    metrics = _metrics(connection)
+    engine = _ENGINES.search(metrics)
+    with_ids = asked.any(return_token_ids=True)
+    log_probs = next((count for count in _COUNTS_OF_ALTERNATIVES if asked.log_probs(count)), 0)
+    named = asked.complete(logprobs=log_probs, return_tokens_as_token_ids=True) if log_probs else None
+    has_ids = with_ids is not None and bool(with_ids.token_ids)
+    ids = with_ids.prompt_ids if with_ids else ()
+    return Abilities(
+        model=model,
+        engine=owner or (engine[1] if engine else ""),
+        completions=first is not None,
+        chat=chat,
+        token_ids=has_ids,
+        log_probs=log_probs,
+        named_ids=named is not None and all(id_of(each.token) is not None for each in named.log_probs),
+        prompt_ids=bool(ids) and asked.same(asked.complete(), asked.complete(prompt=list(ids))),
+        echo=asked.echoes(),
+        seed=asked.same(*(asked.any(temperature=1.0, seed=7) for _ in range(2))),
+        streams=asked.streams(),
+        counts_drafts=_DRAFTED.search(metrics) is not None,
+    )
+
+
+def draft_tokens(connection: Connection) -> int | None:
+    """Return how many tokens a server has drafted since its start; None if its metrics do not say."""
+    found = _DRAFTED.findall(_metrics(connection))
+    return round(sum(map(float, found))) if found else None
+
+
+class _Probe:
+    """Asks for short greedy answers; a refusal counts as none."""
+
+    def __init__(self, connection: Connection, body: Mapping[str, Any]) -> None:
+        self._connection = connection
+        self._body = {"temperature": 0, "max_tokens": _NUM_TOKENS, **body}
+        self.refusal = ""
+
+    def complete(self, **fields: Any) -> Answer | None:
+        return self._ask(COMPLETIONS, {"prompt": _TEXT, **fields})
+
+    def chat(self, **fields: Any) -> Answer | None:
+        return self._ask(CHAT, {"messages": [{"role": "user", "content": _TEXT}], **fields})
+
+    def any(self, **fields: Any) -> Answer | None:
+        return self.complete(**fields) or self.chat(**fields)
+
+    def log_probs(self, count: int) -> bool:
+        answer = self.complete(logprobs=count) or self.chat(logprobs=True, top_logprobs=count)
+        return answer is not None and any(each.alternatives for each in answer.log_probs)
+
+    def echoes(self) -> bool:
+        answer = self.complete(echo=True, logprobs=1, max_tokens=1)
+        return answer is not None and answer.text.startswith(_TEXT) and len(answer.log_probs) > 1
+
+    def streams(self) -> bool:
+        for path, field in ((COMPLETIONS, "prompt"), (CHAT, "messages")):
+            content = _TEXT if field == "prompt" else [{"role": "user", "content": _TEXT}]
+            try:
+                return any(True for _ in self._connection.events(path, {**self._body, field: content}))
+            except DraftproofError:
+                continue
+        return False
+
+    @staticmethod
+    def same(first: Answer | None, second: Answer | None) -> bool:
+        return first is not None and second is not None and first.text == second.text
+
+    def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer | None:
+        try:
+            return read_answer(self._connection.post(path, {**self._body, **fields}), 2 * _NUM_TOKENS)
+        except InvalidRequestError as error:
+            self.refusal = str(error)
+        return None
+
+
+def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
+    """Return the model to ask and its owner, which several engines name after themselves."""
+    try:
+        listed = {str(each["id"]): str(each.get("owned_by") or "") for each in _models(connection)}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        listed = {}
+    if endpoint.model:
+        return endpoint.model, listed.get(endpoint.model, "")
+    if len(listed) != 1:
+        raise VerificationError(
+            "it is not known which model to ask",
+            values=f"{endpoint.url} lists {', '.join(sorted(listed)) or 'none'}",
+            limit="one model",
+            remedy="name it with --model and --control-model",
+        )
+    ((model, owner),) = listed.items()
+    return model, owner
+
+
+def _models(connection: Connection) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(connection.get("/v1/models"))["data"]
+    return found
+
+
+def _metrics(connection: Connection) -> str:
+    try:
+        return connection.get("/metrics")
+    except DraftproofError:
+        return ""

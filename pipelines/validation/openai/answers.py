@@ -1,0 +1,213 @@
+"""Read answers of ``/v1/completions`` and ``/v1/chat/completions`` strictly.
+
+An answer that contradicts itself is an error, so that it is never taken for equal: one without a finish
+reason, with more tokens than were asked for, or with token ids that the server counts differently.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.client import Generation
+from pipelines.errors import TransportError
+
+_ID = re.compile(r"token_id:(\d+)")
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """Log probabilities at one output token; names of tokens are their texts, or ``token_id:<id>``.
+
+    Attributes:
+        token: Name of the token.
+        log_prob: Its natural log probability.
+        alternatives: Names and log probabilities of the likeliest tokens there.
+    """
+
+    token: str
+    log_prob: float
+    alternatives: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        text: Its text.
+        finish_reason: Why it ended.
+        token_ids: Its tokens; empty if the server does not return them.
+        prompt_ids: Tokens of the prompt; likewise.
+        log_probs: Log probabilities of its tokens; empty if they were not asked for.
+        num_tokens: Number of its tokens as the server counts them; None if it does not.
+        served_by: Model and fingerprint of the server, as the answer says; "" for what it does not say.
+    """
+
+    text: str
+    finish_reason: str
+    token_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    num_tokens: int | None = None
+    served_by: tuple[str, str] = ("", "")
+
+    def as_generation(self, *, with_ids: bool) -> Generation:
+        """Return what the audit compares; the text alone without ids."""
+        return Generation(
+            text=self.text,
+            output_ids=self.token_ids if with_ids else (),
+            accepted_mask=(),
+            finish_reason=self.finish_reason,
+            num_rounds=0,
+            total_draft_tokens=0,
+            total_accepted_draft_tokens=0,
+            accepted_per_position=(),
+            ttft_s=None,
+            e2e_latency_s=0.0,
+        )
+
+
+def read_answer(document: Mapping[str, Any], max_tokens: int) -> Answer:
+    """Read a whole answer.
+
+    Args:
+        document: What the server sent.
+        max_tokens: Most tokens of the answer.
+
+    Raises:
+        TransportError: It is no answer, or contradicts itself.
+    """
+    try:
+        (choice,) = document["choices"]
+        message = choice.get("message", choice)
+        text = message.get("content" if "message" in choice else "text")
+        usage = document.get("usage") or {}
+        answer = Answer(
+            text=_string(text or ""),
+            finish_reason=_string(choice.get("finish_reason") or ""),
+            token_ids=_ids(choice.get("token_ids")),
+            prompt_ids=_ids(choice.get("prompt_token_ids") or document.get("prompt_token_ids")),
+            log_probs=_log_probs(choice.get("logprobs")),
+            num_tokens=usage.get("completion_tokens"),
+            served_by=_served_by(document),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_answer(f"{type(error).__name__} {error} in {str(document)[:200]}") from None
+    return _checked(answer, max_tokens)
+
+
+def join_events(events: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
+    """Join the events of a stream.
+
+    Args:
+        events: All events before ``[DONE]``.
+        max_tokens: Most tokens of the answer.
+
+    Raises:
+        TransportError: They are no answer, change the model, or contradict themselves.
+    """
+    joined = Answer("", "")
+    try:
+        for event in events:
+            if (usage := event.get("usage")) is not None:
+                joined = replace(joined, num_tokens=usage["completion_tokens"])
+            if changed := change_of_server(joined.served_by, _served_by(event)):
+                raise ValueError(changed)
+            known = tuple(new or old for new, old in zip(_served_by(event), joined.served_by, strict=True))
+            joined = replace(joined, served_by=(known[0], known[1]))
+            for choice in event["choices"]:
+                delta = choice.get("delta", choice)
+                more = delta.get("content" if "delta" in choice else "text")
+                if joined.finish_reason and more:
+                    raise ValueError("text after the finish reason")
+                joined = replace(
+                    joined,
+                    text=joined.text + _string(more or ""),
+                    finish_reason=_string(choice.get("finish_reason") or joined.finish_reason),
+                    token_ids=joined.token_ids + _ids(choice.get("token_ids")),
+                    prompt_ids=joined.prompt_ids or _ids(choice.get("prompt_token_ids")),
+                )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_answer(f"{type(error).__name__} {error}") from None
+    return _checked(joined, max_tokens)
+
+
+def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:
+    """Describe a change of model or fingerprint between two answers; "" if there is none."""
+    changes = [
+        f"{old} became {new}" for old, new in zip(before, now, strict=True) if old and new and old != new
+    ]
+    return ", ".join(changes)
+
+
+def _served_by(document: Mapping[str, Any]) -> tuple[str, str]:
+    return str(document.get("model") or ""), str(document.get("system_fingerprint") or "")
+
+
+def _checked(answer: Answer, max_tokens: int) -> Answer:
+    if not answer.finish_reason:
+        raise _no_answer(f"no finish_reason after {len(answer.text)} characters")
+    num_ids = len(answer.token_ids)
+    if max(num_ids, answer.num_tokens or 0) > max_tokens + 1:
+        raise _no_answer(f"{max(num_ids, answer.num_tokens or 0)} tokens with max_tokens={max_tokens}")
+    # Servers differ in whether the token that ends an answer is one of its tokens.
+    if num_ids and answer.num_tokens is not None and abs(num_ids - answer.num_tokens) > 1:
+        raise _no_answer(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
+    return answer
+
+
+def _no_answer(values: str) -> TransportError:
+    return TransportError(
+        "the server's answer is none of OpenAI's API, or contradicts itself",
+        values=values,
+        limit="one choice with text and finish_reason, no more tokens than asked for, all of them counted",
+    )
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _ids(value: Sequence[Any] | None) -> tuple[int, ...]:
+    ids = tuple(value or ())
+    if not all(isinstance(each, int) for each in ids):
+        raise TypeError("a token id is no whole number")
+    return ids
+
+
+def _log_probs(value: Mapping[str, Any] | None) -> tuple[TokenLogProbs, ...]:
+    """Read either of the two forms of log probabilities; llama.cpp has that of chat for both paths."""
+    if not value:
+        return ()
+    if value.get("content") is not None:
+        return tuple(
+            TokenLogProbs(
+                token["token"],
+                float(token["logprob"]),
+                {each["token"]: float(each["logprob"]) for each in token.get("top_logprobs") or ()},
+            )
+            for token in value["content"]
+        )
+    tokens = value["tokens"]
+    rows = zip(
+        tokens, value["token_logprobs"], value.get("top_logprobs") or [None] * len(tokens), strict=True
+    )
+    return tuple(
+        # The first token of an echoed prompt has none.
+        TokenLogProbs(
+            token, math.nan if own is None else float(own), {k: float(v) for k, v in (top or {}).items()}
+        )
+        for token, own, top in rows
+    )
+
+
+def id_of(token: str) -> int | None:
+    """Return the id in the name of a token; None if the name is a text."""
+    found = _ID.fullmatch(token)
+    return int(found[1]) if found else None

@@ -1,0 +1,133 @@
+"""Ask an OpenAI-compatible server the prompts of a comparison."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+from pipelines.command_line.prompts import Prompt
+from pipelines.errors import DraftproofError, VerificationError
+from pipelines.validation.openai.abilities import CHAT, COMPLETIONS, draft_tokens, find_abilities
+from pipelines.validation.openai.answers import Answer, change_of_server, join_events, read_answer
+from pipelines.validation.openai.connection import Connection
+from pipelines.validation.openai.endpoint import Endpoint
+
+
+class OpenAIServer:
+    """An OpenAI-compatible server, for any number of threads.
+
+    Args:
+        endpoint: Where it is.
+        timeout_s: Longest wait for the next bytes of an answer.
+
+    Raises:
+        DraftproofError: It does not answer, or has no model to ask.
+    """
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+        self._connection = Connection(endpoint, timeout_s)
+        self._body = dict(endpoint.body)
+        self.url = endpoint.url
+        self.abilities = find_abilities(endpoint, self._connection)
+        self._served_by = ("", "")
+        self._lock = threading.Lock()
+        self.failures: Counter[str] = Counter()
+        """Kinds of failed requests -> how many there were."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    @property
+    def num_retries(self) -> int:
+        """Number of requests that were sent again because the server was busy."""
+        return self._connection.num_retries
+
+    @property
+    def description(self) -> str:
+        """Describe engine, model and fingerprint, as far as the server names them."""
+        return " ".join(filter(None, (self.abilities.engine, *self._served_by)))
+
+    def draft_tokens(self) -> int | None:
+        """Return how many tokens it has drafted since its start; None if its metrics do not say."""
+        return draft_tokens(self._connection)
+
+    def ask(self, prompt: Prompt, max_tokens: int, *, stream: bool = False, **fields: Any) -> Answer:
+        """Ask for an answer, greedily unless ``fields`` say otherwise.
+
+        Args:
+            prompt: A text to continue or a conversation to answer.
+            max_tokens: Most tokens of the answer.
+            stream: Whether it arrives in events.
+            fields: Further fields of the request.
+
+        Raises:
+            DraftproofError: There is no answer, or it contradicts itself or earlier ones.
+        """
+        path, content = self._content(prompt)
+        return self.request(path, {**content, "max_tokens": max_tokens, **fields}, stream=stream)
+
+    def ask_with_log_probs(self, prompt: Prompt, max_tokens: int, *, named_ids: bool = True) -> Answer:
+        """Ask for a greedy answer with the log probabilities of the likeliest tokens.
+
+        Args:
+            prompt: As in ``ask``.
+            max_tokens: As in ``ask``.
+            named_ids: Whether to name tokens by their ids, if the server can.
+
+        Raises:
+            DraftproofError: As in ``ask``.
+        """
+        path, _ = self._content(prompt)
+        return self.ask(prompt, max_tokens, **self.log_prob_fields(path, named_ids=named_ids))
+
+    def log_prob_fields(self, path: str, *, named_ids: bool = True) -> dict[str, Any]:
+        """Return the fields that ask for log probabilities on a path."""
+        count = self.abilities.log_probs
+        fields = {"logprobs": True, "top_logprobs": count} if path == CHAT else {"logprobs": count}
+        if named_ids and self.abilities.named_ids:
+            fields["return_tokens_as_token_ids"] = True
+        return fields
+
+    def request(self, path: str, fields: dict[str, Any], *, stream: bool = False) -> Answer:
+        """Send one request; arguments and errors as for ``ask``."""
+        body = {"model": self.abilities.model, "temperature": 0, **fields, **self._body}
+        if self.abilities.token_ids:
+            body["return_token_ids"] = True
+        max_tokens = int(body["max_tokens"])
+        try:
+            if stream:
+                answer = join_events(list(self._connection.events(path, body)), max_tokens)
+            else:
+                answer = read_answer(self._connection.post(path, body), max_tokens)
+            self._check(answer)
+        except DraftproofError as error:
+            with self._lock:
+                self.failures[f"{type(error).__name__}: {error.what}"] += 1
+            raise
+        return answer
+
+    def _content(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
+        if prompt.messages:
+            return CHAT, {"messages": json.loads(prompt.messages)}
+        if self.abilities.completions:
+            return COMPLETIONS, {"prompt": prompt.text}
+        return CHAT, {"messages": [{"role": "user", "content": prompt.text}]}
+
+    def _check(self, answer: Answer) -> None:
+        if self.abilities.token_ids and answer.text and not answer.token_ids:
+            raise VerificationError("an answer has no token ids", values=self.url, limit="earlier ones had")
+        with self._lock:
+            changed = change_of_server(self._served_by, answer.served_by)
+            model, fingerprint = (
+                old or new for old, new in zip(self._served_by, answer.served_by, strict=True)
+            )
+            self._served_by = model, fingerprint
+        if changed:
+            raise VerificationError(
+                "the server changed between two answers",
+                values=changed,
+                limit="one model with one fingerprint",
+            )

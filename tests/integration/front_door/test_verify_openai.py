@@ -1,0 +1,86 @@
+"""Tests of ``draftproof verify --control``: a real front door, also with a fault planted before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.deploy.server import Server
+from pipelines.validation.__main__ import main
+from tests.integration.front_door.conftest import url_of
+from tests.support import fault_proxy as faults
+from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
+
+pytestmark = pytest.mark.triton
+
+NUM_PROMPTS, MAX_TOKENS = 16, 10
+ALONE = '{"num_draft_tokens": 0}'
+
+
+def verify(
+    candidate: str, control: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[int, dict[str, Any], str]:
+    """Return exit code, report and everything that was written or printed."""
+    page = folder / "verify.html"
+    code = main(
+        [
+            *("--against", candidate, "--control", control, "--control-fields", ALONE, "--html", str(page)),
+            *("--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"),
+            *more,
+        ]
+    )
+    printed = capsys.readouterr()
+    return code, json.loads(printed.out.splitlines()[-1]), printed.out + printed.err + page.read_text()
+
+
+def judged(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [section for section in report["sections"] if section["verdict"] != "info"]
+
+
+def test_our_own_server_equals_its_target_alone(
+    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-secret-of-this-test", encoding="utf-8")
+    urls = url_of(door), f"{url_of(door)}/v1"
+    code, report, printed = verify(*urls, tmp_path, capsys, "--key-file", str(key))
+    assert "sk-secret" not in printed
+    assert (code, report["verdict"]) == (3, "inconclusive"), report  # 16 prompts are too few for the limit
+    for section in judged(report):
+        assert section["figures"]["equal"] == NUM_PROMPTS, section["summary"]
+        assert section["figures"]["draft_tokens"] > 0
+    able = report["sections"][-1]["figures"]["candidate"]
+    assert all(able[name] for name in ("token_ids", "prompt_ids", "echo", "seed", "streams", "counts_drafts"))
+    assert able["log_probs"] == 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Sometimes(faults.change_a_token, 4), "differ by more than any rounding"),
+        (Sometimes(faults.drop_a_token, 4), "differ by more than any rounding"),
+        (faults.ignore_the_temperature, "non-ties in more than"),
+        (Sometimes(faults.let_the_draft_stand, 2), "differ by more than any rounding"),
+        (Sometimes(faults.lie_about_ids, 4), "differ by more than any rounding"),
+        (faults.change_the_model, "differ by more than any rounding"),
+        (Sometimes(faults.cut, 4), "differ by more than any rounding"),
+        (Sometimes(faults.garble, 4), "differ by more than any rounding"),
+    ],
+    ids=lambda each: getattr(getattr(each, "fault", each), "__name__", None),
+)
+def test_a_planted_fault_is_found(
+    fault: Fault,
+    reason: str,
+    door: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    with_ids = "let_the_draft_stand" not in request.node.callspec.id
+    with fault_proxy(url_of(door), fault, with_ids=with_ids) as url:
+        code, report, printed = verify(url, url_of(door), tmp_path, capsys)
+    assert (code, report["verdict"]) == (1, "fail"), printed
+    assert all(reason in section["summary"] for section in judged(report)), printed

@@ -1,0 +1,177 @@
+"""An HTTP proxy in front of an OpenAI-compatible server that plants one fault in its answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import httpx
+
+Body = dict[str, Any]
+Ask = Callable[[Body], Body]
+Fault = Callable[[Body, Ask], Body]
+"""(request, function that asks the server) -> answer."""
+
+FAULT_AT = 3  # output token
+
+
+@dataclass(frozen=True)
+class Sometimes:
+    """A fault in a share of the prompts, always the same ones."""
+
+    fault: Fault
+    one_in: int
+
+    def __call__(self, request: Body, ask: Ask) -> Body:
+        digest = hashlib.sha256(json.dumps(request.get("prompt")).encode()).digest()
+        return self.fault(request, ask) if digest[0] % self.one_in == 0 else ask(request)
+
+
+def none(request: Body, ask: Ask) -> Body:
+    """Plant nothing."""
+    return ask(request)
+
+
+def change_a_token(request: Body, ask: Ask) -> Body:
+    """Replace a token by a rare one, in the ids and in the text."""
+    answer = ask(request)
+    for choice in answer["choices"]:
+        ids = choice.get("token_ids") or []
+        if len(ids) > FAULT_AT:
+            ids[FAULT_AT] = (ids[FAULT_AT] + 1000) % 2000
+            choice["text"] = choice["text"][:-1] + "~"
+    return answer
+
+
+def drop_a_token(request: Body, ask: Ask) -> Body:
+    """Leave a token out, in ids and text, and count it no more."""
+    answer = ask(request)
+    for choice in answer["choices"]:
+        if choice.get("token_ids"):
+            del choice["token_ids"][FAULT_AT : FAULT_AT + 1]
+            choice["text"] = choice["text"][:-1]
+            answer["usage"]["completion_tokens"] = len(choice["token_ids"])
+    return answer
+
+
+def ignore_the_temperature(request: Body, ask: Ask) -> Body:
+    """Sample where the client asks for greedy answers."""
+    return ask({**request, "temperature": 1.0})
+
+
+def let_the_draft_stand(request: Body, ask: Ask) -> Body:
+    """Keep a token that the target would have rejected, and continue from there."""
+    first = ask({**request, "logprobs": 2, "max_tokens": FAULT_AT + 1})
+    row = first["choices"][0]["logprobs"]
+    if len(row["tokens"]) <= FAULT_AT or not isinstance(request.get("prompt"), str):
+        return ask(request)
+    kept = "".join(row["tokens"][:FAULT_AT])
+    drafted = min(row["top_logprobs"][FAULT_AT].items(), key=lambda pair: pair[1])[0]
+    rest = {**request, "prompt": request["prompt"] + kept + drafted}
+    answer = ask({**rest, "max_tokens": request["max_tokens"] - FAULT_AT - 1})
+    answer["choices"][0]["text"] = kept + drafted + answer["choices"][0]["text"]
+    return answer
+
+
+def lie_about_ids(request: Body, ask: Ask) -> Body:
+    """Return ids that are not those of the text."""
+    answer = ask(request)
+    for choice in answer["choices"]:
+        choice["text"] = choice["text"][:-1] + "~"
+    return answer
+
+
+def change_the_model(request: Body, ask: Ask) -> Body:
+    """Let another model answer some of the prompts."""
+    answer = ask(request)
+    digest = hashlib.sha256(json.dumps(request.get("prompt")).encode()).digest()
+    return {**answer, "model": "another"} if digest[0] % 4 == 0 else answer
+
+
+class CutShort(Exception):
+    """The proxy closes the connection before the end of the answer."""
+
+
+class Garbage(Exception):
+    """The proxy answers with something else than JSON."""
+
+
+def cut(request: Body, ask: Ask) -> Body:
+    """Cut the last bytes of the answer."""
+    raise CutShort
+
+
+def garble(request: Body, ask: Ask) -> Body:
+    """Answer with a page of HTML."""
+    raise Garbage
+
+
+@contextmanager
+def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator[str]:
+    """Run a proxy in front of a server, with a fault in whole answers to ``/v1/completions``.
+
+    Args:
+        server: Address of the server, without ``/v1``.
+        fault: The fault. Requests of the probe, which have a ``max_tokens`` of 8 or less, are passed on.
+        with_ids: Whether answers have token ids where the client asks for them.
+
+    Yields:
+        Address of the proxy.
+    """
+    http = httpx.Client(base_url=server, timeout=120, trust_env=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Write no log."""
+
+        def do_GET(self) -> None:
+            self._pass_on(http.get(self.path))
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not with_ids:
+                request.pop("return_token_ids", None)
+            is_probe = request.get("max_tokens", 0) <= 8 or request.get("stream")
+            if self.path != "/v1/completions" or is_probe:
+                self._pass_on(http.post(self.path, json=request))
+                return
+
+            def ask(body: Body) -> Body:
+                answered: Body = http.post(self.path, json=body).raise_for_status().json()
+                return answered
+
+            try:
+                content = json.dumps(fault(request, ask)).encode()
+                self._send(200, content, len(content))
+            except CutShort:
+                content = json.dumps(ask(request)).encode()
+                self._send(200, content[:-20], len(content))
+                self.close_connection = True
+            except Garbage:
+                self._send(200, b"<html>busy</html>", 17)
+
+        def _pass_on(self, response: httpx.Response) -> None:
+            self._send(response.status_code, response.content, len(response.content))
+
+        def _send(self, status: int, content: bytes, length: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(content)
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    proxy.daemon_threads = True
+    thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{proxy.server_address[1]}"
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        http.close()

@@ -1,0 +1,119 @@
+"""Tests of how answers of OpenAI-compatible servers are read, and of margins from their log probabilities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pipelines.errors import TransportError
+from pipelines.validation.openai.answers import TokenLogProbs, change_of_server, join_events, read_answer
+from pipelines.validation.openai.margins import margin_at
+
+CHOICE: dict[str, Any] = {"text": "ab", "finish_reason": "length", "token_ids": [5, 6]}
+DOCUMENT: dict[str, Any] = {"model": "m", "choices": [CHOICE], "usage": {"completion_tokens": 2}}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {**DOCUMENT, "choices": [{**CHOICE, **changes}]}
+
+
+def test_an_answer_of_completions_is_read() -> None:
+    logprobs = {
+        "tokens": ["a", "b"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {"b": -0.5, "c": -1.5}],
+    }
+    answer = read_answer(document(logprobs=logprobs), 2)
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("ab", (5, 6), "length")
+    assert math.isnan(answer.log_probs[0].log_prob)
+    assert answer.log_probs[1] == TokenLogProbs("b", -0.5, {"b": -0.5, "c": -1.5})
+    assert answer.as_generation(with_ids=True).output_ids == (5, 6)
+    assert answer.as_generation(with_ids=False).output_ids == ()
+
+
+def test_an_answer_of_chat_is_read_and_llama_cpps_log_probabilities_too() -> None:
+    token = {"id": 5, "token": "hi", "logprob": -0.1, "top_logprobs": [{"token": "ho", "logprob": -2}]}
+    choice = {"message": {"content": "hi"}, "finish_reason": "stop", "logprobs": {"content": [token]}}
+    answer = read_answer({"choices": [choice]}, 1)
+    assert (answer.text, answer.num_tokens) == ("hi", None)
+    assert answer.log_probs == (TokenLogProbs("hi", -0.1, {"ho": -2.0}),)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"choices": []},
+        {"choices": [CHOICE, CHOICE]},
+        {"choices": ["text"]},
+        document(finish_reason=None),
+        document(text=5),
+        document(token_ids=["5"]),
+        document(token_ids=[5]) | {"usage": {"completion_tokens": 9}},
+        document(token_ids=[5] * 20) | {"usage": {}},
+        document(token_ids=[5, 6, 7, 8]),
+        document(logprobs={"tokens": ["a"], "token_logprobs": []}),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_an_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TransportError, match="contradicts itself"):
+        read_answer(wrong, 9)
+
+
+def event(text: str, ids: list[int], reason: str | None = None, model: str = "m") -> dict[str, Any]:
+    return {"model": model, "choices": [{"text": text, "token_ids": ids, "finish_reason": reason}]}
+
+
+def test_events_are_joined() -> None:
+    usage = {"model": "m", "choices": [], "usage": {"completion_tokens": 2}, "system_fingerprint": "f"}
+    joined = join_events([event("a", [5]), event("b", [6], "stop"), usage], 9)
+    assert (joined.text, joined.token_ids, joined.finish_reason) == ("ab", (5, 6), "stop")
+    assert (joined.num_tokens, joined.served_by) == (2, ("m", "f"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        [event("a", [5])],
+        [event("a", [5], "stop"), event("b", [6])],
+        [event("a", [5]), event("b", [6], "stop", model="another")],
+        [{"choices": 5}],
+    ],
+)
+def test_events_that_are_no_answer_are_an_error(wrong: list[dict[str, Any]]) -> None:
+    with pytest.raises(TransportError):
+        join_events(wrong, 9)
+
+
+def test_a_change_of_the_server_is_seen_only_between_what_is_known() -> None:
+    assert change_of_server(("m", ""), ("m", "f")) == ""
+    assert change_of_server(("m", "f"), ("m", "")) == ""
+    assert change_of_server(("m", "f"), ("m", "g")) == "f became g"
+    assert change_of_server(("m", "f"), ("n", "f")) == "m became n"
+
+
+ROW = TokenLogProbs("a", -0.5, {"a": -0.5, "b": -0.75, "c": -4.0})
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "margin"),
+    [
+        ("a", "b", 0.25),
+        ("a", "c", 3.5),
+        ("a", None, 3.5),  # at least that of the last alternative
+        ("a", "z", 3.5),
+        ("b", "a", -0.25),  # the control has changed its mind
+        ("b", "c", None),  # a third token
+        ("z", "a", None),
+    ],
+)
+def test_a_margin_is_that_of_the_two_tokens(expected: str, actual: str | None, margin: float | None) -> None:
+    assert margin_at(ROW, expected, actual).log_prob_difference == margin
+
+
+def test_a_token_outside_close_alternatives_has_no_known_margin() -> None:
+    close = TokenLogProbs("a", -0.5, {"a": -0.5, "b": -0.75})
+    assert margin_at(close, "a", "z").log_prob_difference is None
