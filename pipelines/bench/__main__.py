@@ -1,8 +1,9 @@
 """Measure the speed-up of speculation on a server against the target alone.
 
 ``python -m pipelines.bench --recipe demo-large`` runs the full benchmark, with ``--quick`` a short one of a
-few minutes. It writes JSON and a page with plots to ``results/``. Exit codes: 0 measured; 1 a request failed
-or answers differ; 2 wrong usage. The last line of standard output is JSON.
+few minutes. It writes JSON and a page with plots to ``results/``. ``--compare`` judges the speed-ups by those
+of an earlier run. Exit codes: 0 measured; 1 a request failed, answers differ, or a speed-up is proven to have
+lost more than 3 %; 2 wrong usage. The last line of standard output is JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pipelines.bench.prompt_sets import (
     make_prompt_sets,
     names_of_sets,
 )
+from pipelines.bench.report.changes import as_lines, changes, changes_document, read_earlier
 from pipelines.bench.report.document import as_document
 from pipelines.bench.report.figures import figures_of
 from pipelines.bench.report.html_page import as_html
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prompts = choose_prompts(options.prompts, options.recipe).for_judging()
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
         draw_sets(prompts, names, count)
+        earlier = None if options.compare is None else read_earlier(options.compare)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
@@ -69,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_chats_to_serve(prompts, options.url, options.recipe)
         with running_server(options.url, options.recipe) as url:
             results = _bench(url, size, prompts, names, options, command_line)
-        _show(results, options.results)
-        return EXIT_FAIL if results.num_different else EXIT_PASS
+        return _show(results, options.results, earlier)
 
     return run_program(work, result={})
 
@@ -189,9 +191,15 @@ def _decode_step(url: str, plan: Plan, engine: dict[str, Any]) -> DecodeStep | N
         )
 
 
-def _show(results: Results, folder: Path) -> None:
+def _show(results: Results, folder: Path, earlier: dict[str, Any] | None) -> int:
     document = as_document(results)
+    has_failed = results.num_different > 0
     print(as_text(results))
+    if earlier is not None:
+        compared = changes(earlier, document)
+        has_failed |= any(each.is_regression for each in compared)
+        document["compared"] = changes_document(earlier, compared)
+        print("\n".join(as_lines(compared)))
     if results.num_different:
         print(f"FAIL: {results.num_different} answers differ from the target's own; run 'make verify'")
     page = folder / f"{results.run_id}.html"
@@ -199,6 +207,7 @@ def _show(results: Results, folder: Path) -> None:
     write_whole(page.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
     print(f"wrote {page} and {page.with_suffix('.json')}")
     print(json.dumps(document))
+    return EXIT_FAIL if has_failed else EXIT_PASS
 
 
 if __name__ == "__main__":

@@ -106,6 +106,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=_decimal(0.0),
         help=f"goodput: longest time per further token (default: {ITL_FACTOR:g} times an idle target's)",
     )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="JSON",
+        help="result of an earlier run; a speed-up that is proven to have lost more than 3 %% is exit code 1",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and page (results/)")
     return parser
 

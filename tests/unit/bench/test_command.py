@@ -186,6 +186,26 @@ def test_the_command_writes_its_result_and_page_with_their_conditions(
         assert key in conditions
 
 
+@pytest.mark.parametrize(("times", "code"), [(1e6, 1), (1e-6, 0)])
+def test_a_speed_up_far_below_that_of_an_earlier_run_is_exit_code_1(
+    times: float, code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(lambda request, model: time.sleep(0.001) or answer())
+    arguments = [*SMALL, "--results", str(tmp_path)]
+    assert command.main(arguments) == 0
+    earlier = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for cell in earlier["cells"]:
+        for arm in cell["arms"]:
+            arm["ratio_to_target"] = dict.fromkeys(("value", "low", "high"), times)
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(earlier), encoding="utf-8")
+    assert command.main([*arguments, "--compare", str(path)]) == code
+    shown = capsys.readouterr().out
+    assert ("REGRESSION: all cells, adaptive: 0.000" in shown) is (code == 1)
+    compared = json.loads(shown.splitlines()[-1])["compared"]
+    assert (compared["with"], len(compared["changes"])) == (earlier["run_id"], 2 + 2 * 3)
+
+
 @pytest.mark.parametrize(("named", "code"), [([], 0), (["--sets", "english,adversarial"], 1)])
 def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
     named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
@@ -238,6 +258,7 @@ def test_a_refused_request_leaves_no_result(
         ["--temperature", "-1"],
         ["--slo-ttft-ms", "nan"],
         ["--prompts", "absent.jsonl"],
+        ["--compare", "absent.json"],
         ["--concurrency", "32"],
     ],
 )
