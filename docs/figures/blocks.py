@@ -26,6 +26,7 @@ from docs.figures.fleet_drills import fleet_drills
 from docs.figures.front_door import front_door_cost, structured_output
 from docs.figures.kv_caches import kv_caches
 from docs.figures.memory import server_memory
+from docs.figures.other_servers import other_servers
 from docs.figures.pair import pair
 from docs.figures.peers import peers
 from docs.figures.quantization import quantized_pair, quantized_steps
@@ -84,6 +85,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         RESULTS / "structured-answers.json",
         "python -m benchmarks.structured_answers --url http://127.0.0.1:9000",
         structured_answers,
+    ),
+    "verify-vllm": (
+        RESULTS / "verify-vllm.json",
+        "draftproof verify --against ... --control ...",
+        other_servers,
     ),
     "pair": (PAIR, "make evaluate-demo", pair),
 }

@@ -112,9 +112,23 @@ def garble(request: Body, ask: Ask) -> Body:
     raise Garbage
 
 
+def cut_streams(request: Body, ask: Ask) -> Body:
+    """Leave the last chunk with text out of streams, and nothing else."""
+    return ask(request)
+
+
+def cut_streams_of(content: bytes) -> bytes:
+    """Return a stream whose last chunk with text has none."""
+    *events, last, done, end = content.split(b"\n\n")
+    chunk = json.loads(last.removeprefix(b"data:"))
+    for choice in chunk["choices"]:
+        choice["text"], choice["token_ids"] = "", []
+    return b"\n\n".join([*events, b"data: " + json.dumps(chunk).encode(), done, end])
+
+
 @contextmanager
 def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator[str]:
-    """Run a proxy in front of a server, with a fault in whole answers to ``/v1/completions``.
+    """Run a proxy in front of a server, with a fault in answers to ``/v1/completions``.
 
     Args:
         server: Address of the server, without ``/v1``.
@@ -137,9 +151,13 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if not with_ids:
                 request.pop("return_token_ids", None)
-            is_probe = request.get("max_tokens", 0) <= 8 or request.get("stream")
-            if self.path != "/v1/completions" or is_probe:
-                self._pass_on(http.post(self.path, json=request))
+            is_probe = request.get("max_tokens", 0) <= 8
+            if self.path != "/v1/completions" or is_probe or request.get("stream"):
+                response = http.post(self.path, json=request)
+                if request.get("stream") and not is_probe and fault is cut_streams:
+                    self._send(200, cut_streams_of(response.content), None)
+                else:
+                    self._pass_on(response)
                 return
 
             def ask(body: Body) -> Body:
@@ -159,9 +177,10 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
         def _pass_on(self, response: httpx.Response) -> None:
             self._send(response.status_code, response.content, len(response.content))
 
-        def _send(self, status: int, content: bytes, length: int) -> None:
+        def _send(self, status: int, content: bytes, length: int | None) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(length))
+            if length is not None:
+                self.send_header("Content-Length", str(length))
             self.end_headers()
             self.wfile.write(content)
 

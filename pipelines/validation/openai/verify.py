@@ -1,7 +1,8 @@
 """Compare the greedy answers of two OpenAI-compatible servers, one of them without speculation.
 
 The control answers one prompt at a time (the reference) and under load (its noise); then the candidate does
-the same. The audit of first divergences judges the candidate (``pipelines/validation/audit``).
+the same, and once more in streams. The audit of first divergences judges the candidate
+(``pipelines/validation/audit``).
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ def compare_servers(
     with_ids = control.abilities.token_ids and candidate.abilities.token_ids
     margins = ControlMargins(control, comparison.max_tokens)
 
-    def ask(name: str, server: OpenAIServer, num_at_once: int) -> list[Answer | DraftproofError]:
+    def ask(
+        name: str, server: OpenAIServer, num_at_once: int, *, stream: bool = False
+    ) -> list[Answer | DraftproofError]:
         return ask_each(
-            lambda prompt: server.ask(prompt, comparison.max_tokens),
+            lambda prompt: server.ask(prompt, comparison.max_tokens, stream=stream),
             prompts,
             num_at_once,
             lambda num_done: on_answer(name, num_done),
@@ -87,10 +90,11 @@ def compare_servers(
     if can_score(control.abilities):
         noise = _with_scores(noise, control, prompts, reference, on_answer)
     arms = []
-    for num_at_once in (1, load):
-        name = f"candidate x{num_at_once}"
+    streamed = [(load, True)] if candidate.abilities.streams else []
+    for num_at_once, stream in ((1, False), (load, False), *streamed):
+        name = f"candidate x{num_at_once}{', streamed' if stream else ''}"
         before = candidate.draft_tokens()
-        answers = ask(name, candidate, num_at_once)
+        answers = ask(name, candidate, num_at_once, stream=stream)
         after = candidate.draft_tokens()
         drafted = None if before is None or after is None else after - before
         arms.append(replace(compare(name, answers), num_drafted=drafted))
@@ -185,7 +189,9 @@ def _requests_section(control: OpenAIServer, candidate: OpenAIServer) -> Section
 
 
 def _not_checked(audit: Audit, control: OpenAIServer, candidate: OpenAIServer) -> Section:
-    notes = ["sampled answers, streams, stop words, structured output, tools"]
+    notes = ["sampled answers, stop words, structured output, tools"]
+    if not candidate.abilities.streams:
+        notes.append("streams: the candidate has none")
     for name, server in (("control", control), ("candidate", candidate)):
         if not server.abilities.token_ids:
             notes.append(

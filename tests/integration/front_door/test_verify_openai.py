@@ -49,6 +49,7 @@ def test_our_own_server_equals_its_target_alone(
     code, report, printed = verify(*urls, tmp_path, capsys, "--key-file", str(key))
     assert "sk-secret" not in printed
     assert (code, report["verdict"]) == (3, "inconclusive"), report  # 16 prompts are too few for the limit
+    assert len(judged(report)) == 3
     for section in judged(report):
         assert section["figures"]["equal"] == NUM_PROMPTS, section["summary"]
         assert section["figures"]["draft_tokens"] > 0
@@ -83,4 +84,16 @@ def test_a_planted_fault_is_found(
     with fault_proxy(url_of(door), fault, with_ids=with_ids) as url:
         code, report, printed = verify(url, url_of(door), tmp_path, capsys)
     assert (code, report["verdict"]) == (1, "fail"), printed
-    assert all(reason in section["summary"] for section in judged(report)), printed
+    whole = [section for section in judged(report) if "streamed" not in section["title"]]
+    assert len(whole) == 2 and all(reason in section["summary"] for section in whole), printed
+
+
+def test_a_stream_without_its_last_chunk_is_found(
+    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fault_proxy(url_of(door), faults.cut_streams) as url:
+        code, report, printed = verify(url, url_of(door), tmp_path, capsys)
+    *whole, streamed = judged(report)
+    assert (code, streamed["title"]) == (1, "First-divergence audit: candidate x3, streamed"), printed
+    assert "differ by more than any rounding" in streamed["summary"], printed
+    assert all(section["figures"]["equal"] == NUM_PROMPTS for section in whole), printed
