@@ -65,6 +65,11 @@ def ignore_the_temperature(request: Body, ask: Ask) -> Body:
     return ask({**request, "temperature": 1.0})
 
 
+def always_choose_the_best(request: Body, ask: Ask) -> Body:
+    """Answer greedily where the client asks for a sample."""
+    return ask({**request, "temperature": 0}) if request.get("temperature") else ask(request)
+
+
 def let_the_draft_stand(request: Body, ask: Ask) -> Body:
     """Keep a token that the target would have rejected, and continue from there."""
     first = ask({**request, "logprobs": 2, "max_tokens": FAULT_AT + 1})
@@ -132,7 +137,8 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
 
     Args:
         server: Address of the server, without ``/v1``.
-        fault: The fault. Requests of the probe, which have a ``max_tokens`` of 8 or less, are passed on.
+        fault: The fault. Requests of the probe, which have a ``max_tokens`` of 8 or less and no
+            ``top_k``, are passed on.
         with_ids: Whether answers have token ids where the client asks for them.
 
     Yields:
@@ -151,7 +157,7 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if not with_ids:
                 request.pop("return_token_ids", None)
-            is_probe = request.get("max_tokens", 0) <= 8
+            is_probe = request.get("max_tokens", 0) <= 8 and not request.get("top_k")
             if self.path != "/v1/completions" or is_probe or request.get("stream"):
                 response = http.post(self.path, json=request)
                 if request.get("stream") and not is_probe and fault is cut_streams:

@@ -28,8 +28,8 @@ class Arm:
 
 COUPLED = Arm("coupled rule", SPECULATIVE)
 RATIO = Arm("ratio rule", SPECULATIVE, use_draft_logits=True)
-_TARGET = Arm("target alone", TARGET_ALONE)
-_TARGET_AGAIN = Arm("target alone, again", TARGET_ALONE)
+TARGET = Arm("target alone", TARGET_ALONE)
+TARGET_AGAIN = Arm("target alone, again", TARGET_ALONE)
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class Draws:
 
     def smallest_sample(self, *candidates: Arm) -> int:
         """Return the least number of answers of any prompt, from the target alone or the candidates."""
-        arms = (*candidates, _TARGET, _TARGET_AGAIN)
+        arms = (*candidates, TARGET, TARGET_AGAIN)
         return min(len(sample) for arm in arms for sample in self.samples[arm])
 
     def errors_of(self, candidate: Arm) -> list[str]:
         """Return the error messages of missing answers of a candidate or the target alone."""
-        return [error for arm in (candidate, _TARGET, _TARGET_AGAIN) for error in self.errors[arm]]
+        return [error for arm in (candidate, TARGET, TARGET_AGAIN) for error in self.errors[arm]]
 
     def against_target(self, candidate: Arm) -> list[SamplePair]:
         """Pair a candidate's answers with the target's, prompt by prompt."""
-        return list(zip(self.samples[candidate], self.samples[_TARGET], strict=True))
+        return list(zip(self.samples[candidate], self.samples[TARGET], strict=True))
 
     @property
     def target_against_itself(self) -> list[SamplePair]:
         """Both samples of the target alone."""
-        return self.against_target(_TARGET_AGAIN)
+        return self.against_target(TARGET_AGAIN)
 
     def seed_faults(self) -> list[str]:
         """Return faults that the returned seeds reveal.
@@ -126,7 +126,7 @@ class Draws:
     def as_document(self) -> dict[str, object]:
         """Return the counts, ready for JSON."""
         return {
-            "prompts": len(self.samples[_TARGET]),
+            "prompts": len(self.samples[TARGET]),
             "seeds_returned": sum(seed is not None for seed in self.seeds),
             "seeds_different": len(set(self.seeds) - {None}),
             "answers_replayed": self.num_replayed,
@@ -146,7 +146,7 @@ def draw(
         workers: Workers, at least ``num_at_once``.
         on_answer: Called with the number of answers so far and in all.
     """
-    arms = (*plan.candidates, _TARGET, _TARGET_AGAIN)
+    arms = (*plan.candidates, TARGET, TARGET_AGAIN)
     slots = [
         (index, arm) for index in range(len(plan.prompts)) for arm in arms for _ in range(plan.num_answers)
     ]
@@ -165,7 +165,7 @@ def draw(
     errors: dict[Arm, list[str]] = {arm: [] for arm in arms}
     for (index, arm), answer in zip(slots, answers, strict=True):
         if isinstance(answer, Generation):
-            samples[arm][index].append(_padded(answer, plan.num_tokens))
+            samples[arm][index].append(padded(answer.output_ids, plan.num_tokens))
         else:
             errors[arm].append(str(answer))
     num_replayed, num_different = _replay(plan, workers, slots, answers)
@@ -194,7 +194,7 @@ def _replay(
     for (index, arm), answer in zip(slots, answers, strict=True):
         if arm == COUPLED and isinstance(answer, Generation) and answer.seed is not None:
             chosen.setdefault(index, answer)
-    jobs = [_job(plan, index, _TARGET, chosen[index].seed) for index in chosen]
+    jobs = [_job(plan, index, TARGET, chosen[index].seed) for index in chosen]
     replays = workers.run(jobs, plan.num_at_once)
     pairs = [
         (first, second)
@@ -219,5 +219,6 @@ def _job(plan: DrawPlan, index: int, arm: Arm, seed: int | None = None) -> Job:
     return Job(request, arm.model)
 
 
-def _padded(answer: Generation, length: int) -> TokenSequence:
-    return (*answer.output_ids, *[_ENDED] * (length - len(answer.output_ids)))
+def padded(token_ids: TokenSequence, length: int) -> TokenSequence:
+    """Return an answer's tokens, followed by a mark for each one that it lacks."""
+    return (*token_ids, *[_ENDED] * (length - len(token_ids)))

@@ -15,6 +15,7 @@ from pipelines.command_line.prompt_choice import add_prompts_option, choose_prom
 from pipelines.command_line.prompts import Prompts
 from pipelines.reporting.conditions import conditions
 from pipelines.validation.openai.endpoint import CANDIDATE_KEY, CONTROL_KEY, Endpoint, read_fields, read_key
+from pipelines.validation.openai.sampled import NUM_PROMPTS
 from pipelines.validation.openai.server import OpenAIServer
 from pipelines.validation.openai.verify import Comparison, compare_servers
 from pipelines.validation.report import Report
@@ -63,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--num-at-once", type=whole_number(2), default=8, help="concurrent requests of the load (%(default)s)"
+    )
+    made.add_argument(
+        "--sampled",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help=f"also compare N sampled answers to each of {NUM_PROMPTS} prompts, such as 1000",
     )
     made.add_argument(
         "--timeout-s", type=float, default=_TIMEOUT_S, help="longest silence of a server (%(default)s)"
@@ -114,7 +122,9 @@ def verify(
     for sentence in prompts.lines():
         print(sentence, flush=True)
     line = Progress()
-    comparison = Comparison(prompts.all, options.max_tokens, options.num_at_once, options.expect)
+    comparison = Comparison(
+        prompts.all, options.max_tokens, options.num_at_once, options.sampled, options.expect
+    )
     with ExitStack() as stack:
         control, candidate = (OpenAIServer(endpoint, options.timeout_s) for endpoint in endpoints)
         stack.callback(control.close)
@@ -123,7 +133,7 @@ def verify(
             comparison,
             control,
             candidate,
-            lambda name, num_done: line.show(f"{name}: {num_done}/{len(comparison.prompts)}"),
+            lambda name, num_done: line.show(f"{name}: {num_done}"),
         )
     line.clear()
     context = conditions(

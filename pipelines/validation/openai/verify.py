@@ -1,4 +1,4 @@
-"""Compare the greedy answers of two OpenAI-compatible servers, one of them without speculation.
+"""Compare the answers of two OpenAI-compatible servers, one of them without speculation.
 
 The control answers one prompt at a time (the reference) and under load (its noise); then the candidate does
 the same, and once more in streams. The audit of first divergences judges the candidate
@@ -7,10 +7,10 @@ the same, and once more in streams. The audit of first divergences judges the ca
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pipelines.client import Generation
 from pipelines.command_line.prompts import Prompt
@@ -20,11 +20,13 @@ from pipelines.validation.audit.arms import Arm, Audit, compare_arm
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
 from pipelines.validation.openai.answers import Answer
+from pipelines.validation.openai.asking import ask_each
 from pipelines.validation.openai.margins import ControlMargins
 from pipelines.validation.openai.noise import can_score, join_noise, score
+from pipelines.validation.openai.sampled import can_sample, compare_samples
 from pipelines.validation.openai.server import OpenAIServer
 
-_Result = TypeVar("_Result")
+_COUNTS_WITHIN_S = 120.0
 OnAnswer = Callable[[str, int], None]
 """(name of an arm, number of its answers so far), for progress."""
 
@@ -37,12 +39,14 @@ class Comparison:
         prompts: Prompts, at least one.
         max_tokens: Most tokens of an answer.
         num_at_once: Number of concurrent requests of the load.
+        num_sampled: Number of sampled answers to each of the first few prompts; 0 for none.
         expect: "audit" if results may depend on the batch, "exact" to require equality.
     """
 
     prompts: tuple[Prompt, ...]
     max_tokens: int
     num_at_once: int
+    num_sampled: int = 0
     expect: Literal["audit", "exact"] = "audit"
 
 
@@ -58,7 +62,8 @@ def compare_servers(
         on_answer: Called for progress.
 
     Returns:
-        The noise floor, a section for each load of the candidate, what went wrong, and what was not checked.
+        The noise floor, a section for each load of the candidate, sampled answers, what went wrong, and what
+        was not checked.
 
     Raises:
         VerificationError: The control answered no prompt.
@@ -95,37 +100,34 @@ def compare_servers(
         name = f"candidate x{num_at_once}{', streamed' if stream else ''}"
         before = candidate.draft_tokens()
         answers = ask(name, candidate, num_at_once, stream=stream)
-        after = candidate.draft_tokens()
-        drafted = None if before is None or after is None else after - before
-        arms.append(replace(compare(name, answers), num_drafted=drafted))
+        arms.append(replace(compare(name, answers), num_drafted=_num_drafted(candidate, before)))
     audit = Audit(noise, tuple(arms))
     if comparison.expect == "exact":
         judged = judge_exact(audit)
     else:
         judged = judge(audit, largest_rounding=LARGEST_ROUNDING)
-    return [*judged, _requests_section(control, candidate), _not_checked(audit, control, candidate)]
+    samples = comparison.num_sampled > 0 and can_sample(control, candidate)
+    if samples:
+        judged += compare_samples(
+            prompts,
+            comparison.num_sampled,
+            load,
+            control,
+            candidate,
+            lambda num_done: on_answer("sampled answers of both", num_done),
+        )
+    failed = _requests_section(control, candidate)
+    return [*judged, failed, _not_checked(audit, control, candidate, samples=samples)]
 
 
-def ask_each(
-    ask: Callable[[Prompt], _Result],
-    prompts: Sequence[Prompt],
-    num_at_once: int,
-    on_answer: Callable[[int], None],
-) -> list[_Result | DraftproofError]:
-    """Ask all prompts with so many concurrent requests; the answers, or errors, are in the prompts' order."""
-    pool = ThreadPoolExecutor(num_at_once)
-    try:
-        futures = [pool.submit(ask, prompt) for prompt in prompts]
-        answers: list[_Result | DraftproofError] = []
-        for future in futures:
-            error = future.exception()
-            if error is not None and not isinstance(error, DraftproofError):
-                raise error
-            answers.append(future.result() if error is None else error)
-            on_answer(len(answers))
-        return answers
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+def _num_drafted(candidate: OpenAIServer, before: int | None) -> int | None:
+    """Return the number of tokens drafted since a count, which servers may publish after the answers."""
+    gives_up_at_s = time.monotonic() + _COUNTS_WITHIN_S
+    after = candidate.draft_tokens()
+    while before is not None and after == before and time.monotonic() < gives_up_at_s:
+        time.sleep(0.5)
+        after = candidate.draft_tokens()
+    return None if before is None or after is None else after - before
 
 
 def _with_scores(
@@ -188,8 +190,10 @@ def _requests_section(control: OpenAIServer, candidate: OpenAIServer) -> Section
     return Section("Requests that failed", "info", summary, table, document=document)
 
 
-def _not_checked(audit: Audit, control: OpenAIServer, candidate: OpenAIServer) -> Section:
-    notes = ["sampled answers, stop words, structured output, tools"]
+def _not_checked(audit: Audit, control: OpenAIServer, candidate: OpenAIServer, *, samples: bool) -> Section:
+    notes = ["stop words, structured output, tools"]
+    if not samples:
+        notes.append("sampled answers, which --sampled compares if both servers return token ids")
     if not candidate.abilities.streams:
         notes.append("streams: the candidate has none")
     for name, server in (("control", control), ("candidate", candidate)):

@@ -97,3 +97,16 @@ def test_a_stream_without_its_last_chunk_is_found(
     assert (code, streamed["title"]) == (1, "First-divergence audit: candidate x3, streamed"), printed
     assert "differ by more than any rounding" in streamed["summary"], printed
     assert all(section["figures"]["equal"] == NUM_PROMPTS for section in whole), printed
+
+
+def test_a_server_that_does_not_sample_is_found(
+    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fault_proxy(url_of(door), faults.always_choose_the_best) as url:
+        sampled = "--sampled", "40", "--num-prompts", "2"
+        code, report, printed = verify(url, url_of(door), tmp_path, capsys, *sampled)
+    *greedy, distribution = judged(report)
+    assert (code, distribution["verdict"]) == (1, "fail"), printed
+    assert "the distribution differs from the target's" in distribution["summary"], printed
+    assert distribution["figures"]["answers_per_prompt_and_model"] == 40
+    assert all(section["verdict"] == "inconclusive" for section in greedy), printed

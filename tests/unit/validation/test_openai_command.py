@@ -13,8 +13,8 @@ from pipelines.validation.__main__ import main
 from pipelines.validation.audit.arms import Arm, Difference
 from pipelines.validation.openai.abilities import Abilities
 from pipelines.validation.openai.answers import Answer, TokenLogProbs
+from pipelines.validation.openai.asking import ask_each
 from pipelines.validation.openai.noise import can_score, join_noise, score
-from pipelines.validation.openai.verify import ask_each
 from tests.support.scripted_http import scripted_http
 
 NOWHERE = "http://127.0.0.1:9"
