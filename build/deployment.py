@@ -26,6 +26,7 @@ from build.networks.memory import SERVER_BYTES, SHARE_USED
 from build.package import PACKAGES
 from build.packaging.signature import read_public_key
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
+from build.rendering.fleet import fleet_files
 from build.rendering.image import CODE, server_image
 from build.rendering.kv_blocks import bytes_at_start
 from build.rendering.launch import launch_document, pinned
@@ -177,6 +178,13 @@ def render_deployment(
     if public_key is not None:
         texts[PUBLIC_KEY] = read_public_key(public_key)
     texts["kubernetes/settings.yaml"] = _settings(values["name"], texts)
+    if "one_pod" in template_folders(recipe):
+
+        def one_server(others: Mapping[str, str]) -> dict[str, str]:
+            given = {name: text for name, text in texts.items() if name == PUBLIC_KEY}
+            return _manifests({**_render(recipe, others, templates), **given}, others["name"])
+
+        texts |= fleet_files(templates / "fleet", values, one_server)
     destination = run / recipe.name / "deployment"
     with whole_directory(destination) as staging:
         for name, text in texts.items():
@@ -200,6 +208,13 @@ def _settings(name: str, texts: Mapping[str, str]) -> str:
         "data": {file: text for file, text in texts.items() if file in _SETTINGS_FILES},
     }
     return yaml.safe_dump(settings, sort_keys=False)
+
+
+def _manifests(texts: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the manifests among some files, by their names."""
+    folder = "kubernetes/"
+    found = {file.removeprefix(folder): text for file, text in texts.items() if file.startswith(folder)}
+    return {**found, "settings.yaml": _settings(name, texts)}
 
 
 def _render(recipe: Recipe, values: Mapping[str, str], templates: Path) -> dict[str, str]:
