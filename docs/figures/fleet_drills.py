@@ -7,28 +7,31 @@ from docs.figures.words import Document, conditions, times
 
 def fleet_drills(document: Document) -> str:
     """Write one line per drill."""
-    lines = [
-        "| Drill | Times | Requests | Lost | Wrong | Interrupted streams | Pause, median | Longest |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = (
+        *("Drill", "Times", "Requests", "Lost", "Wrong", "Sent again"),
+        *("Interrupted streams", "Pause, median", "Longest"),
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for drill in document["drills"]:
         cells = [
             drill["drill"],
             f"{drill['rounds']}",
             f"{drill['num_requests']:,}",
             *(f"**{drill[name]}**" if drill[name] else "0" for name in ("num_lost", "num_wrong")),
+            f"{drill['num_broken']}",
             f"{drill['num_interrupted']}",
             *(_seconds(drill[name]) for name in ("median_pause_s", "longest_pause_s")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        f"{document['num_servers']} servers with the tests' tiny pair, a front door and "
-        f"{document['num_clients']} clients on one machine. Greedy, seeded and structured answers of up to "
-        "240 tokens, four of five streamed; text, tokens, log probabilities and finish reason are compared "
-        "with the right ones. Interrupted are the streams of the server in question that had begun. Their "
-        "pause is the longest time without an event after the fault. A drained server finishes them, so "
-        "their pauses are those of a busy machine.",
+        f"{document['num_servers']} servers with the tests' tiny pair, {document['num_front_doors']} front doors "
+        f"behind HAProxy and {document['num_clients']} clients on one machine. Greedy, seeded and structured "
+        "answers of up to 240 tokens, four of five streamed; text, tokens, log probabilities and finish reason "
+        "are compared with the right ones. A request whose connection broke with its front door is sent again, "
+        "and what had arrived must be the beginning of the right answer. Interrupted are the streams of the "
+        "first server that was hit which had begun. Their pause is the longest time without an event after "
+        "that. A drained server finishes them, so their pauses are those of a busy machine.",
         "",
         conditions(document["conditions"]),
     ]

@@ -1,5 +1,5 @@
 """Servers of a fleet are killed, stopped and drained while clients ask.
 
-``make drills-fleet`` runs them with the tests' tiny pair: two servers and a front door on this machine. Each
-client knows the right answers, and on which server its session is.
+``make drills-fleet`` runs them with the tests' tiny pair: three servers and two front doors behind HAProxy on
+this machine. Each client knows the right answers, and on which server its session is.
 """

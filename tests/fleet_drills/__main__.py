@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,19 @@ from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import stopped_by_signals
 from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.fleet_drills.crowd import Asked, Crowd
+from tests.fleet_drills.doors import NUM_DOORS
 from tests.fleet_drills.place import NUM_SERVERS, Place
 
-FORMAT = 1
-_NUM_CLIENTS = 4  # of each server
+FORMAT = 2
+_NUM_CLIENTS = 3  # of each server
 _BETWEEN_S = 2.0
 
 FAULTS: dict[str, Callable[[Place, int], None]] = {
     "a server is killed": Place.kill,
     "a server hangs": Place.hang,
     "a server is drained": Place.drain,
+    "all servers are restarted, one after the other": Place.drain_all,
+    "a front door is killed": Place.kill_front_door,
 }
 
 
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="fleet-", dir=REPOSITORY_ROOT / ".run") as folder,
         Place(Path(folder)) as place,
     ):
-        crowd = Crowd(place.door.url)
+        crowd = Crowd(place.doors.url)
         for name, fault in FAULTS.items():
             results.append({"drill": name, **_drill(place, crowd, fault, options.rounds)})
             print(results[-1], flush=True)
@@ -51,22 +54,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = {
         "format": FORMAT,
         "num_servers": NUM_SERVERS,
+        "num_front_doors": NUM_DOORS,
         "num_clients": NUM_SERVERS * _NUM_CLIENTS,
         "drills": results,
         "conditions": context,
     }
     if options.output:
         write_whole(options.output, json.dumps(document, indent=1) + "\n")
-    return int(any(result["num_lost"] or result["num_wrong"] for result in results))
+    return int(not all(map(_is_well, results)))
+
+
+def _is_well(result: Mapping[str, Any]) -> bool:
+    """Return whether nothing was lost or wrong; connections break only with a front door."""
+    may_break = FAULTS[result["drill"]] is Place.kill_front_door
+    return not (result["num_lost"] or result["num_wrong"] or (result["num_broken"] and not may_break))
 
 
 def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], rounds: int) -> dict[str, Any]:
-    """Let something happen to each server in turn, and say what clients noticed.
+    """Let something happen to each server or front door in turn, and say what clients noticed.
 
     Args:
         place: The servers.
         crowd: The clients.
-        fault: What happens.
+        fault: What happens, until everything is as it was.
         rounds: How often.
     """
     sessions = [place.sessions_of(number, _NUM_CLIENTS) for number in range(NUM_SERVERS)]
@@ -75,9 +85,9 @@ def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], roun
     for index in range(rounds):
         time.sleep(_BETWEEN_S)
         number = index % NUM_SERVERS
-        faults.append((time.monotonic(), sessions[number]))
+        hit = [] if fault is Place.kill_front_door else sessions[number]
+        faults.append((time.monotonic(), hit))
         fault(place, number)
-        place.restore(number)
     asked = crowd.stop()
     interrupted = [
         each.pause_s(at_s)
@@ -91,6 +101,7 @@ def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], roun
 def _counts(asked: Sequence[Asked]) -> dict[str, Any]:
     return {
         "num_requests": len(asked),
+        "num_broken": sum(each.is_broken for each in asked),
         "num_lost": sum(each.is_right is None for each in asked),
         "num_wrong": sum(each.is_right is False for each in asked),
         "errors": sorted({each.error for each in asked if each.error}),

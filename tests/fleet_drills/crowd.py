@@ -46,13 +46,16 @@ class Asked:
 
     Attributes:
         session_id: Its session.
-        is_right: Whether the answer is the right one; None if it did not arrive.
+        is_right: Whether the answer is the right one, and what arrived of a broken one its beginning; None
+            if it did not arrive.
+        is_broken: Whether its connection broke, because a front door ended, and it was sent again.
         error: Why it did not arrive.
         arrivals_s: When it was sent, and when each chunk arrived, on ``time.monotonic``'s clock.
     """
 
     session_id: str
     is_right: bool | None = None
+    is_broken: bool = False
     error: str = ""
     arrivals_s: list[float] = field(default_factory=list)
 
@@ -64,6 +67,10 @@ class Asked:
         """Return the longest time without a chunk that ended after a time."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         return max(after - before for before, after in pairs if after > from_s)
+
+
+class _BadGatewayError(Exception):
+    """HAProxy lost the front door before the answer began."""
 
 
 class Crowd:
@@ -110,20 +117,43 @@ class Crowd:
                 question = {**QUESTIONS[number % len(QUESTIONS)], "session_id": session_id}
                 try:
                     ask = self._streamed if number % 5 else self._whole
-                    answer = ask(client, question, asked.arrivals_s)
-                    asked.is_right = answer == self._expected[number % len(QUESTIONS)]
+                    self._check(ask, client, question, self._expected[number % len(QUESTIONS)], asked)
                 except (httpx.HTTPError, KeyError, ValueError) as error:
                     asked.error = repr(error)[:300]
                 self.asked.append(asked)
 
-    def _whole(self, client: httpx.Client, question: dict[str, Any], arrivals_s: Any = ()) -> Answer:
+    def _check(
+        self, ask: Any, client: httpx.Client, question: dict[str, Any], expected: Answer, asked: Asked
+    ) -> None:
+        """Ask, and once more if the connection breaks: only a front door that ends may break it."""
+        arrived: list[int] = []
+        try:
+            asked.is_right = ask(client, question, asked.arrivals_s, arrived) == expected
+        except (httpx.RemoteProtocolError, httpx.ReadError, _BadGatewayError):
+            asked.is_broken = True
+            is_beginning = arrived == expected[1][: len(arrived)]
+            asked.is_right = ask(client, question, asked.arrivals_s, []) == expected and is_beginning
+
+    def _whole(
+        self, client: httpx.Client, question: dict[str, Any], arrivals_s: Any = (), arrived: Any = ()
+    ) -> Answer:
         reply = client.post(self._url, json=question)
+        if reply.status_code == httpx.codes.BAD_GATEWAY:  # from HAProxy, which lost the front door
+            raise _BadGatewayError
         return _joined(reply.raise_for_status().json()["choices"])
 
-    def _streamed(self, client: httpx.Client, question: dict[str, Any], arrivals_s: list[float]) -> Answer:
+    def _streamed(
+        self,
+        client: httpx.Client,
+        question: dict[str, Any],
+        arrivals_s: list[float],
+        arrived: list[int],
+    ) -> Answer:
         arrivals_s.append(time.monotonic())
         choices = []
         with client.stream("POST", self._url, json={**question, "stream": True}) as reply:
+            if reply.status_code == httpx.codes.BAD_GATEWAY:
+                raise _BadGatewayError
             reply.raise_for_status()
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
@@ -132,6 +162,7 @@ class Crowd:
                     if "error" in event:
                         raise ValueError(event["error"]["message"])
                     choices += event["choices"]
+                    arrived += [token for choice in event["choices"] for token in choice["token_ids"]]
         return _joined(choices)
 
 
