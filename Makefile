@@ -249,7 +249,7 @@ drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under l
 	@$(venv) -m docs.figures
 
 .PHONY: drills-fleet
-drills-fleet: .venv/test.stamp ## kill, stop and drain servers of a fleet under load (10 minutes), then `figures`
+drills-fleet: .venv/test.stamp ## kill, stop and drain servers and front doors of a fleet under load (needs haproxy; 20 minutes), then `figures`
 	@$(venv) -m tests.fleet_drills --output docs/results/fleet-drills.json $(ARGS)
 	@$(venv) -m docs.figures
 

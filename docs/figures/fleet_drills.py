@@ -25,13 +25,14 @@ def fleet_drills(document: Document) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        f"{document['num_servers']} servers with the tests' tiny pair, {document['num_front_doors']} front doors "
-        f"behind HAProxy and {document['num_clients']} clients on one machine. Greedy, seeded and structured "
-        "answers of up to 240 tokens, four of five streamed; text, tokens, log probabilities and finish reason "
-        "are compared with the right ones. A request whose connection broke with its front door is sent again, "
-        "and what had arrived must be the beginning of the right answer. Interrupted are the streams of the "
-        "first server that was hit which had begun. Their pause is the longest time without an event after "
-        "that. A drained server finishes them, so their pauses are those of a busy machine.",
+        f"{document['num_servers']} servers with the tests' tiny pair, {document['num_front_doors']} front "
+        f"doors behind HAProxy and {document['num_clients']} clients on one machine. Greedy, seeded and "
+        "structured answers of up to 240 tokens, four of five streamed; text, tokens, log probabilities and "
+        "finish reason are compared with the right ones. A request whose connection broke with its front "
+        "door is sent again, and what had arrived must be the beginning of the right answer. Interrupted are "
+        "the streams of the first server that was hit which had begun. Their pause is the longest time "
+        "without an event after that. A drained server finishes them, so their "
+        "pauses are those of a busy machine.",
         "",
         conditions(document["conditions"]),
     ]

@@ -261,12 +261,13 @@ def test_the_drills_say_what_they_took_and_what_clients_noticed(
 
 
 @pytest.mark.parametrize(
-    ("num_lost", "words"), [(0, "| 1,234 | 0 | 0 | 31 | 0.21 s | - |"), (2, "| **2** | 0 |")]
+    ("num_lost", "words"), [(0, "| 1,234 | 0 | 0 | 5 | 31 | 0.21 s | - |"), (2, "| **2** | 0 |")]
 )
 def test_the_drills_of_a_fleet_say_what_clients_noticed(num_lost: int, words: str, tmp_path: Path) -> None:
     drill = {"drill": "a server is killed", "rounds": 8, "num_requests": 1234, "num_lost": num_lost}
     drill |= {"num_wrong": 0, "num_interrupted": 31, "median_pause_s": 0.214, "longest_pause_s": None}
-    about = {"num_servers": 2, "num_clients": 8, "drills": [drill]}
+    drill["num_broken"] = 5
+    about = {"num_servers": 3, "num_front_doors": 2, "num_clients": 9, "drills": [drill]}
     assert words in fill("fleet-drills", {**about, **any_conditions()}, tmp_path)
 
 
