@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.errors import EngineFailedError, RequestRefusedError
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.step import Chunk, pack
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.speculation.token_ids import TokenIds
@@ -108,12 +109,24 @@ def answer_prompts(
         max_tokens: Longest answer, tokens.
         temperature: 0 for greedy; otherwise draft and target share noise.
         report: Called with a line about the progress every few seconds.
+
+    Raises:
+        EngineFailedError: A step failed, of the draft or of the target.
     """
     total = len(prompts) * max_tokens
     progress = TimeLeft(total, report, lambda done: f"answering prompts: {done / total:.0%}")
     statistics = tuple(SpeculationStatistics(max_draft_len=num_draft_tokens) for _ in prompts)
     loop = StepLoop((draft, target))
     loop.start()
+    failures: list[EngineFailedError] = []
+
+    async def propose(request: GenerationRequest) -> Output:
+        try:
+            return await draft.complete(request)
+        except EngineFailedError as error:
+            if not isinstance(error, RequestRefusedError):
+                failures.append(error)  # the loop goes on without the draft, and fewer tokens are accepted
+            raise
 
     async def answer(number: int) -> TokenIds:
         request = GenerationRequest(
@@ -124,9 +137,7 @@ def answer_prompts(
             end_ids=target.config.end_ids,
         )
         parts = []
-        async for part in speculate(
-            request, draft.complete, target.complete, FixedDraftLength(num_draft_tokens)
-        ):
+        async for part in speculate(request, propose, target.complete, FixedDraftLength(num_draft_tokens)):
             statistics[number].add_round(part)
             parts.append(part.token_ids)
             progress.advance(len(part.token_ids))
@@ -141,6 +152,8 @@ def answer_prompts(
         token_ids = tuple(loop.spawn(answer_all()).result())
     finally:
         loop.stop()
+    if failures:
+        raise failures[0]
     return Answers(token_ids, statistics)
 
 

@@ -223,10 +223,12 @@ def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
             assert again == address
         with Client.connect(address) as client:
             assert client.is_ready()
-            stream = client.stream(CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0))
-            next(stream)
+            request = CompletionRequest("def main(", max_tokens=450, num_draft_tokens=0)
+            streams = [client.stream(request) for _ in range(8)]  # half of them wait for the others
+            next(streams[0])
             os.kill(own.process.pid, signal.SIGKILL)
             with pytest.raises(ServerUnavailableError):
-                stream.result()
+                for stream in streams:
+                    stream.result()
             assert not client.is_ready()
     assert Server.running(directory) is None

@@ -87,6 +87,15 @@ def test_a_draft_that_agrees_is_accepted(temperature: float) -> None:
         assert np.array_equal(mine, theirs)
 
 
+def test_a_step_of_the_draft_that_fails_is_no_measurement() -> None:
+    engine = RecordingEngine(256, salt=1, agreement=16, role="draft")
+    engine.fail_next = True
+    draft = make_executor(engine)
+    target = make_executor(RecordingEngine(256))
+    with pytest.raises(EngineFailedError, match="engine 'draft'"):
+        answer_prompts(draft, target, PROMPTS, num_draft_tokens=3, max_tokens=20, temperature=0.0)
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("variants")
