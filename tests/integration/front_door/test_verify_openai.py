@@ -110,3 +110,25 @@ def test_a_server_that_does_not_sample_is_found(
     assert "the distribution differs from the target's" in distribution["summary"], printed
     assert distribution["figures"]["answers_per_prompt_and_model"] == 40
     assert all(section["verdict"] == "inconclusive" for section in greedy), printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [faults.change_a_token, faults.let_the_draft_stand, faults.garble])
+def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_prompts(
+    fault: Fault, door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rare = Sometimes(fault, 100)
+    with fault_proxy(url_of(door), rare, with_ids=fault is not faults.let_the_draft_stand) as url:
+        code, report, printed = verify(url, url_of(door), tmp_path, capsys, "--num-prompts", "320")
+    one_at_a_time, *_ = judged(report)
+    figures = one_at_a_time["figures"]
+    assert (code, one_at_a_time["verdict"]) == (1, "fail"), printed
+    assert 0 < figures["prompts"] - figures["equal"] <= 10, "the fault is not rare"
+
+
+@pytest.mark.long
+def test_the_default_number_of_prompts_passes_our_own_server(
+    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report, printed = verify(url_of(door), url_of(door), tmp_path, capsys, "--num-prompts", "320")
+    assert (code, report["verdict"]) == (0, "pass"), printed
