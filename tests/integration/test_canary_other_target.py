@@ -27,9 +27,9 @@ from pipelines.canary.controller.orders import give_order
 from pipelines.canary.controller.triton_world import TritonWorld, arms_file, find_in_service
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord
+from pipelines.canary.server_address import ServerAddress
 from pipelines.canary.start import start, state_file
 from pipelines.client import CompletionRequest, Generation
-from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm, read_table
@@ -300,7 +300,8 @@ def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -
     stable = find_in_service(rollouts.run).stable
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
         start(rollouts.run, in_service, rollouts.plan, lambda look: None)
-    world = TritonWorld(rollouts.run, Ports.free(), stable.socket, in_service, LIMITS)
+    address = ServerAddress.of(rollouts.run)
+    world = TritonWorld(rollouts.run, address, stable.socket, in_service, LIMITS)
     assert "it differs from the pair in service" in world.preflight().reason
     assert find_in_service(rollouts.run).stable == stable
 
