@@ -240,7 +240,7 @@ def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": [LOG_PROBS], "top_logprobs": 21}, "num_log_probs"),
+        ({"include": [LOG_PROBS], "top_logprobs": 21}, "top_logprobs"),
         ({"include": LOG_PROBS}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
     ],
