@@ -44,6 +44,7 @@ class KvCacheMachine(RuleBasedStateMachine):
             KvCache(self.pool, BLOCK_SIZE, self.copy, has_one_form=self.has_one_form) for _ in range(2)
         ]
         self.holders: list[Holder] = []
+        self.released: list[list[int]] = []
 
     def copy(self, source: int, destination: int) -> None:
         for slot in range(BLOCK_SIZE):
@@ -61,12 +62,22 @@ class KvCacheMachine(RuleBasedStateMachine):
         number=st.integers(0, 1),
     )
     def start(self, prompt: list[int], output: list[int], number: int) -> None:
-        tokens, cache = prompt + output, self.caches[number]
+        self.begin(prompt + output, len(prompt), number)
+
+    @precondition(lambda self: self.released)
+    @rule(data=st.data(), number=st.integers(0, 1))
+    def ask_on(self, data: st.DataObject, number: int) -> None:
+        """Start a request on the tokens of an earlier one, of which more or less is prompt now."""
+        tokens = data.draw(st.sampled_from(self.released))
+        self.begin(tokens, data.draw(st.integers(2, len(tokens))), number)
+
+    def begin(self, tokens: list[int], num_prompt: int, number: int) -> None:
+        cache = self.caches[number]
         if -(-len(tokens) // BLOCK_SIZE) > cache.num_free_blocks:  # as ``Lane.admit``
             return
-        table, num_cached = cache.start(np.array(tokens, np.int32), len(prompt))
-        holder = Holder(tokens, len(prompt), cache, table, num_cached)
-        assert num_cached < len(tokens) and len(prompt) - num_cached != 1
+        table, num_cached = cache.start(np.array(tokens, np.int32), num_prompt)
+        holder = Holder(tokens, num_prompt, cache, table, num_cached)
+        assert num_cached < len(tokens) and num_prompt - num_cached != 1
         assert len(table.blocks) == -(-num_cached // BLOCK_SIZE)
         self.holders.append(holder)
 
@@ -99,6 +110,7 @@ class KvCacheMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, trusted: bool) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
+        self.released.append(holder.tokens)
         if trusted:
             tokens = np.array(holder.tokens, np.int32)
             holder.cache.release(holder.table, tokens, holder.num_computed, holder.num_prompt)
