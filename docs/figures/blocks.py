@@ -36,6 +36,7 @@ from docs.figures.sampler import sampler
 from docs.figures.structured import schema_suite, structured_answers
 from docs.figures.token_overlap import token_overlap
 from docs.figures.verify import distribution, distribution_line, verdict_line, verify
+from docs.figures.versions import versions
 from docs.figures.words import Document
 from pipelines.bench.report.document import FORMAT
 
@@ -91,6 +92,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         "draftproof verify --against ... --control ...",
         other_servers,
     ),
+    "versions": (RESULTS / "versions-demo.json", "make bench-versions BEFORE=a943c91", versions),
     "pair": (PAIR, "make evaluate-demo", pair),
 }
 """Block name -> result file, the command that makes it, and what turns it into text."""
