@@ -1,42 +1,17 @@
-"""Read chat messages of a prompt file, and render them with the chat template of the target."""
+"""Render chat messages of a prompt file with the chat template of the target."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from pipelines.command_line.chat_messages import json_of_messages, last_content
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_to_serve
 from pipelines.deploy.server import run_directory
 from pipelines.errors import ChatTemplateError
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
-
-
-def json_of_messages(messages: Any) -> str:
-    """Return the messages of a conversation as JSON without spaces, with keys in their order.
-
-    Args:
-        messages: Value of the key ``messages``.
-
-    Raises:
-        ValueError: It is no conversation that a model can answer, with the reason.
-    """
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("messages is no list of messages")
-    if not all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages):
-        raise ValueError("a message is no JSON object with a role")
-    for message in messages:
-        content = message.get("content")
-        # Calls of tools have no content.
-        if not isinstance(content, str | list) and (content is not None or message["role"] != "assistant"):
-            raise ValueError(f"a message of role {message['role']!r:.40} has no content, a text or a list")
-    if messages[-1]["role"] == "assistant":
-        raise ValueError("the last message is the assistant's, and leaves nothing to answer")
-    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
-    return text
 
 
 def as_messages(prompts: Prompts, engine: Path) -> Prompts:
@@ -115,8 +90,8 @@ def render_chats(prompts: Prompts, engine: Path | None) -> Prompts:
 
 def last_words(prompt: Prompt) -> str:
     """Return what a person reads before the answer: the text, or the content of the last message."""
-    content = json.loads(prompt.messages)[-1].get("content") if prompt.messages else None
-    return f"{content}\n" if isinstance(content, str) else prompt.text
+    content = last_content(prompt.messages) if prompt.messages else ""
+    return f"{content}\n" if content else prompt.text
 
 
 def _rendered(prompt: Prompt, renderer: ChatRenderer) -> Prompt:

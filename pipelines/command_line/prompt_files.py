@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.command_line.chat_prompts import json_of_messages
+from pipelines.command_line.chat_messages import json_of_messages
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import InvalidRequestError
 

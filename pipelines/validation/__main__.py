@@ -1,8 +1,8 @@
 """Prove on a running server that speculation changes no answer; a release is judged by this report.
 
 ``python -m pipelines.validation --recipe demo`` runs the full proof, with ``--quick`` a short one of a minute
-or two. ``--against URL`` examines any Triton server with NVIDIA's tensor names, and ``--against URL --control
-URL`` compares any two OpenAI-compatible servers (``pipelines/validation/openai``).
+or two. ``--against URL`` examines any Triton server with NVIDIA's tensor names, and with ``--control
+URL`` or ``--baseline FILE`` any OpenAI-compatible one (``pipelines/validation/openai``).
 
 Exit codes: 0 pass; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: all compared answers
 are equal, but some are missing or there are too few. The last line of standard output is JSON; the same
@@ -12,13 +12,11 @@ report for people is the page ``.run/<recipe>/verify.html``.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.atomic_file import write_whole
 from pipelines.command_line.chat_prompts import check_chats, check_chats_to_serve
 from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts
@@ -26,23 +24,22 @@ from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import running_server
 from pipelines.deploy.server import RUN, run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
-from pipelines.program import EXIT_CODES, run_program
-from pipelines.reporting.section import joint_verdict
+from pipelines.program import run_program
 from pipelines.validation.audit.against import NVIDIA, Foreign
 from pipelines.validation.audit.foreign_server import ModelNames
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.exact.sizes import LEAST_PROMPTS, QUICK, RELEASE, Size
-from pipelines.validation.html_page import as_html
 from pipelines.validation.openai import command
-from pipelines.validation.report import Report, as_document, as_text
+from pipelines.validation.report import Report
 from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
+from pipelines.validation.showing import show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     command_line = sys.argv[1:] if arguments is None else list(arguments)
     if command.is_asked_for(command_line):
-        return _compare_servers(command_line)
+        return command.main(command_line)
     parser = _parser()
     options = parser.parse_args(command_line)
     if options.only == "distribution" and options.quick:
@@ -58,22 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         page = options.html or (RUN if options.against else run_directory(options.recipe)) / "verify.html"
         report, context = _verify(options, size, prompts, command_line)
-        return _show(report, context, page)
-
-    return run_program(work, result={"verdict": "inconclusive"})
-
-
-def _compare_servers(command_line: list[str]) -> int:
-    parser = command.parser()
-    options = parser.parse_args(command_line)
-    try:
-        prompts, endpoints = command.prompts_of(options), command.endpoints_of(options)
-    except InvalidRequestError as error:
-        parser.error(str(error))
-
-    def work() -> int:
-        report, context = command.verify(options, prompts, endpoints, command_line)
-        return _show(report, context, options.html or RUN / "verify.html")
+        return show(report, context, page, printed=PASSES)
 
     return run_program(work, result={"verdict": "inconclusive"})
 
@@ -106,19 +88,6 @@ def _verify(
     check_chats_to_serve(prompts, options.url, options.recipe)
     with running_server(options.url, options.recipe) as url:
         return verify_own(Own(url, options.recipe, size, prompts, options.only), command_line)
-
-
-def _show(report: Report, context: Conditions, page: Path) -> int:
-    for section in report.sections:
-        if section.title != PASSES:  # printed while they ran
-            print(as_text(section))
-    for found in report.divergences:
-        print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
-    write_whole(page, as_html(report, context))
-    verdict = joint_verdict(report.sections)
-    print(f"\n{verdict.upper()}; wrote the report to {page}")
-    print(json.dumps(as_document(report, context)))
-    return EXIT_CODES[verdict]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -117,6 +118,36 @@ def garble(request: Body, ask: Ask) -> Body:
     raise Garbage
 
 
+def ignore_stop_words(request: Body, ask: Ask) -> Body:
+    """Let answers go on behind their stop words."""
+    return ask({**request, "stop": None})
+
+
+def ignore_the_schema(request: Body, ask: Ask) -> Body:
+    """Answer with text where the client asks for JSON."""
+    return ask({**request, "response_format": None})
+
+
+def ignore_the_tools(request: Body, ask: Ask) -> Body:
+    """Answer with text where the client asks for a call."""
+    return ask({**request, "tools": None, "tool_choice": None, "parallel_tool_calls": None})
+
+
+def change_the_arguments(request: Body, ask: Ask) -> Body:
+    """Give calls arguments that are not JSON."""
+    answer = ask(request)
+    for choice in answer["choices"]:
+        for call in choice.get("message", {}).get("tool_calls") or ():
+            call["function"]["arguments"] = call["function"]["arguments"][:-1]
+    return answer
+
+
+def forget_the_beginning(request: Body, ask: Ask) -> Body:
+    """Answer only the end of long prompts."""
+    prompt = request.get("prompt")
+    return ask({**request, "prompt": prompt[-200:]} if isinstance(prompt, str) else request)
+
+
 def cut_streams(request: Body, ask: Ask) -> Body:
     """Leave the last chunk with text out of streams, and nothing else."""
     return ask(request)
@@ -131,19 +162,40 @@ def cut_streams_of(content: bytes) -> bytes:
     return b"\n\n".join([*events, b"data: " + json.dumps(chunk).encode(), done, end])
 
 
+def cut_calls(request: Body, ask: Ask) -> Body:
+    """Leave the last part of the arguments out of streamed calls, and nothing else."""
+    return ask(request)
+
+
+def cut_calls_of(content: bytes) -> bytes:
+    """Return a stream without the last part of its calls."""
+    events = content.split(b"\n\n")
+    parts = [event for event in events if b'"tool_calls":[' in event.replace(b" ", b"")]
+    return b"\n\n".join(event for event in events if event not in parts[-1:])
+
+
+_OF_STREAMS: dict[Fault, Callable[[bytes], bytes]] = {cut_streams: cut_streams_of, cut_calls: cut_calls_of}
+
+
+def _answer(fault: Fault, ask: Ask, request: Body) -> Body:
+    return fault(request, ask)
+
+
 @contextmanager
-def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator[str]:
-    """Run a proxy in front of a server, with a fault in answers to ``/v1/completions``.
+def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bool = False) -> Iterator[str]:
+    """Run a proxy in front of a server, with faults in answers to ``/v1/completions``.
 
     Args:
         server: Address of the server, without ``/v1``.
-        fault: The fault. Requests of the probe, which have a ``max_tokens`` of 8 or less and no
+        planted: The faults. Requests of the probe, which have a ``max_tokens`` of 8 or less and no
             ``top_k``, are passed on.
         with_ids: Whether answers have token ids where the client asks for them.
+        in_chat: Whether they are also in answers to ``/v1/chat/completions``.
 
     Yields:
         Address of the proxy.
     """
+    paths = ["/v1/completions", *["/v1/chat/completions"] * in_chat]
     http = httpx.Client(base_url=server, timeout=120, trust_env=False)
 
     class Handler(BaseHTTPRequestHandler):
@@ -158,10 +210,11 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
             if not with_ids:
                 request.pop("return_token_ids", None)
             is_probe = request.get("max_tokens", 0) <= 8 and not request.get("top_k")
-            if self.path != "/v1/completions" or is_probe or request.get("stream"):
+            if self.path not in paths or is_probe or request.get("stream"):
                 response = http.post(self.path, json=request)
-                if request.get("stream") and not is_probe and fault is cut_streams:
-                    self._send(200, cut_streams_of(response.content), None)
+                of_streams = [_OF_STREAMS[fault] for fault in planted if fault in _OF_STREAMS]
+                if self.path in paths and request.get("stream") and not is_probe and of_streams:
+                    self._send(200, of_streams[0](response.content), None)
                 else:
                     self._pass_on(response)
                 return
@@ -171,7 +224,10 @@ def fault_proxy(server: str, fault: Fault, *, with_ids: bool = True) -> Iterator
                 return answered
 
             try:
-                content = json.dumps(fault(request, ask)).encode()
+                answering = ask
+                for fault in planted:
+                    answering = partial(_answer, fault, answering)
+                content = json.dumps(answering(request)).encode()
                 self._send(200, content, len(content))
             except CutShort:
                 content = json.dumps(ask(request)).encode()

@@ -15,10 +15,10 @@ from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, VerificationError
 from pipelines.reporting.section import Section
-from pipelines.validation.audit.arms import AuditPlan, MarginOf, ask_all
+from pipelines.validation.audit.arms import AuditPlan, Margin, MarginOf, ask_all
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
-from pipelines.validation.audit.margins import Margin, Replay, TokenizerFile
+from pipelines.validation.audit.margins import Replay, TokenizerFile
 
 Expectation = Literal["audit", "exact"]
 NVIDIA = ModelNames()

@@ -14,10 +14,23 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import NO_ANSWER, Divergence, first_divergence
 from pipelines.client.workers import Job, Workers
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import (
-    DraftproofError,
-)
-from pipelines.validation.audit.margins import Margin
+from pipelines.errors import DraftproofError
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Margin between the two tokens at a divergence.
+
+    Attributes:
+        log_prob_difference: Natural log probability of the target's token less that of the other, given the
+            common start; None if unknown. Of a token that is none of the alternatives, the least that it can
+            be.
+        why_unknown: Why it is unknown; "" if it is known.
+    """
+
+    log_prob_difference: float | None
+    why_unknown: str = ""
+
 
 MarginOf = Callable[[Prompt, Generation, Generation], Margin]
 """(prompt, answer of the target, other answer) -> margin at their first difference."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,22 +17,8 @@ import numpy.typing as npt
 from pipelines.client import Generation
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, InvalidRequestError
+from pipelines.validation.audit.arms import Margin
 from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
-
-
-@dataclass(frozen=True)
-class Margin:
-    """Margin between the two tokens at a divergence.
-
-    Attributes:
-        log_prob_difference: Natural log probability of the target's token less that of the other, given the
-            common start; None if unknown. Of a token that is none of the alternatives, the least that it can
-            be.
-        why_unknown: Why it is unknown; "" if it is known.
-    """
-
-    log_prob_difference: float | None
-    why_unknown: str = ""
 
 
 class Tokens(Protocol):

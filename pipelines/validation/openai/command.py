@@ -1,149 +1,202 @@
-"""``draftproof verify --against URL --control URL``: compare two OpenAI-compatible servers of any kind.
+"""``draftproof verify`` for OpenAI-compatible servers of any kind, in three forms.
 
-Exit codes, last line and page are those of ``draftproof verify``.
+``--against URL --control URL`` compares two servers. ``--control URL --record FILE`` keeps the control's
+answers, and ``--against URL --baseline FILE`` compares a server with them. Exit codes, last line and page are
+those of the other forms.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import ExitStack
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.command_line.options import Progress, whole_number
+from pipelines.command_line.options import whole_number
 from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
 from pipelines.command_line.prompts import Prompts
-from pipelines.reporting.conditions import conditions
-from pipelines.validation.openai.endpoint import CANDIDATE_KEY, CONTROL_KEY, Endpoint, read_fields, read_key
+from pipelines.errors import InvalidRequestError
+from pipelines.program import EXIT_PASS, run_program
+from pipelines.validation.openai.baseline.baseline import Baseline, Settings
+from pipelines.validation.openai.baseline.file import read_baseline, write_baseline
+from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.sampled import NUM_PROMPTS
-from pipelines.validation.openai.server import OpenAIServer
-from pipelines.validation.openai.verify import Comparison, compare_servers
-from pipelines.validation.report import Report
-from pipelines.validation.runs import Conditions
+from pipelines.validation.openai.server.endpoint import (
+    CANDIDATE_KEY,
+    CONTROL_KEY,
+    Endpoint,
+    read_fields,
+    read_key,
+)
+from pipelines.validation.showing import show
 
-_NUM_PROMPTS = 320
-_MAX_TOKENS = 128
-_TIMEOUT_S = 600.0
+_PAGE = Path(".run/verify.html")
+_FORMS = "--against and --control, --against and --baseline, or --control and --record"
+_OF_CANDIDATE = ("model", "key_file", "fields", "expect", "html")
+_OF_CONTROL = ("control_model", "control_key_file", "control_fields")
+_OF_SIZE = ("num_prompts", "max_tokens", "num_at_once", "num_sampled")
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Return whether a command line of ``draftproof verify`` names a control."""
-    return any(each == "--control" or each.startswith("--control=") for each in arguments)
+    """Return whether a command line of ``draftproof verify`` has one of these forms."""
+    return any(each.partition("=")[0] in ("--control", "--baseline", "--record") for each in arguments)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of this form of the command."""
-    made = argparse.ArgumentParser(
-        prog="draftproof verify --control",
+def main(command_line: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(command_line)
+    try:
+        _check_form(options)
+        work = _work(options, command_line)
+    except InvalidRequestError as error:
+        parser.error(str(error))
+    return run_program(work, result={"verdict": "inconclusive"})
+
+
+def _work(options: argparse.Namespace, command_line: Sequence[str]) -> Callable[[], int]:
+    """Read everything that the command line names, and return what is left to do."""
+    run = Run(command_line, options.timeout_s, options.expect or "audit")
+    page = options.html or _PAGE
+    if options.baseline:
+        baseline, digest = read_baseline(options.baseline)
+        _check_baseline(options, baseline)
+        candidate = _candidate(options)
+        return lambda: show(*run.compare_with_baseline(baseline, digest, candidate), page)
+    settings = _settings(options)
+    prompts, control = _prompts(options.prompts, settings), _control(options)
+    if options.record:
+        return lambda: _record(run.record_control(control, prompts, settings), options.record)
+    candidate = _candidate(options)
+    return lambda: show(*run.compare_servers(control, candidate, prompts, settings), page)
+
+
+def _record(baseline: Baseline, path: Path) -> int:
+    digest = write_baseline(path, baseline)
+    document = {
+        "baseline": str(path),
+        "sha256": digest,
+        "control": baseline.control,
+        "questions": len(baseline.plain.questions) + len(baseline.featured.questions),
+        "failures": dict(baseline.failures),
+        "not_checked": list(baseline.not_checked),
+    }
+    for note in baseline.not_checked:
+        print(f"not checked: {note}")
+    print(f"wrote {document['questions']} answers of {baseline.control} to {path}")
+    print(json.dumps(document))
+    return EXIT_PASS
+
+
+def _check_form(options: argparse.Namespace) -> None:
+    """Refuse servers, files and options that do not belong together."""
+    given = {name for name in ("against", "control", "baseline", "record") if getattr(options, name)}
+    if given not in ({"against", "control"}, {"against", "baseline"}, {"control", "record"}):
+        raise _unfit(" and ".join(f"--{name}" for name in sorted(given)), _FORMS)
+    for server, names in (("against", _OF_CANDIDATE), ("control", _OF_CONTROL)):
+        useless = [name for name in names if getattr(options, name) is not None]
+        if server not in given and useless:
+            raise _unfit(f"--{useless[0].replace('_', '-')}", f"only with --{server}")
+
+
+def _unfit(values: str, limit: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the options do not belong together", values=values, limit=limit, remedy="add or remove options"
+    )
+
+
+def _check_baseline(options: argparse.Namespace, baseline: Baseline) -> None:
+    """Refuse a baseline with other settings or prompts than the command line has."""
+    recorded = baseline.settings
+    wrong = [
+        f"{name}={getattr(recorded, name)}, and {getattr(options, name)} is asked for"
+        for name in _OF_SIZE
+        if getattr(options, name) not in (None, getattr(recorded, name))
+    ]
+    if options.prompts and (found := _prompts(options.prompts, recorded)).sha256 != (
+        was := baseline.conditions["prompts"]["sha256"]
+    ):
+        wrong.append(f"prompts {was[:12]}, and {found.sha256[:12]} are asked for")
+    if wrong:
+        raise InvalidRequestError(
+            "the baseline was recorded with other settings",
+            values=f"{options.baseline}: {'; '.join(wrong)}",
+            limit="the settings of the baseline, which need not be named",
+            remedy="omit the option, or record the baseline again with it",
+        )
+
+
+def _prompts(path: Path | None, settings: Settings) -> Prompts:
+    return choose_prompts(path, "").for_judging().draw(settings.num_prompts)
+
+
+def _candidate(options: argparse.Namespace) -> Endpoint:
+    key = read_key(options.key_file, CANDIDATE_KEY)
+    return Endpoint.of(options.against, options.model or "", key, options.fields or {})
+
+
+def _control(options: argparse.Namespace) -> Endpoint:
+    key = read_key(options.control_key_file, CONTROL_KEY)
+    return Endpoint.of(options.control, options.control_model or "", key, options.control_fields or {})
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = {name: getattr(options, name) for name in _OF_SIZE if getattr(options, name) is not None}
+    return Settings(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Settings()
+    parser = argparse.ArgumentParser(
+        prog="draftproof verify",
         allow_abbrev=False,  # --key would be --key-file, whose argument an error quotes
-        description="Compare two OpenAI-compatible servers: one with speculation and one without.",
+        description="Compare an OpenAI-compatible server with another one, or with a baseline of it.",
         epilog=f"API keys are read from files or from {CANDIDATE_KEY} and {CONTROL_KEY}.",
     )
-    made.add_argument("--against", metavar="URL", required=True, help="server with speculation")
-    made.add_argument("--control", metavar="URL", required=True, help="server without; may be the same")
-    made.add_argument("--model", default="", help="model of the first (default: the only one)")
-    made.add_argument("--control-model", default="", help="model of the control (default: the only one)")
-    made.add_argument("--key-file", type=Path, help="file with the API key of the first server")
-    made.add_argument("--control-key-file", type=Path, help="file with the API key of the control")
-    made.add_argument(
+    parser.add_argument("--against", metavar="URL", help="server to judge, such as one with speculation")
+    parser.add_argument("--control", metavar="URL", help="server without speculation; may be the same")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="recorded answers instead of --control")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="record the control's answers into FILE")
+    parser.add_argument("--model", help="model of --against (default: the only one)")
+    parser.add_argument("--control-model", help="model of --control (default: the only one)")
+    parser.add_argument("--key-file", type=Path, help="file with the API key of --against")
+    parser.add_argument("--control-key-file", type=Path, help="file with the API key of --control")
+    parser.add_argument(
         "--fields",
         type=_fields,
-        default={},
         metavar="JSON",
-        help="fields of each request to the first server, such as its switch of speculation",
+        help="fields of each request to --against, such as its switch of speculation",
     )
-    made.add_argument(
-        "--control-fields", type=_fields, default={}, metavar="JSON", help="fields of each one to the control"
+    parser.add_argument(
+        "--control-fields", type=_fields, metavar="JSON", help="fields of each request to --control"
     )
-    add_prompts_option(made)
-    made.add_argument(
-        "--num-prompts", type=whole_number(1), default=_NUM_PROMPTS, help="prompts (%(default)s)"
+    add_prompts_option(parser)
+    parser.add_argument("--num-prompts", type=whole_number(1), help=f"prompts ({default.num_prompts})")
+    parser.add_argument(
+        "--max-tokens", type=whole_number(1), help=f"tokens per plain answer ({default.max_tokens})"
     )
-    made.add_argument(
-        "--max-tokens", type=whole_number(1), default=_MAX_TOKENS, help="tokens per answer (%(default)s)"
+    parser.add_argument(
+        "--num-at-once",
+        type=whole_number(2),
+        help=f"concurrent requests of the load ({default.num_at_once})",
     )
-    made.add_argument(
-        "--num-at-once", type=whole_number(2), default=8, help="concurrent requests of the load (%(default)s)"
-    )
-    made.add_argument(
+    parser.add_argument(
         "--sampled",
+        dest="num_sampled",
         type=whole_number(0),
-        default=0,
         metavar="N",
         help=f"also compare N sampled answers to each of {NUM_PROMPTS} prompts, such as 1000",
     )
-    made.add_argument(
-        "--timeout-s", type=float, default=_TIMEOUT_S, help="longest silence of a server (%(default)s)"
+    parser.add_argument(
+        "--timeout-s", type=float, default=Run.timeout_s, help="longest silence of a server (%(default)s)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--expect",
         choices=("audit", "exact"),
-        default="audit",
-        help="audit: distinguish ties from faults if results depend on the batch; exact: require equality",
+        help="audit (default): distinguish ties from faults; exact: require equality",
     )
-    made.add_argument("--html", type=Path, help="page for the report (default: .run/verify.html)")
-    return made
-
-
-def prompts_of(options: argparse.Namespace) -> Prompts:
-    """Return the prompts to ask.
-
-    Raises:
-        InvalidRequestError: They cannot be read.
-    """
-    return choose_prompts(options.prompts, "").for_judging().draw(options.num_prompts)
-
-
-def endpoints_of(options: argparse.Namespace) -> tuple[Endpoint, Endpoint]:
-    """Return control and candidate.
-
-    Raises:
-        InvalidRequestError: An address or a key cannot be used.
-    """
-    control_key = read_key(options.control_key_file, CONTROL_KEY)
-    key = read_key(options.key_file, CANDIDATE_KEY)
-    return (
-        Endpoint.of(options.control, options.control_model, control_key, options.control_fields),
-        Endpoint.of(options.against, options.model, key, options.fields),
-    )
-
-
-def verify(
-    options: argparse.Namespace,
-    prompts: Prompts,
-    endpoints: tuple[Endpoint, Endpoint],
-    command_line: list[str],
-) -> tuple[Report, Conditions]:
-    """Compare the two servers.
-
-    Raises:
-        DraftproofError: One of them does not answer, or they cannot be compared.
-    """
-    for sentence in prompts.lines():
-        print(sentence, flush=True)
-    line = Progress()
-    comparison = Comparison(
-        prompts.all, options.max_tokens, options.num_at_once, options.sampled, options.expect
-    )
-    with ExitStack() as stack:
-        control, candidate = (OpenAIServer(endpoint, options.timeout_s) for endpoint in endpoints)
-        stack.callback(control.close)
-        stack.callback(candidate.close)
-        sections = compare_servers(
-            comparison,
-            control,
-            candidate,
-            lambda name, num_done: line.show(f"{name}: {num_done}"),
-        )
-    line.clear()
-    context = conditions(
-        "pipelines.validation",
-        command_line,
-        recipe=f"{options.against} beside {options.control}",
-        engines={"control": control.description, "candidate": candidate.description},
-        prompts=prompts.document(),
-    )
-    return Report(tuple(sections)), context
+    parser.add_argument("--html", type=Path, help=f"page for the report (default: {_PAGE})")
+    return parser
 
 
 def _fields(text: str) -> dict[str, object]:

@@ -1,89 +1,89 @@
 """Look up how certain the control was at the first difference of two answers.
 
-The control answers again with log probabilities. Up to the difference both answers are one text, so those of
-the control's answer at that place are the ones that count for both tokens. If the control does not repeat its
-answer, its own tokens are given to it as a prompt. What cannot be determined is unknown, which never counts
-as a tie.
+The control gave its answer with log probabilities. Up to the difference both answers are one text, so those
+at that place count for both tokens. What cannot be determined is unknown, which never counts as a tie.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from pipelines.client import Generation
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import DraftproofError
-from pipelines.validation.audit.margins import Margin
+from pipelines.validation.audit.arms import Margin
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
-from pipelines.validation.openai.abilities import COMPLETIONS
-from pipelines.validation.openai.answers import Answer, TokenLogProbs
-from pipelines.validation.openai.server import OpenAIServer
+from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, id_of
+
+_MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
+_DIGITS = 5
 
 
-class ControlMargins:
-    """Looks margins up on the control.
+class RecordedMargins:
+    """Looks margins up in the control's answers.
 
     Args:
-        control: The server without speculation.
-        max_tokens: Most tokens of the answers that are compared.
+        answers: Id of a question -> the control's answer.
     """
 
-    def __init__(self, control: OpenAIServer, max_tokens: int) -> None:
-        self._control = control
-        self._max_tokens = max_tokens
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self._answers = answers
 
     def margin(self, prompt: Prompt, expected: Generation, actual: Generation) -> Margin:
-        """Compare the two tokens at the first difference of two answers to ``prompt``."""
-        if not self._control.abilities.log_probs:
-            return Margin(None, "the control returns no log probabilities")
-        try:
-            if expected.output_ids:
-                return self._by_ids(prompt, expected, actual)
-            return self._by_text(prompt, expected.text, actual.text)
-        except DraftproofError as error:
-            return Margin(None, f"the control did not answer again: {error}")
+        """Compare the two tokens at the first difference of two answers to a question."""
+        answer = self._answers[prompt.prompt_id]
+        if not answer.log_probs:
+            return Margin(None, "the control returned no log probabilities")
+        if expected.output_ids:
+            return _by_ids(answer, expected, actual)
+        return _by_text(answer, actual.text)
 
-    def _by_ids(self, prompt: Prompt, expected: Generation, actual: Generation) -> Margin:
-        place = _common_length(expected.output_ids, actual.output_ids)
-        if place >= len(expected.output_ids):
-            return Margin(None, "the control's answer had ended")
-        if place >= len(actual.output_ids):
-            # An answer that reached its length with fewer tokens lacks some.
-            is_short = actual.finish_reason == "length" == expected.finish_reason
-            return Margin(math.inf) if is_short else Margin(None, "the other answer had ended")
-        ids = expected.output_ids[: place + 1]
-        again = self._control.ask_with_log_probs(prompt, place + 1)
-        if again.token_ids[: place + 1] != ids:
-            again = self._forced(again.prompt_ids, ids[:-1])
-        if not again.log_probs or len(again.log_probs) != len(again.token_ids):
-            return Margin(None, "the control did not repeat its answer")
-        row = again.log_probs[-1]
-        if self._control.abilities.named_ids:
-            return margin_at(row, f"token_id:{ids[place]}", f"token_id:{actual.output_ids[place]}")
-        start = sum(len(each.token) for each in again.log_probs[:-1])
-        return margin_at(row, row.token, _name_of(row, actual.text[start:]))
 
-    def _forced(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Answer:
-        """Ask for the token after the control's own ones; without log probabilities if that is impossible."""
-        if not (self._control.abilities.prompt_ids and self._control.abilities.named_ids):
-            return Answer("", "")
-        fields = self._control.log_prob_fields(COMPLETIONS)
-        return self._control.request(COMPLETIONS, {"prompt": [*prompt_ids, *ids], "max_tokens": 1, **fields})
+def without_unlikely_tokens(answer: Answer) -> Answer:
+    """Return an answer without alternatives that decide no margin: the unlikely ones behind the first."""
+    return replace(answer, log_probs=tuple(map(_shortened, answer.log_probs)))
 
-    def _by_text(self, prompt: Prompt, expected: str, actual: str) -> Margin:
-        again = self._control.ask_with_log_probs(prompt, self._max_tokens, named_ids=False)
-        place = _common_length(expected, actual)
-        start = 0
-        for row in again.log_probs:
-            end = start + len(row.token)
-            if again.text[:end] != expected[:end]:
-                return Margin(None, "the control did not repeat its answer")
-            if place < end:
-                return margin_at(row, row.token, _name_of(row, actual[start:]))
-            start = end
-        return Margin(None, "one answer had ended")
+
+def _shortened(row: TokenLogProbs) -> TokenLogProbs:
+    ordered = sorted(row.alternatives.items(), key=lambda pair: pair[1], reverse=True)
+    num_likely = sum(row.log_prob - log_prob <= _MARGIN_KEPT for _, log_prob in ordered)
+    kept = {name: round(log_prob, _DIGITS) for name, log_prob in ordered[: num_likely + 1]}
+    return replace(row, log_prob=round(row.log_prob, _DIGITS), alternatives=kept)
+
+
+def _by_ids(answer: Answer, expected: Generation, actual: Generation) -> Margin:
+    place = _common_length(expected.output_ids, actual.output_ids)
+    if place >= len(expected.output_ids):
+        return Margin(None, "the control's answer had ended")
+    if place >= len(actual.output_ids):
+        # An answer that reached its length with fewer tokens lacks some.
+        is_short = actual.finish_reason == "length" == expected.finish_reason
+        return Margin(math.inf) if is_short else Margin(None, "the other answer had ended")
+    if len(answer.log_probs) != len(answer.token_ids):
+        return Margin(None, "the control's log probabilities are not those of its tokens")
+    row = answer.log_probs[place]
+    if id_of(row.token) is not None:
+        ids = expected.output_ids[place], actual.output_ids[place]
+        return margin_at(row, f"token_id:{ids[0]}", f"token_id:{ids[1]}")
+    start = sum(len(each.token) for each in answer.log_probs[:place])
+    return margin_at(row, row.token, _name_of(row, actual.text[start:]))
+
+
+def _by_text(answer: Answer, actual: str) -> Margin:
+    if id_of(answer.log_probs[0].token) is not None:
+        return Margin(None, "the candidate returns no token ids, by which the control's are named")
+    place = _common_length(answer.text, actual)
+    start = 0
+    for row in answer.log_probs:
+        end = start + len(row.token)
+        if answer.text[start:end] != row.token:
+            return Margin(None, "the control's tokens are not its text")
+        if place < end:
+            return margin_at(row, row.token, _name_of(row, actual[start:]))
+        start = end
+    return Margin(None, "one answer had ended")
 
 
 def margin_at(row: TokenLogProbs, expected: str, actual: str | None) -> Margin:
@@ -96,7 +96,7 @@ def margin_at(row: TokenLogProbs, expected: str, actual: str | None) -> Margin:
     """
     known: Mapping[str, float] = {**row.alternatives, row.token: row.log_prob}
     if expected not in known or max(known, key=known.__getitem__) not in (expected, actual):
-        return Margin(None, "the control now prefers a third token")
+        return Margin(None, "the control prefers a third token")
     if actual is not None and actual in known:
         return Margin(known[expected] - known[actual])
     least = known[expected] - min(known.values())

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
-from pipelines.validation.audit.arms import Arm, Difference
-from pipelines.validation.audit.margins import Margin
-from pipelines.validation.openai.abilities import COMPLETIONS, Abilities
-from pipelines.validation.openai.answers import Answer
-from pipelines.validation.openai.server import OpenAIServer
+from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
+from pipelines.validation.openai.server.answers import Answer
+from pipelines.validation.openai.server.server import OpenAIServer
 
 
 def can_score(abilities: Abilities) -> bool:

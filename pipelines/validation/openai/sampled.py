@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.reporting.section import Section
 from pipelines.validation.distribution.drawing import TARGET, TARGET_AGAIN, Arm, Draws, padded
 from pipelines.validation.distribution.prefix_test import TokenSequence
 from pipelines.validation.distribution.sections import judge
-from pipelines.validation.openai.answers import Answer
-from pipelines.validation.openai.asking import ask_each
-from pipelines.validation.openai.server import OpenAIServer
+from pipelines.validation.openai.server.asking import ask_each
+from pipelines.validation.openai.server.questions import Question
+from pipelines.validation.openai.server.server import OpenAIServer
 
 NUM_PROMPTS = 8
 _NUM_TOKENS = 3
@@ -26,63 +26,106 @@ _TOP_K = 4  # a narrow distribution, in which every token is frequent enough to 
 _CANDIDATE = Arm("candidate", "candidate")
 
 
-def can_sample(control: OpenAIServer, candidate: OpenAIServer) -> bool:
-    """Return whether sampled answers can be compared, which needs their token ids."""
-    return control.abilities.token_ids and candidate.abilities.token_ids
+@dataclass(frozen=True)
+class Samples:
+    """Sampled answers of a control.
+
+    Attributes:
+        questions: The questions.
+        first: For each question, the tokens of its answers.
+        second: As many answers again.
+        errors: Messages in place of missing answers.
+    """
+
+    questions: tuple[Question, ...]
+    first: tuple[tuple[TokenSequence, ...], ...]
+    second: tuple[tuple[TokenSequence, ...], ...]
+    errors: tuple[str, ...]
 
 
-def compare_samples(
+def record_samples(
+    control: OpenAIServer,
     prompts: Sequence[Prompt],
     num_answers: int,
     num_at_once: int,
-    control: OpenAIServer,
-    candidate: OpenAIServer,
     on_answer: Callable[[int], None],
-) -> list[Section]:
-    """Ask for sampled answers, with both servers mixed so that they have the same load, and judge them.
+) -> Samples:
+    """Ask a control for sampled answers.
 
     Args:
+        control: The server without speculation; it returns token ids.
         prompts: Prompts, of which the first few are asked.
-        num_answers: Number of answers to each prompt from the candidate, and from the control in each half.
+        num_answers: Number of answers to each in each half.
         num_at_once: Number of concurrent requests.
-        control: The server without speculation.
-        candidate: The server to judge.
+        on_answer: Called with the number of answers so far, for progress.
+    """
+    fields = {"temperature": 1.0, "top_k": _TOP_K}
+    if not _takes(control, Question(prompts[0], 1, fields=fields)):
+        del fields["top_k"]
+    questions = tuple(Question(prompt, _NUM_TOKENS, fields=fields) for prompt in prompts[:NUM_PROMPTS])
+    drawn, errors = _draw(control, questions, 2 * num_answers, num_at_once, on_answer)
+    # One in two, so that each half is of the whole time.
+    return Samples(
+        questions,
+        tuple(answers[::2] for answers in drawn),
+        tuple(answers[1::2] for answers in drawn),
+        errors,
+    )
+
+
+def compare_samples(
+    samples: Samples, candidate: OpenAIServer, num_at_once: int, on_answer: Callable[[int], None]
+) -> list[Section]:
+    """Ask a candidate as often as the control in each half, and judge its answers.
+
+    Args:
+        samples: The control's answers.
+        candidate: The server to judge; it returns token ids.
+        num_at_once: Number of concurrent requests.
         on_answer: Called with the number of answers so far, for progress.
 
     Returns:
         One section.
-
-    Raises:
-        DraftproofError: The control does not answer.
     """
-    asked = prompts[:NUM_PROMPTS]
-    fields: dict[str, Any] = {"temperature": 1.0, **_narrow(control, asked[0])}
-    arms = _CANDIDATE, TARGET, TARGET_AGAIN
-    slots = [(index, arm) for index in range(len(asked)) for arm in arms for _ in range(num_answers)]
+    num_answers = max(map(len, samples.first))
+    drawn, errors = _draw(candidate, samples.questions, num_answers, num_at_once, on_answer)
+    arms = {_CANDIDATE: drawn, TARGET: samples.first, TARGET_AGAIN: samples.second}
+    num_had = sum(len(answers) for of_arm in arms.values() for answers in of_arm)
+    return judge(
+        Draws(
+            (_CANDIDATE,),
+            arms,
+            {_CANDIDATE: errors, TARGET: samples.errors, TARGET_AGAIN: ()},
+            seeds=(None,) * num_had,
+        )
+    )
+
+
+def _draw(
+    server: OpenAIServer,
+    questions: Sequence[Question],
+    num_answers: int,
+    num_at_once: int,
+    on_answer: Callable[[int], None],
+) -> tuple[tuple[tuple[TokenSequence, ...], ...], tuple[str, ...]]:
+    """Return for each question the tokens of its answers, and the errors in place of missing ones."""
+    slots = [number for number in range(len(questions)) for _ in range(num_answers)]
     random.Random(0).shuffle(slots)
-
-    def ask(slot: tuple[int, Arm]) -> Answer:
-        index, arm = slot
-        server = candidate if arm == _CANDIDATE else control
-        return server.ask(asked[index], _NUM_TOKENS, **fields)
-
-    samples: dict[Arm, list[list[TokenSequence]]] = {arm: [[] for _ in asked] for arm in arms}
-    errors: dict[Arm, list[str]] = {arm: [] for arm in arms}
-    answers = ask_each(ask, slots, num_at_once, on_answer)
-    for (index, arm), answer in zip(slots, answers, strict=True):
-        if isinstance(answer, Answer):
-            # Some servers return the token that ends an answer beyond its length.
-            samples[arm][index].append(padded(answer.token_ids[:_NUM_TOKENS], _NUM_TOKENS))
+    answers = ask_each(lambda number: server.ask(questions[number]), slots, num_at_once, on_answer)
+    drawn: list[list[TokenSequence]] = [[] for _ in questions]
+    errors = []
+    for number, answer in zip(slots, answers, strict=True):
+        if isinstance(answer, DraftproofError):
+            errors.append(str(answer))
         else:
-            errors[arm].append(str(answer))
-    num_had = sum(isinstance(answer, Answer) for answer in answers)
-    return judge(Draws((_CANDIDATE,), samples, errors, seeds=(None,) * num_had))
+            # Some servers return the token that ends an answer beyond its length.
+            drawn[number].append(padded(answer.token_ids[:_NUM_TOKENS], _NUM_TOKENS))
+    return tuple(map(tuple, drawn)), tuple(errors)
 
 
-def _narrow(control: OpenAIServer, prompt: Prompt) -> dict[str, Any]:
-    """Return the field that leaves few tokens to choose from, if the control knows it."""
+def _takes(control: OpenAIServer, question: Question) -> bool:
     try:
-        control.ask(prompt, 1, temperature=1.0, top_k=_TOP_K)
+        control.try_out(question)
     except InvalidRequestError:
-        return {}
-    return {"top_k": _TOP_K}
+        return False
+    return True

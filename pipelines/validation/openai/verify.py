@@ -1,123 +1,145 @@
-"""Compare the answers of two OpenAI-compatible servers, one of them without speculation.
+"""Judge the answers of an OpenAI-compatible server by a control's, which are in a baseline.
 
-The control answers one prompt at a time (the reference) and under load (its noise); then the candidate does
-the same, and once more in streams. The audit of first divergences judges the candidate
-(``pipelines/validation/audit``).
+The candidate answers the control's questions one at a time, under load and in streams. The audit of first
+divergences judges it (``pipelines/validation/audit``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from pipelines.client import Generation
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import DraftproofError, VerificationError
-from pipelines.reporting.section import Section, Table
-from pipelines.validation.audit.arms import Arm, Audit, compare_arm
+from pipelines.errors import VerificationError
+from pipelines.reporting.section import Section
+from pipelines.validation.audit.arms import Arm, Audit
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
-from pipelines.validation.openai.answers import Answer
-from pipelines.validation.openai.asking import ask_each
-from pipelines.validation.openai.margins import ControlMargins
-from pipelines.validation.openai.noise import can_score, join_noise, score
-from pipelines.validation.openai.sampled import can_sample, compare_samples
-from pipelines.validation.openai.server import OpenAIServer
+from pipelines.validation.openai.baseline.baseline import Answers, Baseline, answer_or_error
+from pipelines.validation.openai.comparing import Outcome, as_streamed, compare_answers
+from pipelines.validation.openai.features.choice import refused_features
+from pipelines.validation.openai.sampled import compare_samples
+from pipelines.validation.openai.server.asking import ask_each
+from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.openai.unjudged import Unchecked, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0
+Expect = Literal["audit", "exact"]
+"""audit: results may depend on the batch; exact: answers must be equal."""
 OnAnswer = Callable[[str, int], None]
 """(name of an arm, number of its answers so far), for progress."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How to compare two servers.
-
-    Attributes:
-        prompts: Prompts, at least one.
-        max_tokens: Most tokens of an answer.
-        num_at_once: Number of concurrent requests of the load.
-        num_sampled: Number of sampled answers to each of the first few prompts; 0 for none.
-        expect: "audit" if results may depend on the batch, "exact" to require equality.
-    """
-
-    prompts: tuple[Prompt, ...]
-    max_tokens: int
-    num_at_once: int
-    num_sampled: int = 0
-    expect: Literal["audit", "exact"] = "audit"
-
-
-def compare_servers(
-    comparison: Comparison, control: OpenAIServer, candidate: OpenAIServer, on_answer: OnAnswer
+def compare(
+    baseline: Baseline, candidate: OpenAIServer, expect: Expect, on_answer: OnAnswer
 ) -> list[Section]:
-    """Ask both servers all prompts, and judge the candidate.
+    """Ask a candidate all questions of a baseline, and judge its answers.
 
     Args:
-        comparison: What to ask.
-        control: The server without speculation.
+        baseline: The control's answers.
         candidate: The server to judge.
+        expect: How to judge differences.
         on_answer: Called for progress.
 
     Returns:
-        The noise floor, a section for each load of the candidate, sampled answers, what went wrong, and what
-        was not checked.
+        The noise floor and a section for each load of the candidate, the same for features, sampled answers,
+        what went wrong, and what was not checked.
 
     Raises:
-        VerificationError: The control answered no prompt.
+        VerificationError: The candidate cannot be asked the same questions.
     """
-    _check_paths(comparison.prompts, control, candidate)
-    prompts, load = comparison.prompts, comparison.num_at_once
-    with_ids = control.abilities.token_ids and candidate.abilities.token_ids
-    margins = ControlMargins(control, comparison.max_tokens)
-
-    def ask(
-        name: str, server: OpenAIServer, num_at_once: int, *, stream: bool = False
-    ) -> list[Answer | DraftproofError]:
-        return ask_each(
-            lambda prompt: server.ask(prompt, comparison.max_tokens, stream=stream),
-            prompts,
-            num_at_once,
-            lambda num_done: on_answer(name, num_done),
-        )
-
-    def compare(name: str, answers: Sequence[Answer | DraftproofError]) -> Arm:
-        return compare_arm(
-            name, prompts, _comparable(reference, with_ids), _comparable(answers, with_ids), margins.margin
-        )
-
-    reference = ask("control, one at a time", control, 1)
-    if not any(isinstance(answer, Answer) for answer in reference):
-        raise VerificationError("the control answered no prompt", values=str(reference[0]))
-    noise = compare(f"the control x{load}", ask(f"control x{load}", control, load))
-    if can_score(control.abilities):
-        noise = _with_scores(noise, control, prompts, reference, on_answer)
-    arms = []
+    _check_paths([question.prompt for question in baseline.plain.questions], baseline, candidate)
+    load = baseline.settings.num_at_once
+    asker = _Asker(baseline, candidate, on_answer)
     streamed = [(load, True)] if candidate.abilities.streams else []
-    for num_at_once, stream in ((1, False), (load, False), *streamed):
-        name = f"candidate x{num_at_once}{', streamed' if stream else ''}"
-        before = candidate.draft_tokens()
-        answers = ask(name, candidate, num_at_once, stream=stream)
-        arms.append(replace(compare(name, answers), num_drafted=_num_drafted(candidate, before)))
-    audit = Audit(noise, tuple(arms))
-    if comparison.expect == "exact":
-        judged = judge_exact(audit)
-    else:
-        judged = judge(audit, largest_rounding=LARGEST_ROUNDING)
-    samples = comparison.num_sampled > 0 and can_sample(control, candidate)
-    if samples:
+    audit = asker.audit("candidate", baseline.plain, [(1, False), (load, False), *streamed])
+    judged = _judged(audit, expect)
+    refused = refused_features(candidate, baseline.featured.questions)
+    featured = _without(baseline.featured, refused)
+    if featured.questions:
+        of_features = asker.audit("candidate, features", featured, [(load, False), *streamed])
+        judged += [*_judged(of_features, expect), features(featured, of_features)]
+    samples = baseline.samples if candidate.abilities.token_ids else None
+    if samples is not None:
         judged += compare_samples(
-            prompts,
-            comparison.num_sampled,
-            load,
-            control,
-            candidate,
-            lambda num_done: on_answer("sampled answers of both", num_done),
+            samples, candidate, load, lambda num_done: on_answer("candidate, sampled", num_done)
         )
-    failed = _requests_section(control, candidate)
-    return [*judged, failed, _not_checked(audit, control, candidate, samples=samples)]
+    unchecked = Unchecked(
+        refused=refused,
+        samples=samples is None,
+        drafts=any(arm.num_drafted is None for arm in audit.candidates),
+    )
+    return [*judged, failures(baseline, candidate), not_checked(baseline, candidate, unchecked)]
+
+
+class _Asker:
+    """Asks a candidate a baseline's questions and compares its answers with the control's.
+
+    Args:
+        baseline: The control's answers.
+        candidate: The server to judge.
+        on_answer: Called for progress.
+    """
+
+    def __init__(self, baseline: Baseline, candidate: OpenAIServer, on_answer: OnAnswer) -> None:
+        self._candidate = candidate
+        self._with_ids = baseline.abilities.token_ids and candidate.abilities.token_ids
+        self._on_answer = on_answer
+
+    def audit(self, name: str, control: Answers, loads: Sequence[tuple[int, bool]]) -> Audit:
+        """Ask with each load: a number of concurrent requests, and whether in streams."""
+        return Audit(control.noise, tuple(self._arm(name, control, *load) for load in loads))
+
+    def _arm(self, name: str, control: Answers, num_at_once: int, stream: bool) -> Arm:
+        name = f"{name} x{num_at_once}{', streamed' if stream else ''}"
+        before = self._candidate.draft_tokens()
+        answers = ask_each(
+            lambda question: self._candidate.ask(question, stream=stream),
+            control.questions,
+            num_at_once,
+            lambda num_done: self._on_answer(name, num_done),
+        )
+        num_drafted = _num_drafted(self._candidate, before)
+        expected = _streamed(control) if stream else _alone(control)
+        arm = compare_answers(name, control.questions, expected, answers, with_ids=self._with_ids)
+        return replace(arm, num_drafted=num_drafted)
+
+
+def _alone(control: Answers) -> list[Outcome]:
+    return list(map(answer_or_error, control.alone))
+
+
+def _streamed(control: Answers) -> list[Outcome]:
+    if not control.streamed:
+        return _alone(control)
+    return [
+        as_streamed(whole, streamed)
+        for whole, streamed in zip(_alone(control), map(answer_or_error, control.streamed), strict=True)
+    ]
+
+
+def _judged(audit: Audit, expect: Expect) -> list[Section]:
+    if expect == "exact":
+        return judge_exact(audit)
+    return judge(audit, largest_rounding=LARGEST_ROUNDING)
+
+
+def _without(control: Answers, features: Container[str]) -> Answers:
+    """Return answers without those to questions about some features."""
+    kept = [number for number, question in enumerate(control.questions) if question.feature not in features]
+    noise = control.noise
+    return Answers(
+        tuple(control.questions[number] for number in kept),
+        tuple(control.alone[number] for number in kept),
+        tuple(control.streamed[number] for number in kept) if control.streamed else (),
+        replace(
+            noise,
+            differences=tuple(noise.differences[number] for number in kept),
+            missing=frozenset(place for place, number in enumerate(kept) if number in noise.missing),
+        ),
+    )
 
 
 def _num_drafted(candidate: OpenAIServer, before: int | None) -> int | None:
@@ -130,102 +152,17 @@ def _num_drafted(candidate: OpenAIServer, before: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def _with_scores(
-    noise: Arm,
-    control: OpenAIServer,
-    prompts: Sequence[Prompt],
-    reference: Sequence[Answer | DraftproofError],
-    on_answer: OnAnswer,
-) -> Arm:
-    scored = []
-    for prompt, answer in zip(prompts, reference, strict=True):
-        scored.append(score(control, prompt, answer) if isinstance(answer, Answer) else None)
-        on_answer("control, its own answers in one pass", len(scored))
-    return join_noise(f"{noise.name}, or with its answer in one pass,", noise, scored)
-
-
-def _comparable(
-    answers: Sequence[Answer | DraftproofError], with_ids: bool
-) -> list[Generation | DraftproofError]:
-    return [
-        answer.as_generation(with_ids=with_ids) if isinstance(answer, Answer) else answer
-        for answer in answers
-    ]
-
-
-def _check_paths(prompts: Sequence[Prompt], control: OpenAIServer, candidate: OpenAIServer) -> None:
+def _check_paths(prompts: Sequence[Prompt], baseline: Baseline, candidate: OpenAIServer) -> None:
     """Refuse prompts that the servers would be asked in different ways, or cannot be asked."""
     has_chats = any(prompt.messages for prompt in prompts)
-    both = control.abilities, candidate.abilities
+    both = baseline.abilities, candidate.abilities
     if (has_chats and not all(each.chat for each in both)) or both[0].completions != both[1].completions:
         raise VerificationError(
             "the two servers cannot be asked the same",
             values=", ".join(
-                f"{server.url}: texts {server.abilities.completions}, chats {server.abilities.chat}"
-                for server in (control, candidate)
+                f"{name}: texts {abilities.completions}, chats {abilities.chat}"
+                for name, abilities in zip(("control", candidate.url), both, strict=True)
             ),
             limit="both continue texts, or both do not; both answer chats if a prompt is one",
             remedy="give both the same chat template, or other prompts",
         )
-
-
-def _requests_section(control: OpenAIServer, candidate: OpenAIServer) -> Section:
-    servers = {"control": control, "candidate": candidate}
-    rows = [
-        (name, what, str(number))
-        for name, server in servers.items()
-        for what, number in server.failures.most_common()
-    ]
-    retries = sum(server.num_retries for server in servers.values())
-    count = sum(sum(server.failures.values()) for server in servers.values())
-    summary = (
-        f"{count} requests without an answer that can be used, {retries} sent again because a server was "
-        "busy. None of them is taken for equal."
-    )
-    document = {
-        name: {"failures": dict(server.failures), "retries": server.num_retries}
-        for name, server in servers.items()
-    }
-    table = Table(("server", "what went wrong", "requests"), tuple(rows)) if rows else None
-    return Section("Requests that failed", "info", summary, table, document=document)
-
-
-def _not_checked(audit: Audit, control: OpenAIServer, candidate: OpenAIServer, *, samples: bool) -> Section:
-    notes = ["stop words, structured output, tools"]
-    if not samples:
-        notes.append("sampled answers, which --sampled compares if both servers return token ids")
-    if not candidate.abilities.streams:
-        notes.append("streams: the candidate has none")
-    for name, server in (("control", control), ("candidate", candidate)):
-        if not server.abilities.token_ids:
-            notes.append(
-                f"token ids: the {name} returns only text, and different tokens can have the same text"
-            )
-    if not control.abilities.log_probs:
-        notes.append("ties: the control returns no log probabilities, so no difference is taken for rounding")
-    if not can_score(control.abilities):
-        notes.append(
-            "rounding of passes with several positions: the control cannot score its own answers "
-            "(return_token_ids, prompts of ids, echo)"
-        )
-    if any(arm.num_drafted is None for arm in audit.candidates):
-        notes.append("whether the candidate drafted anything: its metrics do not say")
-    rows = [
-        (name, *(_shown(getattr(each.abilities, name)) for each in (control, candidate)))
-        for name in vars(control.abilities)
-    ]
-    return Section(
-        "Not checked",
-        "info",
-        f"Not checked here: {'; '.join(notes)}.",
-        Table(("what a server can tell", "control", "candidate"), tuple(rows)),
-        document={
-            "not_checked": notes,
-            "control": control.abilities.document(),
-            "candidate": candidate.abilities.document(),
-        },
-    )
-
-
-def _shown(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, "") if isinstance(value, bool) else str(value)

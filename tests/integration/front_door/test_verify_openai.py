@@ -1,61 +1,121 @@
-"""Tests of ``draftproof verify --control``: a real front door, also with a fault planted before it."""
+"""Tests of ``draftproof verify --control`` and ``--baseline``: a real front door, and planted faults."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.deploy.server import Server
+from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
+from pipelines.validation.audit.arms import Arm
+from pipelines.validation.openai.baseline.baseline import Answers
+from pipelines.validation.openai.baseline.file import read_baseline, write_baseline
 from tests.integration.front_door.conftest import url_of
 from tests.support import fault_proxy as faults
 from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
 pytestmark = pytest.mark.triton
 
-NUM_PROMPTS, MAX_TOKENS = 16, 10
-ALONE = '{"num_draft_tokens": 0}'
+NUM_PROMPTS, MAX_TOKENS = 20, 10
+SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"
+FEATURES = ("stop words", "structured output", "required tool calls", "offered tools", "long prompts")
+Run = tuple[int, dict[str, Any], str]
 
 
-def verify(
-    candidate: str, control: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str
-) -> tuple[int, dict[str, Any], str]:
+@pytest.fixture(scope="module")
+def fields(door_pair: tuple[Path, Path]) -> dict[str, Any]:
+    """Return fields without which the model, whose weights are random, would fill JSON with spaces."""
+    vocabulary = Vocabulary.from_file(door_pair[1] / "tokenizer.json")
+    spaces = [token_id for token_id, text in enumerate(vocabulary.bytes_of) if text.isspace()]
+    return {"logit_bias": {str(token_id): -100 for token_id in spaces}}
+
+
+@pytest.fixture(scope="module")
+def size(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return options with short prompts, which leave room for tools."""
+    prompts = tmp_path_factory.mktemp("prompts") / "short.txt"
+    prompts.write_text("\n---\n".join(f"x{number} = [" for number in range(40)), encoding="utf-8")
+    return [*SIZE, "--prompts", str(prompts)]
+
+
+@pytest.fixture(scope="module")
+def baseline(
+    door: Server, fields: dict[str, Any], size: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Record the answers of the target alone."""
+    file = tmp_path_factory.mktemp("baseline") / "baseline.json.gz"
+    alone = json.dumps({**fields, "num_draft_tokens": 0})
+    code = main(["--control", url_of(door), "--control-fields", alone, "--record", str(file), *size])
+    assert code == 0
+    return file
+
+
+@pytest.fixture(scope="module")
+def plain(baseline: Path) -> Path:
+    """Return the baseline without questions about features."""
+    whole, _ = read_baseline(baseline)
+    nothing = Answers((), (), (), Arm("", (), frozenset()))
+    file = baseline.with_name("plain.json.gz")
+    write_baseline(file, replace(whole, featured=nothing))
+    return file
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
     """Return exit code, report and everything that was written or printed."""
     page = folder / "verify.html"
-    code = main(
-        [
-            *("--against", candidate, "--control", control, "--control-fields", ALONE, "--html", str(page)),
-            *("--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"),
-            *more,
-        ]
-    )
+    code = main([*map(str, arguments), "--html", str(page)])
     printed = capsys.readouterr()
     return code, json.loads(printed.out.splitlines()[-1]), printed.out + printed.err + page.read_text()
 
 
-def judged(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [section for section in report["sections"] if section["verdict"] != "info"]
+def judged(report: dict[str, Any], *, features: bool = False) -> list[dict[str, Any]]:
+    """Return the sections with a verdict: of plain answers, or of those to questions about features."""
+    sections = [section for section in report["sections"] if section["verdict"] != "info"]
+    return [section for section in sections if ("features" in section["title"]) == features]
+
+
+def section(report: dict[str, Any], title: str) -> dict[str, Any]:
+    return next(each for each in report["sections"] if each["title"] == title)
 
 
 def test_our_own_server_equals_its_target_alone(
-    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    door: Server, fields: dict[str, Any], size: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = tmp_path / "key"
     key.write_text("sk-secret-of-this-test", encoding="utf-8")
-    urls = url_of(door), f"{url_of(door)}/v1"
-    code, report, printed = verify(*urls, tmp_path, capsys, "--key-file", str(key))
+    alone = json.dumps({**fields, "num_draft_tokens": 0})
+    servers = "--against", url_of(door), "--control", f"{url_of(door)}/v1", "--control-fields", alone
+    code, report, printed = run(
+        tmp_path, capsys, *servers, "--fields", json.dumps(fields), "--key-file", key, *size
+    )
     assert "sk-secret" not in printed
-    assert (code, report["verdict"]) == (3, "inconclusive"), report  # 16 prompts are too few for the limit
-    assert len(judged(report)) == 3
-    for section in judged(report):
-        assert section["figures"]["equal"] == NUM_PROMPTS, section["summary"]
-        assert section["figures"]["draft_tokens"] > 0
+    assert (code, report["verdict"]) == (3, "inconclusive"), report  # too few prompts for the limit
+    assert len(judged(report)) == 3 and len(judged(report, features=True)) == 2
+    for each in judged(report) + judged(report, features=True):
+        assert each["figures"]["equal"] == each["figures"]["prompts"] >= NUM_PROMPTS - 2, each["summary"]
+        assert each["figures"]["draft_tokens"] > 0
+    asked = section(report, "Features of requests")["figures"]
+    assert tuple(asked) == FEATURES
+    assert all(asked[name]["ended"] > 0 for name in FEATURES[:3]), "nothing was checked against a schema"
     able = report["sections"][-1]["figures"]["candidate"]
     assert all(able[name] for name in ("token_ids", "prompt_ids", "echo", "seed", "streams", "counts_drafts"))
     assert able["log_probs"] == 20
+
+
+def test_a_recorded_baseline_replaces_the_control(
+    door: Server, baseline: Path, fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = "--against", url_of(door), "--fields", json.dumps(fields), "--baseline", baseline
+    code, report, printed = run(tmp_path, capsys, *servers)
+    assert (code, report["verdict"]) == (3, "inconclusive"), printed
+    for each in judged(report) + judged(report, features=True):
+        assert each["figures"]["equal"] == each["figures"]["prompts"], each["summary"]
+    assert report["conditions"]["baseline"]["command"].startswith("draftproof verify --control")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +124,6 @@ def test_our_own_server_equals_its_target_alone(
         (Sometimes(faults.change_a_token, 4), "differ by more than any rounding"),
         (Sometimes(faults.drop_a_token, 4), "differ by more than any rounding"),
         (faults.ignore_the_temperature, "non-ties in more than"),
-        (Sometimes(faults.let_the_draft_stand, 2), "differ by more than any rounding"),
         (Sometimes(faults.lie_about_ids, 4), "differ by more than any rounding"),
         (faults.change_the_model, "differ by more than any rounding"),
         (Sometimes(faults.cut, 4), "differ by more than any rounding"),
@@ -76,40 +135,98 @@ def test_a_planted_fault_is_found(
     fault: Fault,
     reason: str,
     door: Server,
+    plain: Path,
+    fields: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
 ) -> None:
-    with_ids = "let_the_draft_stand" not in request.node.callspec.id
-    with fault_proxy(url_of(door), fault, with_ids=with_ids) as url:
-        code, report, printed = verify(url, url_of(door), tmp_path, capsys)
+    with fault_proxy(url_of(door), fault) as url:
+        code, report, printed = run(
+            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", plain
+        )
     assert (code, report["verdict"]) == (1, "fail"), printed
-    whole = [section for section in judged(report) if "streamed" not in section["title"]]
-    assert len(whole) == 2 and all(reason in section["summary"] for section in whole), printed
+    whole = [each for each in judged(report) if "streamed" not in each["title"]]
+    assert len(whole) == 2 and all(reason in each["summary"] for each in whole), printed
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        (
+            (
+                faults.ignore_stop_words,
+                faults.ignore_the_schema,
+                faults.change_the_arguments,
+                faults.forget_the_beginning,
+            ),
+            {"x3": {"stop words", "structured output", "required tool calls", "long prompts"}},
+        ),
+        (
+            (faults.ignore_the_tools, faults.cut_calls),
+            {"x3": {"required tool calls", "offered tools"}, "x3, streamed": {"required tool calls"}},
+        ),
+    ],
+    ids=["whole answers", "tools"],
+)
+def test_a_fault_of_a_feature_is_found_there_and_nowhere_else(
+    planted: tuple[Fault, ...],
+    found: dict[str, set[str]],
+    door: Server,
+    baseline: Path,
+    fields: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with fault_proxy(url_of(door), *planted, in_chat=True) as url:
+        code, report, printed = run(
+            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", baseline
+        )
+    assert (code, report["verdict"]) == (1, "fail"), printed
+    asked = section(report, "Features of requests")["figures"]
+    for arm in ("x3", "x3, streamed"):
+        different = {name: each["different"][f"candidate, features {arm}"] for name, each in asked.items()}
+        expected = {name: asked[name]["questions"] * (name in found.get(arm, ())) for name in FEATURES}
+        assert different == expected, printed
+    assert all(each["figures"]["equal"] == NUM_PROMPTS for each in judged(report)), printed
+
+
+def test_a_draft_token_that_stands_is_found_without_token_ids(
+    door: Server, size: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = json.dumps({"num_draft_tokens": 0})
+    with fault_proxy(url_of(door), Sometimes(faults.let_the_draft_stand, 2), with_ids=False) as url:
+        servers = "--against", url, "--control", url_of(door), "--control-fields", alone
+        code, report, printed = run(tmp_path, capsys, *servers, *size, "--num-prompts", "10")
+    whole = [each for each in judged(report) if "streamed" not in each["title"]]
+    assert (code, len(whole)) == (1, 2), printed
+    assert all("differ by more than any rounding" in each["summary"] for each in whole), printed
 
 
 def test_a_stream_without_its_last_chunk_is_found(
-    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    door: Server, plain: Path, fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with fault_proxy(url_of(door), faults.cut_streams) as url:
-        code, report, printed = verify(url, url_of(door), tmp_path, capsys)
+        code, report, printed = run(
+            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", plain
+        )
     *whole, streamed = judged(report)
     assert (code, streamed["title"]) == (1, "First-divergence audit: candidate x3, streamed"), printed
     assert "differ by more than any rounding" in streamed["summary"], printed
-    assert all(section["figures"]["equal"] == NUM_PROMPTS for section in whole), printed
+    assert all(each["figures"]["equal"] == NUM_PROMPTS for each in whole), printed
 
 
 def test_a_server_that_does_not_sample_is_found(
     door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with fault_proxy(url_of(door), faults.always_choose_the_best) as url:
-        sampled = "--sampled", "40", "--num-prompts", "2"
-        code, report, printed = verify(url, url_of(door), tmp_path, capsys, *sampled)
-    *greedy, distribution = judged(report)
+        servers = "--against", url, "--control", url_of(door)
+        sampled = "--sampled", "40", *SIZE, "--num-prompts", "2"
+        code, report, printed = run(tmp_path, capsys, *servers, *sampled)
+    distribution = judged(report)[-1]
     assert (code, distribution["verdict"]) == (1, "fail"), printed
     assert "the distribution differs from the target's" in distribution["summary"], printed
     assert distribution["figures"]["answers_per_prompt_and_model"] == 40
-    assert all(section["verdict"] == "inconclusive" for section in greedy), printed
+    assert all(each["verdict"] == "inconclusive" for each in judged(report)[:-1]), printed
 
 
 @pytest.mark.long
@@ -119,7 +236,8 @@ def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_pr
 ) -> None:
     rare = Sometimes(fault, 100)
     with fault_proxy(url_of(door), rare, with_ids=fault is not faults.let_the_draft_stand) as url:
-        code, report, printed = verify(url, url_of(door), tmp_path, capsys, "--num-prompts", "320")
+        servers = "--against", url, "--control", url_of(door)
+        code, report, printed = run(tmp_path, capsys, *servers, *SIZE, "--num-prompts", "320")
     one_at_a_time, *_ = judged(report)
     figures = one_at_a_time["figures"]
     assert (code, one_at_a_time["verdict"]) == (1, "fail"), printed
@@ -130,5 +248,6 @@ def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_pr
 def test_the_default_number_of_prompts_passes_our_own_server(
     door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, report, printed = verify(url_of(door), url_of(door), tmp_path, capsys, "--num-prompts", "320")
+    servers = "--against", url_of(door), "--control", url_of(door)
+    code, report, printed = run(tmp_path, capsys, *servers, *SIZE, "--num-prompts", "320")
     assert (code, report["verdict"]) == (0, "pass"), printed

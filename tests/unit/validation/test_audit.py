@@ -12,9 +12,8 @@ from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import EngineFailedError, ServerBusyError
 from pipelines.reporting.section import Section
-from pipelines.validation.audit.arms import Arm, Audit, AuditPlan, Difference, ask_all
+from pipelines.validation.audit.arms import Arm, Audit, AuditPlan, Difference, Margin, ask_all
 from pipelines.validation.audit.audit import ALPHA, judge, judge_exact
-from pipelines.validation.audit.margins import Margin
 from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit
 
 SCALE = 0.02

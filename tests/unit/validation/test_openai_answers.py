@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
+from pipelines.command_line.prompts import Prompt
 from pipelines.errors import TransportError
-from pipelines.validation.openai.answers import TokenLogProbs, change_of_server, join_events, read_answer
-from pipelines.validation.openai.margins import margin_at
+from pipelines.validation.openai.margins import RecordedMargins, margin_at, without_unlikely_tokens
+from pipelines.validation.openai.server.answers import (
+    Answer,
+    TokenLogProbs,
+    ToolCall,
+    change_of_server,
+    read_answer,
+)
+from pipelines.validation.openai.server.events import join_events
 
 CHOICE: dict[str, Any] = {"text": "ab", "finish_reason": "length", "token_ids": [5, 6]}
 DOCUMENT: dict[str, Any] = {"model": "m", "choices": [CHOICE], "usage": {"completion_tokens": 2}}
@@ -73,6 +81,27 @@ def test_events_are_joined() -> None:
     assert (joined.num_tokens, joined.served_by) == (2, ("m", "f"))
 
 
+def test_calls_and_thoughts_are_read_whole_and_from_a_stream() -> None:
+    function = {"name": "file_text", "arguments": '{"folder": "code"}'}
+    message = {"content": None, "reasoning_content": "Hm", "tool_calls": [{"id": "1", "function": function}]}
+    whole = read_answer({"choices": [{"message": message, "finish_reason": "tool_calls"}]}, 9)
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "reasoning": "H"},
+        {"reasoning": "m"},
+        {"tool_calls": [{"index": 0, "id": "2", "function": {"name": "file_text", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"folder": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"code"}'}}]},
+    ]
+    events = [{"choices": [{"delta": each}]} for each in deltas]
+    last = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+    assert join_events([*events, last], 9) == whole
+    assert whole.tool_calls == (ToolCall("file_text", '{"folder": "code"}'),)
+    assert whole.whole_text != Answer("Hm", "stop").whole_text
+    skipped = {"choices": [{"delta": {"tool_calls": [{"index": 1, "function": {}}]}}]}
+    with pytest.raises(TransportError):
+        join_events([skipped, last], 9)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -117,3 +146,25 @@ def test_a_margin_is_that_of_the_two_tokens(expected: str, actual: str | None, m
 def test_a_token_outside_close_alternatives_has_no_known_margin() -> None:
     close = TokenLogProbs("a", -0.5, {"a": -0.5, "b": -0.75})
     assert margin_at(close, "a", "z").log_prob_difference is None
+
+
+def test_margins_are_those_of_the_recorded_answer() -> None:
+    alternatives = {"token_id:6": -0.5, "token_id:7": -0.75, "token_id:8": -9.0, "token_id:9": -9.5}
+    rows = (
+        TokenLogProbs("token_id:5", -0.1, {"token_id:5": -0.1}),
+        TokenLogProbs("token_id:6", -0.5, alternatives),
+    )
+    own = without_unlikely_tokens(Answer("ab", "length", (5, 6), log_probs=rows))
+    assert list(own.log_probs[1].alternatives) == ["token_id:6", "token_id:7", "token_id:8"]
+    margins = RecordedMargins({"p": own, "texts alone": Answer("ab", "length")})
+
+    def margin(ids: tuple[int, ...], prompt_id: str = "p", reason: str = "length") -> float | None:
+        other = Answer("ac", reason, ids).as_generation(with_ids=True)
+        expected = own.as_generation(with_ids=True)
+        return margins.margin(Prompt(prompt_id, ""), expected, other).log_prob_difference
+
+    assert margin((5, 7)) == 0.25
+    assert margin((5, 9)) == 8.5  # at least that of the least likely one that is kept
+    assert margin((5,)) == math.inf  # a token is missing
+    assert margin((5,), reason="stop") is None
+    assert margin((5, 7), "texts alone") is None

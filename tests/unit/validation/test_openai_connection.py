@@ -18,8 +18,8 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
-from pipelines.validation.openai.connection import Connection
-from pipelines.validation.openai.endpoint import CANDIDATE_KEY, Endpoint, read_key
+from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
 from tests.support.scripted_http import scripted_http
 
 KEY = "sk-test-0123456789"

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
-from pipelines.validation.openai.answers import Answer, id_of, read_answer
-from pipelines.validation.openai.connection import Connection
-from pipelines.validation.openai.endpoint import Endpoint
+from pipelines.validation.openai.server.answers import Answer, id_of, read_answer
+from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.endpoint import Endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _TEXT = "The quick brown fox"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.client import Generation
@@ -34,6 +34,19 @@ class TokenLogProbs:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool; its id is random and left out.
+
+    Attributes:
+        name: Name of the function.
+        arguments: Its arguments as the model wrote them.
+    """
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """One answer.
 
@@ -45,6 +58,8 @@ class Answer:
         log_probs: Log probabilities of its tokens; empty if they were not asked for.
         num_tokens: Number of its tokens as the server counts them; None if it does not.
         served_by: Model and fingerprint of the server, as the answer says; "" for what it does not say.
+        tool_calls: Calls of tools.
+        thoughts: What the model thought before its answer, if the server separates it.
     """
 
     text: str
@@ -54,11 +69,20 @@ class Answer:
     log_probs: tuple[TokenLogProbs, ...] = ()
     num_tokens: int | None = None
     served_by: tuple[str, str] = ("", "")
+    tool_calls: tuple[ToolCall, ...] = ()
+    thoughts: str = ""
+
+    @property
+    def whole_text(self) -> str:
+        """Thoughts, text and calls in one text, which differs if one of them moves to another."""
+        thoughts = f"<thoughts>{self.thoughts}</thoughts>" if self.thoughts else ""
+        calls = "".join(f"\n<call>{call.name} {call.arguments}</call>" for call in self.tool_calls)
+        return f"{thoughts}{self.text}{calls}"
 
     def as_generation(self, *, with_ids: bool) -> Generation:
-        """Return what the audit compares; the text alone without ids."""
+        """Return what the audit compares; the texts alone without ids."""
         return Generation(
-            text=self.text,
+            text=self.whole_text,
             output_ids=self.token_ids if with_ids else (),
             accepted_mask=(),
             finish_reason=self.finish_reason,
@@ -87,53 +111,19 @@ def read_answer(document: Mapping[str, Any], max_tokens: int) -> Answer:
         text = message.get("content" if "message" in choice else "text")
         usage = document.get("usage") or {}
         answer = Answer(
-            text=_string(text or ""),
-            finish_reason=_string(choice.get("finish_reason") or ""),
-            token_ids=_ids(choice.get("token_ids")),
-            prompt_ids=_ids(choice.get("prompt_token_ids") or document.get("prompt_token_ids")),
+            text=text_of(text or ""),
+            finish_reason=text_of(choice.get("finish_reason") or ""),
+            token_ids=ids_of(choice.get("token_ids")),
+            prompt_ids=ids_of(choice.get("prompt_token_ids") or document.get("prompt_token_ids")),
             log_probs=_log_probs(choice.get("logprobs")),
             num_tokens=usage.get("completion_tokens"),
-            served_by=_served_by(document),
+            served_by=served_by(document),
+            tool_calls=tuple(_call(each["function"]) for each in message.get("tool_calls") or ()),
+            thoughts=thoughts_of(message),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _no_answer(f"{type(error).__name__} {error} in {str(document)[:200]}") from None
-    return _checked(answer, max_tokens)
-
-
-def join_events(events: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
-    """Join the events of a stream.
-
-    Args:
-        events: All events before ``[DONE]``.
-        max_tokens: Most tokens of the answer.
-
-    Raises:
-        TransportError: They are no answer, change the model, or contradict themselves.
-    """
-    joined = Answer("", "")
-    try:
-        for event in events:
-            if (usage := event.get("usage")) is not None:
-                joined = replace(joined, num_tokens=usage["completion_tokens"])
-            if changed := change_of_server(joined.served_by, _served_by(event)):
-                raise ValueError(changed)
-            known = tuple(new or old for new, old in zip(_served_by(event), joined.served_by, strict=True))
-            joined = replace(joined, served_by=(known[0], known[1]))
-            for choice in event["choices"]:
-                delta = choice.get("delta", choice)
-                more = delta.get("content" if "delta" in choice else "text")
-                if joined.finish_reason and more:
-                    raise ValueError("text after the finish reason")
-                joined = replace(
-                    joined,
-                    text=joined.text + _string(more or ""),
-                    finish_reason=_string(choice.get("finish_reason") or joined.finish_reason),
-                    token_ids=joined.token_ids + _ids(choice.get("token_ids")),
-                    prompt_ids=joined.prompt_ids or _ids(choice.get("prompt_token_ids")),
-                )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _no_answer(f"{type(error).__name__} {error}") from None
-    return _checked(joined, max_tokens)
+        raise no_answer(f"{type(error).__name__} {error} in {str(document)[:200]}") from None
+    return checked(answer, max_tokens)
 
 
 def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:
@@ -144,23 +134,35 @@ def change_of_server(before: tuple[str, str], now: tuple[str, str]) -> str:
     return ", ".join(changes)
 
 
-def _served_by(document: Mapping[str, Any]) -> tuple[str, str]:
+def served_by(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Return model and fingerprint as an answer or an event says them."""
     return str(document.get("model") or ""), str(document.get("system_fingerprint") or "")
 
 
-def _checked(answer: Answer, max_tokens: int) -> Answer:
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """Return the thoughts of a message or of a part of it; engines differ in the name."""
+    return text_of(message.get("reasoning_content") or message.get("reasoning") or "")
+
+
+def checked(answer: Answer, max_tokens: int) -> Answer:
+    """Return an answer.
+
+    Raises:
+        TransportError: It contradicts itself.
+    """
     if not answer.finish_reason:
-        raise _no_answer(f"no finish_reason after {len(answer.text)} characters")
+        raise no_answer(f"no finish_reason after {len(answer.text)} characters")
     num_ids = len(answer.token_ids)
     if max(num_ids, answer.num_tokens or 0) > max_tokens + 1:
-        raise _no_answer(f"{max(num_ids, answer.num_tokens or 0)} tokens with max_tokens={max_tokens}")
+        raise no_answer(f"{max(num_ids, answer.num_tokens or 0)} tokens with max_tokens={max_tokens}")
     # Servers differ in whether the token that ends an answer is one of its tokens.
     if num_ids and answer.num_tokens is not None and abs(num_ids - answer.num_tokens) > 1:
-        raise _no_answer(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
+        raise no_answer(f"{num_ids} token ids, and {answer.num_tokens} completion_tokens")
     return answer
 
 
-def _no_answer(values: str) -> TransportError:
+def no_answer(values: str) -> TransportError:
+    """Return the error for what is no answer."""
     return TransportError(
         "the server's answer is none of OpenAI's API, or contradicts itself",
         values=values,
@@ -168,17 +170,31 @@ def _no_answer(values: str) -> TransportError:
     )
 
 
-def _string(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a text.
+
+    Raises:
+        TypeError: It is none.
+    """
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
-def _ids(value: Sequence[Any] | None) -> tuple[int, ...]:
+def ids_of(value: Sequence[Any] | None) -> tuple[int, ...]:
+    """Return token ids.
+
+    Raises:
+        TypeError: One is no whole number.
+    """
     ids = tuple(value or ())
     if not all(isinstance(each, int) for each in ids):
         raise TypeError("a token id is no whole number")
     return ids
+
+
+def _call(function: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(text_of(function["name"]), text_of(function.get("arguments") or ""))
 
 
 def _log_probs(value: Mapping[str, Any] | None) -> tuple[TokenLogProbs, ...]:

@@ -28,7 +28,7 @@ from pipelines.errors import (
     TransportError,
     UnauthorizedError,
 )
-from pipelines.validation.openai.endpoint import Endpoint
+from pipelines.validation.openai.server.endpoint import Endpoint
 
 _STATUSES: dict[int, type[DraftproofError]] = {
     401: UnauthorizedError,
@@ -163,7 +163,7 @@ class Connection:
         default = EngineFailedError if status >= 500 else InvalidRequestError
         return _STATUSES.get(status, default)(
             f"the server answered with HTTP status {status}",
-            values=self._excerpt(response.text),
+            values=self._excerpt(_message_of(response)),
             remedy="check address, model and key" if status in (401, 403, 404) else "",
         )
 
@@ -171,6 +171,14 @@ class Connection:
         """Return the beginning of a text without the key, which servers may quote."""
         hidden = text.replace(self._key, "[key]") if self._key else text
         return hidden[:_LONGEST_EXCERPT]
+
+
+def _message_of(response: httpx.Response) -> str:
+    """Return the message of an error in OpenAI's form, else all that the server sent."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text
 
 
 def _wait_s(response: httpx.Response, attempt: int) -> float:

@@ -9,10 +9,12 @@ from typing import Any
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, VerificationError
-from pipelines.validation.openai.abilities import CHAT, COMPLETIONS, draft_tokens, find_abilities
-from pipelines.validation.openai.answers import Answer, change_of_server, join_events, read_answer
-from pipelines.validation.openai.connection import Connection
-from pipelines.validation.openai.endpoint import Endpoint
+from pipelines.validation.openai.server.abilities import CHAT, COMPLETIONS, draft_tokens, find_abilities
+from pipelines.validation.openai.server.answers import Answer, change_of_server, read_answer
+from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.endpoint import Endpoint
+from pipelines.validation.openai.server.events import join_events
+from pipelines.validation.openai.server.questions import Question
 
 
 class OpenAIServer:
@@ -54,34 +56,33 @@ class OpenAIServer:
         """Return how many tokens it has drafted since its start; None if its metrics do not say."""
         return draft_tokens(self._connection)
 
-    def ask(self, prompt: Prompt, max_tokens: int, *, stream: bool = False, **fields: Any) -> Answer:
-        """Ask for an answer, greedily unless ``fields`` say otherwise.
+    def ask(self, question: Question, *, stream: bool = False) -> Answer:
+        """Ask a question, greedily unless its fields say otherwise; a failure is counted.
 
         Args:
-            prompt: A text to continue or a conversation to answer.
-            max_tokens: Most tokens of the answer.
-            stream: Whether it arrives in events.
-            fields: Further fields of the request.
+            question: What to ask.
+            stream: Whether the answer arrives in events.
 
         Raises:
             DraftproofError: There is no answer, or it contradicts itself or earlier ones.
         """
-        path, content = self._content(prompt)
-        return self.request(path, {**content, "max_tokens": max_tokens, **fields}, stream=stream)
+        return self.request(*self._request_of(question), stream=stream)
 
-    def ask_with_log_probs(self, prompt: Prompt, max_tokens: int, *, named_ids: bool = True) -> Answer:
-        """Ask for a greedy answer with the log probabilities of the likeliest tokens.
+    def ask_with_log_probs(self, question: Question, *, named_ids: bool) -> Answer:
+        """Ask a question with the log probabilities of the likeliest tokens, unless it is asked without.
 
         Args:
-            prompt: As in ``ask``.
-            max_tokens: As in ``ask``.
+            question: What to ask.
             named_ids: Whether to name tokens by their ids, if the server can.
 
         Raises:
             DraftproofError: As in ``ask``.
         """
-        path, _ = self._content(prompt)
-        return self.ask(prompt, max_tokens, **self.log_prob_fields(path, named_ids=named_ids))
+        return self.request(*self._request_with_log_probs(question, named_ids))
+
+    def try_out(self, question: Question) -> Answer:
+        """Ask as ``ask_with_log_probs``, but a failure is not counted: the server need not be able to."""
+        return self._send(*self._request_with_log_probs(question, named_ids=True), stream=False)
 
     def log_prob_fields(self, path: str, *, named_ids: bool = True) -> dict[str, Any]:
         """Return the fields that ask for log probabilities on a path."""
@@ -92,22 +93,35 @@ class OpenAIServer:
         return fields
 
     def request(self, path: str, fields: dict[str, Any], *, stream: bool = False) -> Answer:
-        """Send one request; arguments and errors as for ``ask``."""
-        body = {"model": self.abilities.model, "temperature": 0, **fields, **self._body}
-        if self.abilities.token_ids:
-            body["return_token_ids"] = True
-        max_tokens = int(body["max_tokens"])
+        """Send one request; a failure is counted, and raised as by ``ask``."""
         try:
-            if stream:
-                answer = join_events(list(self._connection.events(path, body)), max_tokens)
-            else:
-                answer = read_answer(self._connection.post(path, body), max_tokens)
-            self._check(answer)
+            return self._send(path, fields, stream=stream)
         except DraftproofError as error:
             with self._lock:
                 self.failures[f"{type(error).__name__}: {error.what}"] += 1
             raise
+
+    def _send(self, path: str, fields: dict[str, Any], *, stream: bool) -> Answer:
+        body = {"model": self.abilities.model, "temperature": 0, **fields, **self._body}
+        if self.abilities.token_ids:
+            body["return_token_ids"] = True
+        max_tokens = int(body["max_tokens"])
+        if stream:
+            answer = join_events(list(self._connection.events(path, body)), max_tokens)
+        else:
+            answer = read_answer(self._connection.post(path, body), max_tokens)
+        self._check(answer)
         return answer
+
+    def _request_of(self, question: Question) -> tuple[str, dict[str, Any]]:
+        path, content = self._content(question.prompt)
+        return path, {**content, "max_tokens": question.max_tokens, **question.fields}
+
+    def _request_with_log_probs(self, question: Question, named_ids: bool) -> tuple[str, dict[str, Any]]:
+        path, fields = self._request_of(question)
+        if question.with_log_probs and self.abilities.log_probs:
+            fields |= self.log_prob_fields(path, named_ids=named_ids)
+        return path, fields
 
     def _content(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
         if prompt.messages:

@@ -1,0 +1,1 @@
+"""What a control answered: made by asking it, kept in a file."""

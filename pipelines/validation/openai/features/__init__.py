@@ -1,0 +1,1 @@
+"""Features of requests that are compared besides plain greedy answers."""

@@ -1,0 +1,1 @@
+"""Asks OpenAI-compatible servers and reads their answers strictly."""

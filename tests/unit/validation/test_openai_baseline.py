@@ -1,0 +1,131 @@
+"""Tests of the file of a baseline: what is written is read, and what was changed is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.command_line.prompts import Prompt
+from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.validation.__main__ import main
+from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.openai.baseline.baseline import Answers, Baseline, Settings, answer_or_error
+from pipelines.validation.openai.baseline.file import FORMAT, read_baseline, write_baseline
+from pipelines.validation.openai.sampled import Samples
+from pipelines.validation.openai.server.abilities import Abilities
+from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, ToolCall
+from pipelines.validation.openai.server.questions import Question
+
+NOWHERE = "http://127.0.0.1:9"
+QUESTIONS = (
+    Question(Prompt("a", "text"), 3),
+    Question(Prompt("b", "", messages="[]"), 3, "stop words", {"stop": ["x"]}),
+)
+ROW = TokenLogProbs("token_id:1", -0.5, {"token_id:1": -0.5})
+OWN = Answer("ab", "stop", (1, 2), (5,), (ROW,), 2, ("m", "f"), (ToolCall("f", "{}"),), "Hm")
+NONE = Answers((), (), (), Arm("none", (), frozenset()))
+BASELINE = Baseline(
+    settings=Settings(num_prompts=2, max_tokens=3, num_at_once=2, num_sampled=1),
+    control="engine model",
+    abilities=Abilities(
+        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
+        **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
+        **{"streams": True, "counts_drafts": False},
+    ),
+    plain=Answers(
+        QUESTIONS,
+        (OWN, ServerBusyError("busy", values="429").to_wire()),
+        (),
+        Arm("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
+    ),
+    featured=NONE,
+    samples=Samples(QUESTIONS[:1], (((1, 2, -1),),), (((1, 2, 3),),), ("an error",)),
+    not_checked=("tools: refused",),
+    failures={"ServerBusyError: busy": 1},
+    num_retries=4,
+    conditions={"date": "2026-11-23T00:00:00Z", "command": "draftproof", "prompts": {"sha256": "0"}},
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "baseline.json.gz"
+    write_baseline(path, BASELINE)
+    return path
+
+
+def test_what_is_written_is_read(file: Path) -> None:
+    found, digest = read_baseline(file)
+    assert found == BASELINE
+    assert digest == write_baseline(file, BASELINE), "two recordings of the same are one file"
+    assert write_baseline(file, replace(BASELINE, num_retries=5)) != digest
+    error = answer_or_error(found.plain.alone[1])
+    assert isinstance(error, ServerBusyError) and error.values == "429"
+
+
+def signed(content: bytes, name: str = FORMAT) -> bytes:
+    header = json.dumps({"format": name, "sha256": hashlib.sha256(content).hexdigest()}).encode()
+    return gzip.compress(header + b"\n" + content)
+
+
+def damaged(whole: bytes, kind: str) -> bytes:
+    header, _, content = gzip.decompress(whole).partition(b"\n")
+    return {
+        "cut": whole[:-20],
+        "flipped": whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+        "another file": b"PK",
+        "edited": gzip.compress(header + b"\n" + content.replace(b'"ab"', b'"ac"')),
+        "no header": gzip.compress(content),
+        "older format": signed(content, "draftproof-baseline-0"),
+        "unknown key": signed(content.replace(b'"control"', b'"kontrol"', 1)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut", "flipped", "another file", "edited", "no header", "older format", "unknown key"]
+)
+def test_a_damaged_file_is_refused(kind: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_bytes(damaged(file.read_bytes(), kind))
+    with pytest.raises(InvalidRequestError, match="record it again"):
+        read_baseline(file)
+    with pytest.raises(SystemExit) as left:
+        main(["--against", NOWHERE, "--baseline", str(file)])
+    assert left.value.code == 2 and "a baseline cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--max-tokens", "4"], "max_tokens=3, and 4 is asked for"),
+        (["--sampled", "2", "--num-at-once", "9"], "num_at_once=2, and 9 is asked for"),
+        (["--control-fields", "{}"], "only with --control"),
+        (["--control", NOWHERE], "do not belong together"),
+        (["--record", "x"], "do not belong together"),
+    ],
+)
+def test_other_settings_are_refused(
+    more: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--against", NOWHERE, "--baseline", str(file), *more])
+    assert left.value.code == 2 and reason in capsys.readouterr().err
+
+
+def test_other_prompts_are_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "mine.txt"
+    prompts.write_text("\n---\n".join(map(str, range(20))), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["--against", NOWHERE, "--baseline", str(file), "--prompts", str(prompts)])
+    assert "prompts 0, and" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        write_baseline(tmp_path / "file" / "baseline.json.gz", BASELINE)
