@@ -23,7 +23,7 @@ Conditions = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What all forms share.
+    """One run of the command, with what all forms share.
 
     Attributes:
         command_line: Arguments of ``draftproof verify``, for the report.

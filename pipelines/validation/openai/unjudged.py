@@ -17,7 +17,7 @@ from pipelines.validation.openai.server.server import OpenAIServer
 
 @dataclass(frozen=True)
 class Unchecked:
-    """What a comparison left out because of the candidate.
+    """Everything that a comparison left out because of the candidate.
 
     Attributes:
         refused: Name of a feature -> why the candidate refuses it.

@@ -1,1 +1,1 @@
-"""What a control answered: made by asking it, kept in a file."""
+"""Records the answers of a control, and keeps them in a file."""

@@ -1,4 +1,4 @@
-"""What a feature of requests is to a comparison: questions that use it, and how its answers can be wrong."""
+"""Defines a feature of requests: the questions that use it, and how their answers can be wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.validation.openai.server.questions import Question
 
 @dataclass(frozen=True)
 class Material:
-    """What questions are made of.
+    """Prompts and answers of which questions are made.
 
     Attributes:
         prompts: Prompts of the comparison.
@@ -51,7 +51,7 @@ class Feature:
     Attributes:
         name: Name in reports.
         ways: Ways to ask for it; the first that the control follows is taken.
-        fault: Returns what is wrong with an answer, whatever another server says; "" for nothing.
+        fault: Returns what is wrong with an answer, whatever another server says; "" if it keeps the rules.
         tokens_may_go_on: Whether an answer may have tokens behind the end of its text.
     """
 
