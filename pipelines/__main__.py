@@ -32,6 +32,10 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "stop": (_DEPLOY, "stop the server"),
     "draft-length": (_DEPLOY, "set the draft length, of a running server too"),
     "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
+    "upstreams": (
+        "pipelines.upstreams.__main__",
+        "answer OpenAI's API with two servers of any engine, and roll the new one out",
+    ),
     "canary": ("pipelines.canary.__main__", "roll a new pair out step by step, or roll it back"),
     "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
     "demo": ("pipelines.demo.__main__", "build, serve, generate, compare, stop"),

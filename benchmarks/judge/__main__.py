@@ -20,7 +20,7 @@ from benchmarks.judge.simulate import Plan, simulate
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.canary.start import state_file
+from pipelines.canary.run_files import state_file
 from pipelines.command_line.options import whole_number
 from pipelines.deploy.server import run_directory
 from pipelines.errors import CanaryError

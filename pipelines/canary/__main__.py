@@ -24,7 +24,8 @@ from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import as_document, report_of
-from pipelines.canary.start import start, state_file
+from pipelines.canary.run_files import state_file
+from pipelines.canary.start import start
 from pipelines.deploy.server import run_directory
 from pipelines.program import (
     EXIT_CODES,

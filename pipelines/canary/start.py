@@ -1,4 +1,4 @@
-"""Start a rollout, or resume one whose controller has ended."""
+"""Start a rollout of a new pair in a server, or resume one whose controller has ended."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.canary.controller.control import Controller, Look
-from pipelines.canary.controller.earlier_version import set_aside
-from pipelines.canary.controller.lock import sole_controller
-from pipelines.canary.controller.phases import ENDED
-from pipelines.canary.controller.plan import Plan, read_plan
+from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.rollout import Rollout
-from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
-from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
+from pipelines.canary.roll_out import MakeWorld, canary_id_at, read_together, roll_out
+from pipelines.canary.run_files import state_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
-
-MakeWorld = Callable[[Rollout, str], World]
-"""Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
-
-
-def state_file(run_directory: Path) -> Path:
-    """Return the path of the state file of a run directory."""
-    return run_directory / "canary.sqlite"
 
 
 def start(
@@ -54,22 +42,13 @@ def start(
             nothing was changed.
         DraftproofError: There is no server, or the rollout cannot continue.
     """
-    state = state_file(run_directory)
     if make_world is None:
         make_world = _server_of(run_directory, host, public_key)
-    with sole_controller(state):
-        set_aside(state)
-        store = Store(state)
-        rollout = store.latest()
-        if rollout is None or store.progress(rollout).position.phase in ENDED:
-            rollout = _new(run_directory, candidate, plan_file)
-            world = make_world(rollout, "")
-            store.begin(rollout, world.observations_end())
-        else:
-            _check_same(rollout, candidate)
-            world = make_world(rollout, store.progress(rollout).candidate_socket)
-        Controller(store, rollout, world).run(show)
-        return store.record()
+
+    def new() -> Rollout:
+        return _new(run_directory, candidate, plan_file)
+
+    return roll_out(state_file(run_directory), candidate, new, make_world, show)
 
 
 def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:
@@ -98,12 +77,10 @@ def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
             limit="another recipe",
             remedy="set CANDIDATE to the recipe of the new pair; nothing was changed",
         )
-    plan = read_plan(plan_file)
-    limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
-    _check_together(plan, limits)
+    plan, limits = read_together(plan_file)
     now_s = time.time()
     return Rollout(
-        canary_id=time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s)),
+        canary_id=canary_id_at(now_s),
         recipe_stable=found.stable.name,
         recipe_candidate=candidate,
         began_at_s=now_s,
@@ -113,32 +90,3 @@ def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
         control_socket=found.stable.control_socket,
         generation=found.generation,
     )
-
-
-def _check_together(plan: Plan, limits: Limits) -> None:
-    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
-    if missing := sorted(bands - limits.speed_up.keys()):
-        raise CanaryError(
-            "a load band has no limit",
-            values=", ".join(missing),
-            limit=f"speed_up names {', '.join(limits.speed_up)}",
-            remedy="add the band to speed_up in the limits; the rollout was not started",
-        )
-    if plan.max_pairs < limits.min_requests:
-        raise CanaryError(
-            "no candidate could ever pass",
-            values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
-            limit="max_pairs of at least min_requests, the least number for which a metric is judged",
-            remedy="raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
-        )
-
-
-def _check_same(rollout: Rollout, candidate: str) -> None:
-    if candidate != rollout.recipe_candidate:
-        raise CanaryError(
-            "another rollout has not ended",
-            values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
-            limit="one rollout at a time",
-            remedy=f"resume it with CANDIDATE={rollout.recipe_candidate}; to end it, run "
-            "'python -m pipelines.canary abort' first",
-        )

@@ -49,7 +49,7 @@ class ArmSetting:
     """Settings of one arm.
 
     Attributes:
-        socket: Path of the Unix socket of its model.
+        socket: Path of the Unix socket of its model, or the name of a server of another engine.
         weight: Share of the requests, 0 to 1.
     """
 

@@ -68,12 +68,14 @@ class Observation:
         overridden: Whether the client chose the arm.
         fallback_from: Arms that came before this one and did not answer, in order.
         fallback_reasons: The reason for each of them.
+        fallback_faults: What went wrong with each of them, in words; empty if it was not recorded.
         is_replay: Whether this is a replay on the candidate; its latencies are then meaningless.
         arrived_at_s: Unix time of arrival; for a replay, of its start.
         oldest_open_at_s: Arrival of the oldest request or replay in flight when this was recorded; the
             current time if there was none. Everything that arrived earlier has been recorded already.
         band: Load of the whole server at arrival.
         failure: "" for an answer. Cancelled and invalid requests are not recorded.
+        fault: What went wrong, in words, such as "HTTP 500"; "" if nothing did or it was not recorded.
         ttft_s: Time to first token; None without streaming or without a token.
         e2e_latency_s: Time from arrival to the end; None without an answer.
         longest_pause_s: Longest time between two responses of a streamed answer; None for a single response.
@@ -104,8 +106,10 @@ class Observation:
     overridden: bool = False
     fallback_from: tuple[Arm, ...] = ()
     fallback_reasons: tuple[FallbackReason, ...] = ()
+    fallback_faults: tuple[str, ...] = ()
     is_replay: bool = False
     failure: Failure = ""
+    fault: str = ""
     ttft_s: float | None = None
     e2e_latency_s: float | None = None
     longest_pause_s: float | None = None

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.canary.controller.triton_world import arms_file
+from pipelines.canary.run_files import arms_file
 from pipelines.errors import EngineFailedError
 from pipelines.executor import executor
 from pipelines.executor.engine import Engine

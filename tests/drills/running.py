@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.triton_world import arms_file
 from pipelines.canary.report.record import PROMOTING, RolloutRecord, judgement
-from pipelines.canary.start import state_file
+from pipelines.canary.run_files import arms_file, state_file
 from pipelines.client import Client
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.triton.install import REPOSITORY_ROOT

@@ -20,9 +20,9 @@ from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.plan import Shadow, Step
-from pipelines.canary.controller.triton_world import arms_file
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord, judgement
+from pipelines.canary.run_files import arms_file
 from pipelines.canary.start import start
 from pipelines.client import CompletionRequest
 from pipelines.deploy.server import Server

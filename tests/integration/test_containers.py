@@ -24,8 +24,7 @@ from build.package import PACKAGES
 from build.recipe import load_recipe
 from build.rendering.image import CODE
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.triton_world import arms_file
-from pipelines.canary.start import state_file
+from pipelines.canary.run_files import arms_file, state_file
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import read_table
 from tests.conftest import REPOSITORY_ROOT, tracked_files

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.reporting.section import Section, Table
 
 Found = Literal["pass", "held", "fail"]
@@ -82,8 +82,11 @@ def baseline_regressions(now: Counts, at_build: Counts, limits: Limits) -> tuple
         at_build: Counts of its baseline.
         limits: Limits, of which ``manifest`` and ``survival_positions`` are used.
     """
+    limit = limits.manifest
+    if limit is None:
+        return ()
     return tuple(
-        BaselineRegression(name, before, after, _judged(1 - after / before, limits))
+        BaselineRegression(name, before, after, _judged(1 - after / before, limit))
         for name, after, before in _figures(now, at_build, limits.survival_positions)
         if before
     )
@@ -141,7 +144,7 @@ def _survival(counts: Counts) -> Iterator[float]:
     return (accepted / max(1, counts.num_rounds) for accepted in counts.accepted_per_position)
 
 
-def _judged(drop: float, limits: Limits) -> Found:
-    if drop > limits.manifest.rollback_above + _ROUNDING:
+def _judged(drop: float, limit: Limit[float]) -> Found:
+    if drop > limit.rollback_above + _ROUNDING:
         return "fail"
-    return "held" if drop > limits.manifest.pass_below + _ROUNDING else "pass"
+    return "held" if drop > limit.pass_below + _ROUNDING else "pass"

@@ -118,7 +118,8 @@ def cold_start(url: str, key: str, pair: Pair, recipe: str, limits: Limits) -> C
         )
     requests = [_inputs(prompt, asked, max_tokens) for prompt in prompts]
     probe = _probe(url, key, pair.speculative_model, requests)
-    comparable = baseline if asked == num_draft_tokens else None
+    drops = limits.manifest
+    comparable = baseline if asked == num_draft_tokens and drops is not None else None
     fault = _fault(probe)
     regressions = () if fault or comparable is None else baseline_regressions(probe, comparable, limits)
     verdict: Found = "fail" if fault else worst(each.verdict for each in regressions)
@@ -135,8 +136,8 @@ def cold_start(url: str, key: str, pair: Pair, recipe: str, limits: Limits) -> C
             "losses": [each.document for each in regressions],
             "limits": {
                 "mean_acceptance_length": NEAR_ONE,
-                "drop_holds_above": limits.manifest.pass_below,
-                "drop_fails_above": limits.manifest.rollback_above,
+                "drop_holds_above": None if drops is None else drops.pass_below,
+                "drop_fails_above": None if drops is None else drops.rollback_above,
             },
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from pipelines.canary.judge.observed import Compared, ObservedRequest
@@ -27,7 +28,10 @@ def observed_requests(observation: Observation, runtime: str) -> Iterator[Observ
     """
     if observation.overridden:
         return
-    for arm, reason in zip(observation.fallback_from, observation.fallback_reasons, strict=True):
+    faults = itertools.chain(observation.fallback_faults, itertools.repeat(""))
+    for arm, reason, fault in zip(
+        observation.fallback_from, observation.fallback_reasons, faults, strict=False
+    ):
         if reason == "busy":  # clients can fill a queue, so it is no failure of the arm (``router.breaker``)
             continue
         yield ObservedRequest(
@@ -39,6 +43,7 @@ def observed_requests(observation: Observation, runtime: str) -> Iterator[Observ
             prompt_id=observation.prompt_id,
             session_id=observation.session_id,
             is_replay=observation.is_replay,
+            fault=fault,
         )
     if observation.fallback_from:
         return
@@ -63,4 +68,5 @@ def observed_requests(observation: Observation, runtime: str) -> Iterator[Observ
         observation.num_common_tokens,
         observation.differs_in,
         observation.longest_pause_s,
+        observation.fault,
     )

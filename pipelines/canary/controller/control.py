@@ -106,7 +106,8 @@ class Controller:
         """Look once: read, work, decide, store and tell the router."""
         fresh, divergences, progress, broken = self._read_observations()
         requests = [*self._requests, *fresh]
-        sample = self._samples.take(self._world.sample, is_wanted=self._progress.position.is_judged)
+        is_sampled = self._progress.position.is_judged and self._rollout.limits.judges_resources
+        sample = self._samples.take(self._world.sample, is_wanted=is_sampled)
         if not broken:
             broken = self._analyse(requests, progress.complete_until_s)
         order = self._store.next_order(self._rollout)

@@ -71,7 +71,8 @@ class Plan:
         limits: Path of the file of limits relative to the plan's folder; "" for the default limits.
         slo_ttft_s: Longest time to first token of a good request.
         slo_itl_s: Longest time per output token of a good request.
-        control_weight: Share of the requests that the target alone answers, to measure the speed-up.
+        control_weight: Share of the requests that the target alone answers, to measure the speed-up; 0 if the
+            limits do not judge it.
         bands: Load bands by number of open requests; ``speed_up`` of the limits names each band.
         slow_after_s: Time without a first token after which the router asks the next arm too.
         shadow: Shadow phase, which comes first.
@@ -92,7 +93,7 @@ class Plan:
     limits: str
     slo_ttft_s: PositiveFloat
     slo_itl_s: PositiveFloat
-    control_weight: PositiveFloat  # without its requests the speed-up is unknown, and no candidate could pass
+    control_weight: NonNegativeFloat
     bands: Bands
     slow_after_s: PositiveFloat
     shadow: Shadow

@@ -23,6 +23,7 @@ from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.resources import Sample
+from pipelines.canary.run_files import arms_file, observations_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.models import PAIR_FILE
@@ -57,16 +58,6 @@ def find_in_service(run_directory: Path) -> InService:
         return InService(Pair.read(run_directory), 0)
     table = read_table(path)
     return InService(_pair_at(run_directory, table.stable.socket), table.generation)
-
-
-def arms_file(run_directory: Path) -> Path:
-    """Return the path of the table of arms, which the router follows."""
-    return run_directory / "arms.json"
-
-
-def observations_file(run_directory: Path) -> Path:
-    """Return the path of the log of observations, which the router writes."""
-    return run_directory / "observations.jsonl"
 
 
 class TritonWorld:

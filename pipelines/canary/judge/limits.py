@@ -3,7 +3,8 @@
 Every metric has two limits. It passes once its regression is shown to be below ``pass_below``, and fails once
 it is shown to be above ``rollback_above``. A metric that is only shown to be above ``pass_below`` needs
 review: more requests will not make it pass. Either limit may be the lower one, because showing that there is
-no regression can take more requests than showing that there is one.
+no regression can take more requests than showing that there is one. A metric whose limit is ``null`` is not
+judged, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Limits:
         survival_positions: Number of draft positions, from the first, whose survival is judged; positions
             that are rarely drafted are not judged.
         answers: Share of prompts whose answers diverge in anything that a client sees; with "exact" a single
-            one fails.
+            one fails. If the stable arm answers replays again itself, the rise of that share above its own.
         errors: Rise of the share of requests that fail.
         timeouts: Rise of the share of requests that time out.
         goodput: Fall of the share of requests that keep the SLO.
@@ -86,24 +87,34 @@ class Limits:
     runtime: Literal["exact", "batch_dependent"]
     quantile: Share
     survival_positions: PositiveInt
-    answers: Limit[Share]
+    answers: Limit[Share] | None
     errors: Limit[Difference]
     timeouts: Limit[Difference]
-    goodput: Limit[Difference]
-    acceptance_rate: Limit[Drop]
-    acceptance_length: Limit[Drop]
-    survival: Limit[Drop]
-    manifest: Limit[Drop]
-    ttft: Limit[Rise]
-    itl: Limit[Rise]
+    goodput: Limit[Difference] | None
+    acceptance_rate: Limit[Drop] | None
+    acceptance_length: Limit[Drop] | None
+    survival: Limit[Drop] | None
+    manifest: Limit[Drop] | None
+    ttft: Limit[Rise] | None
+    itl: Limit[Rise] | None
     e2e_tail: Limit[Rise]
     pause_s: Annotated[float, Field(gt=0, lt=3600)]
-    pauses: Limit[Difference]
+    pauses: Limit[Difference] | None
     resources_s: Annotated[float, Field(gt=0, lt=86400)]
-    memory: Limit[Rise]
-    cpu_per_token: Limit[Rise]
-    speed_up: Annotated[dict[Band, Limit[Rise]], Field(min_length=1)]
+    memory: Limit[Rise] | None
+    cpu_per_token: Limit[Rise] | None
+    speed_up: Annotated[dict[Band, Limit[Rise]], Field(min_length=1)] | None
     least_share: Annotated[float, Field(gt=0, lt=1 / 3)]  # one of three bands has at least that share
+
+    @property
+    def not_judged(self) -> tuple[str, ...]:
+        """Names of the metrics without limits."""
+        return tuple(name for name, value in vars(self).items() if value is None)
+
+    @property
+    def judges_resources(self) -> bool:
+        """Whether memory or CPU time is judged."""
+        return self.memory is not None or self.cpu_per_token is not None
 
 
 def read_limits(path: Path = DEFAULT) -> Limits:

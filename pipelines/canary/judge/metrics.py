@@ -30,6 +30,8 @@ _LEAST_SLICES = 10  # of time, with hundreds of tokens each
 
 _MOST_PAUSING = 0.5  # share of the stable pair's answers above which a rise cannot be measured
 
+_MOST_UNREPEATED = 0.5  # likewise, of prompts that the stable arm answers differently the second time
+
 _BY_SEVERITY: tuple[Compared, ...] = ("equal", "tie", "unknown", "diverged")
 
 
@@ -84,23 +86,23 @@ def metrics_of(
     timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
     latencies = _values(timed, _infinite_if_failed(lambda each: each.e2e_latency_s))
     return [
-        _answers(requests, limits),
+        *_answers(requests, limits),
         Metric("errors", _rise(pairs, lambda each: each.failure == "error"), limits.errors),
         Metric("timeouts", _rise(timed, lambda each: each.failure == "timeout"), limits.timeouts),
-        Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput),
+        *_goodput(timed, limits, slo),
         *_acceptance(pairs, limits),
-        Metric(
-            "ttft", MedianRatio(*_values(timed, _infinite_if_failed(lambda each: each.ttft_s))), limits.ttft
-        ),
-        Metric("itl", MedianRatio(*_values(timed, _infinite_if_failed(lambda each: each.itl_s))), limits.itl),
+        *_slower("ttft", timed, lambda each: each.ttft_s, limits.ttft),
+        *_slower("itl", timed, lambda each: each.itl_s, limits.itl),
         Metric("e2e_tail", QuantileRatio(*latencies, limits.quantile), limits.e2e_tail),
-        _pauses(timed, limits),
+        *_pauses(timed, limits),
         *(() if samples is None else _resources(samples, limits)),
         *_speed_ups(requests, limits, slo),
     ]
 
 
 def _check_bands(requests: Sequence[ObservedRequest], limits: Limits) -> None:
+    if limits.speed_up is None:
+        return
     if unknown := {request.band for request in requests} - limits.speed_up.keys():
         raise CanaryError(
             "a load band has no limit",
@@ -110,19 +112,52 @@ def _check_bands(requests: Sequence[ObservedRequest], limits: Limits) -> None:
         )
 
 
-def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Metric:
+def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Iterator[Metric]:
     """Count each prompt as one trial, because its answers diverge together; the worst answer counts."""
-    worst: dict[str, ObservedRequest] = {}
-    for request in sorted(requests, key=lambda request: request.arrived_at_s):
-        if request.arm == "candidate" and request.answer:
-            key = request.prompt_id or f"request {request.request_id}"
-            worst[key] = max(worst.get(key, request), request, key=_severity)
-    severity = np.array(list(map(_severity, worst.values())), np.float64)
-    is_exact = limits.runtime == "exact"
-    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 2, severity > 1)
+    if limits.answers is None:
+        return
+    worst = _worst_answers(requests, "candidate")
+    again = _worst_answers([each for each in requests if each.is_replay], "stable")
     differing = Counter(each.differs_in for each in worst.values() if each.differs_in)
     detail = ", ".join(f"{what} of {_prompts(number)}" for what, number in differing.most_common())
-    return Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
+    is_exact = limits.runtime == "exact"
+    if again and not is_exact:
+        yield _answers_above_noise(worst, again, limits.answers, detail)
+        return
+    severity = np.array(list(map(_severity, worst.values())), np.float64)
+    measure = Rate(severity > 0, severity > 0) if is_exact else Rate(severity > 2, severity > 1)
+    yield Metric("answers", measure, limits.answers, is_exact, by_replays=True, detail=detail)
+
+
+def _worst_answers(requests: Sequence[ObservedRequest], arm: str) -> dict[str, ObservedRequest]:
+    """Return the worst compared answer of an arm to each prompt, in the order of arrival."""
+    worst: dict[str, ObservedRequest] = {}
+    for request in sorted(requests, key=lambda request: request.arrived_at_s):
+        if request.arm == arm and request.answer:
+            key = request.prompt_id or f"request {request.request_id}"
+            worst[key] = max(worst.get(key, request), request, key=_severity)
+    return worst
+
+
+def _answers_above_noise(
+    worst: dict[str, ObservedRequest], again: dict[str, ObservedRequest], limit: Limit[float], detail: str
+) -> Metric:
+    """Compare the candidate's replays with those of the stable arm, which shows its own noise.
+
+    Both repeat the same answers, so a candidate that is as noisy as the stable arm differs as often.
+    """
+    both = [(_differs(worst[key]), _differs(again[key])) for key in worst if key in again]
+    ours, theirs = np.array(both, np.float64).reshape(-1, 2).T
+    noise = f"{_prompts(int(theirs.sum()))} of {len(theirs)} by the stable arm's own repetition"
+    detail = f"{detail or 'none'}; {noise}"
+    if theirs.sum() > _MOST_UNREPEATED * len(theirs):
+        ours, theirs = ours[:0], theirs[:0]
+        detail = f"cannot be judged: {detail}"
+    return Metric("answers", MeanDifference(ours, theirs), limit, by_replays=True, detail=detail)
+
+
+def _differs(request: ObservedRequest) -> float:
+    return float(request.answer in ("diverged", "unknown"))
 
 
 def _severity(request: ObservedRequest) -> int:
@@ -133,8 +168,20 @@ def _prompts(number: int) -> str:
     return "1 prompt" if number == 1 else f"{number} prompts"
 
 
-def _pauses(timed: Sequence[Pair], limits: Limits) -> Metric:
+def _goodput(timed: Sequence[Pair], limits: Limits, slo: Slo) -> Iterator[Metric]:
+    if limits.goodput is not None:
+        yield Metric("goodput", MeanDifference(*_values(timed, _good_by(slo)), sign=-1), limits.goodput)
+
+
+def _slower(name: str, timed: Sequence[Pair], read: _Read, limit: Limit[float] | None) -> Iterator[Metric]:
+    if limit is not None:
+        yield Metric(name, MedianRatio(*_values(timed, _infinite_if_failed(read))), limit)
+
+
+def _pauses(timed: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
     """Compare shares of answers with a pause; rare pauses change neither means nor most quantiles."""
+    if limits.pauses is None:
+        return
 
     def has_pause(request: ObservedRequest) -> float | None:
         if request.ttft_s is None:  # it failed or was not streamed
@@ -145,8 +192,9 @@ def _pauses(timed: Sequence[Pair], limits: Limits) -> Metric:
     if theirs.sum() > _MOST_PAUSING * len(theirs):
         nothing = MeanDifference(ours[:0], theirs[:0])
         detail = f"most answers of the stable pair also pause for more than pause_s={limits.pause_s:g}"
-        return Metric("pauses", nothing, limits.pauses, detail=detail)
-    return Metric("pauses", MeanDifference(ours, theirs), limits.pauses)
+        yield Metric("pauses", nothing, limits.pauses, detail=detail)
+    else:
+        yield Metric("pauses", MeanDifference(ours, theirs), limits.pauses)
 
 
 def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
@@ -165,8 +213,12 @@ def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
     def metric(name: str, count: _Count, limit: Limit[float]) -> Metric:
         return Metric(name, MeanRatio(*_shares(rounds, count), sign=-1), limit, by_replays=True)
 
-    yield metric("acceptance_rate", lambda counts: counts, limits.acceptance_rate)
-    yield metric("acceptance_length", lambda counts: 1 + counts, limits.acceptance_length)
+    if limits.acceptance_rate is not None:
+        yield metric("acceptance_rate", lambda counts: counts, limits.acceptance_rate)
+    if limits.acceptance_length is not None:
+        yield metric("acceptance_length", lambda counts: 1 + counts, limits.acceptance_length)
+    if limits.survival is None:
+        return
     for position in range(1, limits.survival_positions + 1):
         survival = metric(f"survival/{position}", _reaches(position), limits.survival)
         if survival.measure.num > limits.least_share * has_rounds.sum():
@@ -192,13 +244,18 @@ def _shares(rounds: MatchedRounds, count: _Count) -> tuple[FloatArray, FloatArra
 
 
 def _resources(samples: Sequence[Sample], limits: Limits) -> Iterator[Metric]:
-    growth = memory_growth(samples, limits.resources_s)
-    yield Metric("memory", growth, limits.memory, is_measured=True)
-    spent = cpu_per_token(samples)
-    yield Metric("cpu_per_token", spent, limits.cpu_per_token, least_trials=_LEAST_SLICES)
+    if limits.memory is not None:
+        growth = memory_growth(samples, limits.resources_s)
+        yield Metric("memory", growth, limits.memory, is_measured=True)
+    if limits.cpu_per_token is not None:
+        spent = cpu_per_token(samples)
+        yield Metric("cpu_per_token", spent, limits.cpu_per_token, least_trials=_LEAST_SLICES)
 
 
 def _speed_ups(requests: Sequence[ObservedRequest], limits: Limits, slo: Slo) -> Iterator[Metric]:
+    if limits.speed_up is None:
+        return
+
     def share_of_slowest(request: ObservedRequest) -> float | None:
         if request.failure:
             return 1.0

@@ -40,6 +40,7 @@ class ObservedRequest:
             None without two answers.
         differs_in: First thing in which the answer differs.
         longest_pause_s: Longest time between two responses of a streamed answer; None for one response.
+        fault: What went wrong, in words; "" if nothing did or it was not recorded.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class ObservedRequest:
     num_common_tokens: int | None = None
     differs_in: Difference = ""
     longest_pause_s: float | None = None
+    fault: str = ""
 
     @property
     def num_rounds(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines import configuration
@@ -108,6 +108,13 @@ def judgement(record: RolloutRecord) -> Judgement:
     Raises:
         CanaryError: As ``analyse``.
     """
+    found, left_out = _judgement(record), record.limits.not_judged
+    if found.verdict != "pass" or not left_out:
+        return found
+    return replace(found, reason=f"{found.reason}; not judged: {', '.join(left_out)}")
+
+
+def _judgement(record: RolloutRecord) -> Judgement:
     for phases, usual, follows in _DECIDED:
         if record.phase in phases:
             decision = _decision(record, phases)

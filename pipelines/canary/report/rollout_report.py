@@ -16,7 +16,7 @@ from pipelines.canary.judge.sequences import Bounds, looks, sequence
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.canary.report.plots import ARMS, acceptance_by_position
 from pipelines.canary.report.record import LEAVING, Judgement, RolloutRecord, is_waiting, judgement
-from pipelines.canary.report.sections import analysis_section
+from pipelines.canary.report.sections import analysis_section, faults_section
 from pipelines.errors import CanaryError
 from pipelines.reporting.section import Section, Table
 from pipelines.router.arms import Arm
@@ -74,6 +74,7 @@ def report_of(record: RolloutRecord) -> CanaryReport:
         )
     analysis = analyse(record.requests, record.limits, record.slo, record.samples)
     sections = [analysis_section(analysis), _arms_section(record.requests)]
+    sections += faults_section(record.requests)
     sections += [
         probes_section(each.evidence) for each in record.transitions if each.evidence.get("baseline")
     ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.verdict import Analysis, Judged
 from pipelines.reporting.section import Section, Table
 
@@ -28,7 +31,7 @@ def analysis_section(analysis: Analysis) -> Section:
         for word in ("fail", "inconclusive", "pass")
     }
     parts = [f"{word}: {', '.join(names)}" for word, names in by_word.items() if names]
-    summary = f"{'; '.join(parts) or 'nothing was judged'}. {_next_action(analysis)}."
+    summary = f"{'; '.join(parts) or 'nothing was judged'}. {_next_action(analysis)}.{_not_judged(analysis)}"
     return Section(
         "Candidate compared with the stable pair and the target alone",
         analysis.verdict,
@@ -42,6 +45,26 @@ def analysis_section(analysis: Analysis) -> Section:
             "losses": [_document(each) for each in analysis.judged],
         },
     )
+
+
+def faults_section(requests: Sequence[ObservedRequest]) -> list[Section]:
+    """List what went wrong with requests, by arm; nothing if nothing was recorded."""
+    counts = Counter((each.arm, each.fault, each.is_replay) for each in requests if each.fault)
+    if not counts:
+        return []
+    rows = [
+        (arm, fault, "replays" if is_replay else "requests", str(number))
+        for (arm, fault, is_replay), number in sorted(counts.items())
+    ]
+    document = [dict(zip(("arm", "fault", "of", "number"), row, strict=True)) for row in rows]
+    summary = f"{counts.total()} requests and replays without a whole answer. None of them counts as equal."
+    table = Table(("arm", "what went wrong", "of", "number"), tuple(rows))
+    return [Section("What went wrong", "info", summary, table, document={"faults": document})]
+
+
+def _not_judged(analysis: Analysis) -> str:
+    names = analysis.judged[0].limits.not_judged if analysis.judged else ()
+    return f" Not judged, because the limits leave it out: {', '.join(names)}." if names else ""
 
 
 def _next_action(analysis: Analysis) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from benchmarks.judge.faults import NO_FAULT, Fault, less_accepted
 from pipelines.canary import __main__ as command
+from pipelines.canary import roll_out as running
 from pipelines.canary import start as starting
 from pipelines.canary.controller.control import Controller, Look
 from pipelines.canary.controller.lock import sole_controller
@@ -23,10 +24,10 @@ from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.triton_world import arms_file
 from pipelines.canary.controller.world import World
 from pipelines.canary.report.live_view import LiveView
-from pipelines.canary.start import start, state_file
+from pipelines.canary.run_files import arms_file, state_file
+from pipelines.canary.start import start
 from pipelines.errors import CanaryError
 from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun
 from tests.unit.canary.test_preflight import run
@@ -51,7 +52,7 @@ class Simulated:
         folder.mkdir(exist_ok=True)
         self.world = SimulatedWorld(folder, fault)
         self.sockets: list[str] = []
-        monkeypatch.setattr(starting, "Controller", self._controller)
+        monkeypatch.setattr(running, "Controller", self._controller)
         monkeypatch.setattr(starting, "_server_of", lambda directory, host, public_key: self)
 
     def __call__(self, rollout: Rollout, candidate_socket: str) -> World:
@@ -61,7 +62,7 @@ class Simulated:
     def _controller(self, store: Store, rollout: Rollout, world: World) -> Controller:
         controller = Controller(store, rollout, world, self.world.clock)
         look_on = controller.run
-        controller.run = lambda show: look_on(show, self.world.sleep)  # type: ignore[method-assign,assignment,misc]
+        controller.run = lambda show, sleep: look_on(show, self.world.sleep)  # type: ignore[method-assign,assignment,misc]
         return controller
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from pipelines.canary import server_address
 from pipelines.canary.__main__ import main
+from pipelines.canary.run_files import state_file
 from pipelines.canary.server_address import ServerAddress
-from pipelines.canary.start import start, state_file
+from pipelines.canary.start import start
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.place import KEY_FILE

@@ -23,9 +23,8 @@ from build.recipe import Recipe
 from build.rendering.image import CODE
 from build.rendering.templates import TEMPLATES as REPOSITORY_TEMPLATES
 from pipelines.canary.__main__ import _parse
-from pipelines.canary.controller.triton_world import arms_file, observations_file
 from pipelines.canary.gates.verdict import HOOKS
-from pipelines.canary.start import state_file
+from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.place import KEY_FILE
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED

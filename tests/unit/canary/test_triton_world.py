@@ -21,7 +21,8 @@ from pipelines.canary.controller.candidate import CandidatePair, Pair
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress, Rollout
-from pipelines.canary.controller.triton_world import TritonWorld, arms_file, find_in_service
+from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.models import PAIR_FILE, models_at_start

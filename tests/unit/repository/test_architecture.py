@@ -62,6 +62,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),
         *("command_line", "reporting", "atomic_file", "configuration", "engine_memory", "socket_path"),
     },
+    "upstreams": {
+        *("errors", "program", "configuration", "deploy", "time_limit", "router", "canary"),
+        "front_door",  # who may ask, and how bytes are delivered
+        "validation",  # the client of OpenAI's API
+    },
     "demo": {
         *("errors", "program", "client", "text", "deploy", "command_line", "reporting", "atomic_file"),
         "building",
@@ -117,7 +122,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/serving/tensorrt_llm/server_calls.py",
         "tests/",
     ),
-    "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "tests/"),
+    "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),
     "prometheus_client": ("pipelines/front_door/observing/", "docs/code_tables/metrics.py", "tests/"),
     "opentelemetry": ("pipelines/front_door/observing/traces.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),

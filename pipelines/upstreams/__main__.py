@@ -1,0 +1,47 @@
+"""Answer OpenAI's API with two servers of any engine, and roll the new one out.
+
+Runs until SIGTERM or Ctrl-C. ``draftproof canary status``, its orders, ``report`` and ``serve`` work on the
+rollout with ``--recipe <name of the service>``. Exit codes: 0 no rollout, or passed; 1 failed or refused;
+2 wrong usage; 3 inconclusive; 130 the rollout has not ended, and the same command resumes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.server import run_directory
+from pipelines.front_door.serving import log_to_standard_output
+from pipelines.program import run_program
+from pipelines.upstreams.service import Service
+from pipelines.upstreams.settings import UpstreamsSettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="draftproof upstreams", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="YAML file with the servers")
+    parser.add_argument("--port", type=int, default=9100, help="port to listen on (%(default)s)")
+    parser.add_argument(
+        "--front-door", type=Path, help="YAML file with address, API keys, TLS and limits (default: loopback)"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="roll a candidate out whose last rollout has ended"
+    )
+    options = parser.parse_args(arguments)
+    log_to_standard_output()
+    return run_program(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = UpstreamsSettings.read(options.settings)
+    front_door = FrontDoorSettings.read(options.front_door)
+    service = Service(settings, options.settings, run_directory(settings.name), again=options.again)
+    return service.run(front_door, options.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Reads an answer of an OpenAI-compatible server while its bytes pass through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+CHARACTERS_PER_TOKEN = 4
+"""Length of a token where the server does not count them; both servers are then counted alike."""
+
+_TEXTS = ("text", "content", "reasoning", "reasoning_content", "refusal")
+_MOST_BYTES = 64 << 20  # of an answer in one piece, or of a line of a stream
+_DONE = "[DONE]"
+
+
+class Answer:
+    """What a server has answered so far.
+
+    Attributes:
+        fault: What is wrong with it, in words; "" for nothing so far. Such an answer counts as none.
+        has_token: Whether something of the answer has come, rather than its frame alone.
+        model: Model that answered, as the server says; "" if it does not.
+        first_at_s: When the first token came; None before, and for an answer in one piece.
+        longest_pause_s: Longest time between two tokens of a stream; None before the second.
+
+    Args:
+        is_stream: Whether it comes as events, rather than in one piece.
+        clock: Returns the unix time.
+    """
+
+    def __init__(self, *, is_stream: bool, clock: Callable[[], float]) -> None:
+        self.fault = ""
+        self.has_token = False
+        self.model = ""
+        self.first_at_s: float | None = None
+        self.longest_pause_s: float | None = None
+        self._is_stream = is_stream
+        self._clock = clock
+        self._latest_at_s = 0.0
+        self._unread = bytearray()
+        self._is_done = False
+        self._num_counted = 0
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def read(self, data: bytes) -> None:
+        """Read the next bytes."""
+        self._unread += data
+        if len(self._unread) > _MOST_BYTES:
+            self._find("an endless answer")
+            self._unread.clear()
+        while self._is_stream and (end := self._unread.find(b"\n")) >= 0:
+            line = bytes(self._unread[:end]).strip()
+            del self._unread[: end + 1]
+            if line.startswith(b"data:"):
+                self._read_event(line.removeprefix(b"data:").strip())
+
+    def end(self) -> None:
+        """Note that there are no more bytes."""
+        if not self._is_stream:
+            self._read_document(bytes(self._unread))
+        elif not self._is_done:
+            self._find("a stream that ended early")
+        if not self._choices or any(not each.get("finish_reason") for each in self._choices.values()):
+            self._find("an answer that did not finish")
+
+    def cut(self, why: str) -> None:
+        """Note that no more bytes come, though there should be."""
+        self._find(why)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens as the server counts them, else estimated by the number of characters."""
+        num_characters = sum(len(self.text(index)) for index in self._choices)
+        return self._num_counted or -(-num_characters // CHARACTERS_PER_TOKEN)
+
+    @property
+    def whole_text(self) -> str:
+        """Text of all choices."""
+        return "\n".join(self.text(index) for index in sorted(self._choices))
+
+    def text(self, index: int) -> str:
+        """Return the text of one choice."""
+        choice = self._choices[index]
+        texts = [choice.get(name, "") for name in _TEXTS]
+        return "".join((*texts, *(name + arguments for name, arguments in _calls(choice))))
+
+    def compared(self, what: str) -> Any:
+        """Return what must be equal in two answers: ``tokens``, ``text``, ``finish_reason``, or a length."""
+        if what == "sequence_length":
+            return self._num_counted
+        read: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "tokens": lambda choice: choice.get("token_ids"),
+            "text": lambda choice: ([choice.get(name, "") for name in _TEXTS], _calls(choice)),
+            "finish_reason": lambda choice: choice.get("finish_reason"),
+        }
+        return [(index, read[what](choice)) for index, choice in sorted(self._choices.items())]
+
+    def _read_event(self, data: bytes) -> None:
+        if data == _DONE.encode():
+            self._is_done = True
+        else:
+            self._read_document(data)
+
+    def _read_document(self, data: bytes) -> None:
+        try:
+            document = json.loads(data)
+            if not isinstance(document, dict):
+                raise ValueError("not an object")
+            if document.get("error"):
+                self._find("an error instead of an answer")
+                return
+            self._add(document)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            self._find("garbage")
+
+    def _add(self, document: Mapping[str, Any]) -> None:
+        self.model = self.model or str(document.get("model") or "")
+        usage = document.get("usage") or {}
+        self._num_counted = int(usage.get("completion_tokens") or self._num_counted)
+        has_token = False
+        for choice in document["choices"]:
+            known = self._choices.setdefault(int(choice.get("index") or 0), {})
+            part = choice.get("delta") or choice.get("message") or choice
+            has_token |= _merge(known, part)
+            known["finish_reason"] = choice.get("finish_reason") or known.get("finish_reason")
+            if isinstance(choice.get("token_ids"), list):
+                known["token_ids"] = [*known.get("token_ids", ()), *choice["token_ids"]]
+            has_token |= bool(known["finish_reason"])
+        if has_token:
+            self._note_token()
+
+    def _note_token(self) -> None:
+        self.has_token = True
+        if not self._is_stream:
+            return
+        now_s = self._clock()
+        if self.first_at_s is None:
+            self.first_at_s = now_s
+        else:
+            self.longest_pause_s = max(self.longest_pause_s or 0.0, now_s - self._latest_at_s)
+        self._latest_at_s = now_s
+
+    def _find(self, fault: str) -> None:
+        self.fault = self.fault or fault
+
+
+def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> bool:
+    """Add a part of a choice; returns whether it says anything."""
+    says_anything = False
+    for name in _TEXTS:
+        text = part.get(name) or ""
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is no text")
+        known[name] = known.get(name, "") + text
+        says_anything |= bool(text)
+    for number, call in enumerate(part.get("tool_calls") or ()):
+        calls = known.setdefault("tool_calls", {})
+        function = calls.setdefault(call.get("index", number), {"name": "", "arguments": ""})
+        for name in function:
+            function[name] += call["function"].get(name) or ""
+        says_anything = True
+    return says_anything
+
+
+def _calls(choice: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    calls = choice.get("tool_calls", {})
+    return [(call["name"], call["arguments"]) for _, call in sorted(calls.items())]

@@ -1,0 +1,84 @@
+"""A client's request as it is passed on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.errors import InvalidRequestError
+
+_NOT_OF_THE_ANSWER = ("stream", "stream_options", "user", "metadata", "store")
+
+
+@dataclass(frozen=True)
+class ForwardedRequest:
+    """A request for one answer.
+
+    Attributes:
+        path: Path with ``/v1``.
+        content: Body as the client sent it.
+        body: The same, parsed.
+        session_id: Session, whose requests all go to one arm; "" for none.
+        arm: Arm that the client chose; "" for none.
+    """
+
+    path: str
+    content: bytes
+    body: Mapping[str, Any]
+    session_id: str = ""
+    arm: str = ""
+
+    @classmethod
+    def of(cls, path: str, content: bytes, session_id: str, arm: str) -> ForwardedRequest:
+        """Read a body.
+
+        Raises:
+            InvalidRequestError: It is no JSON object.
+        """
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise InvalidRequestError(
+                "the body is no JSON object",
+                values=f"{len(content)} bytes",
+                limit="a request of OpenAI's API",
+                remedy="correct the request",
+            )
+        return cls(path, content, body, session_id, arm)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for events."""
+        return self.body.get("stream") is True
+
+    @property
+    def should_repeat(self) -> bool:
+        """Whether a server without rounding would give the same answer again."""
+        return self._is_greedy or isinstance(self.body.get("seed"), int)
+
+    @property
+    def prompt_id(self) -> str:
+        """Hash of everything that determines an answer."""
+        left_out = (*_NOT_OF_THE_ANSWER, "seed") if self._is_greedy else _NOT_OF_THE_ANSWER
+        asked = {name: value for name, value in self.body.items() if name not in left_out}
+        text = self.path + json.dumps(asked, sort_keys=True)
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    @property
+    def prompt(self) -> str:
+        """Prompt or conversation as text."""
+        prompt = self.body.get("prompt", self.body.get("messages"))
+        return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+
+    def content_for(self, model: str) -> bytes:
+        """Return the body that a server gets: as the client sent it, but for another name of the model."""
+        return json.dumps({**self.body, "model": model}).encode() if model else self.content
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self.body.get("temperature") == 0

@@ -1,0 +1,151 @@
+"""A server that is asked, and how what it does wrong is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import hdrs
+
+from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerBusyError
+from pipelines.validation.openai.endpoint import Endpoint
+
+_CONNECT_S = 10.0
+_MOST_REFUSAL_BYTES = 1 << 20
+_OUR_KEY = (401, 403, 407)
+_BUSY = (429, 503, 529)
+_CLIENTS_OWN = (400, 404, 405, 413, 414, 415, 422)
+
+_NOT_PASSED_ON = frozenset(
+    name.lower()
+    for name in (
+        *(hdrs.CONNECTION, hdrs.CONTENT_ENCODING, hdrs.CONTENT_LENGTH, hdrs.DATE, hdrs.KEEP_ALIVE),
+        *(hdrs.PROXY_AUTHENTICATE, hdrs.SERVER, hdrs.SET_COOKIE, hdrs.TE, hdrs.TRAILER),
+        *(hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.WWW_AUTHENTICATE),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Status and headers of a response, as far as they are passed on."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a server gave no answer.
+
+    Attributes:
+        name: What went wrong, in words.
+        error: The error that stands for it.
+        response: What the server said instead, to be passed on; None for nothing, or if it may quote our key.
+    """
+
+    name: str
+    error: DraftproofError
+    response: tuple[Head, bytes] | None = None
+
+
+class Upstream:
+    """A server, for any number of requests on one event loop.
+
+    Attributes:
+        name: Its name.
+        endpoint: Where it is.
+
+    Args:
+        name: Name.
+        endpoint: Where it is.
+        timeout_s: Longest silence.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, timeout_s: float) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self._models: dict[str, str] = {}
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),  # an idle one may just be closed
+            headers={"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, path: str, content: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the response.
+
+        Raises:
+            aiohttp.ClientError: There is none.
+            asyncio.TimeoutError: The server is silent.
+        """
+        headers = {hdrs.ACCEPT_ENCODING: "identity", hdrs.CONTENT_TYPE: "application/json"}
+        url = f"{self.endpoint.url}{path}"
+        async with self._session.request(
+            method, url, data=content, headers=headers, allow_redirects=False
+        ) as response:
+            yield response
+
+    def changes_model(self, asked: str, answered: str) -> bool:
+        """Note which model answered; returns whether it is another one than before."""
+        before = self._models.get(asked, answered)
+        self._models[asked] = answered or before
+        return bool(before and answered) and before != answered
+
+    async def refusal(self, response: aiohttp.ClientResponse) -> Fault:
+        """Return what a response without an answer means."""
+        status = response.status
+        said = await response.content.read(_MOST_REFUSAL_BYTES)
+        name = f"HTTP {status}"
+        if status in _OUR_KEY or self._quotes_key(said):
+            return self._fault(name, EngineFailedError)
+        kind: type[DraftproofError] = EngineFailedError
+        if status in _BUSY:
+            kind = ServerBusyError
+        elif status in _CLIENTS_OWN:
+            kind = InvalidRequestError
+        return self._fault(name, kind, (head_of(response), said))
+
+    def failure(self, name: str) -> Fault:
+        """Return a fault after which there is nothing to pass on."""
+        return self._fault(name, EngineFailedError)
+
+    def _fault(
+        self, name: str, kind: type[DraftproofError], response: tuple[Head, bytes] | None = None
+    ) -> Fault:
+        error = kind(
+            "an upstream server gave no answer",
+            values=f"{self.name}: {name}",
+            limit="an answer of OpenAI's API",
+            remedy="send the request again later",
+        )
+        return Fault(name, error, response)
+
+    def _quotes_key(self, said: bytes) -> bool:
+        return bool(self.endpoint.key) and self.endpoint.key.encode() in said
+
+
+def head_of(response: aiohttp.ClientResponse) -> Head:
+    """Return what is passed on of status and headers."""
+    headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_PASSED_ON}
+    return Head(response.status, headers)
+
+
+def name_of(error: BaseException) -> str:
+    """Name why a connection gave no whole response, without what the server said."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "refused connections"
+    if isinstance(error, asyncio.TimeoutError):
+        return "silence"
+    return "a connection that broke"

@@ -1,0 +1,136 @@
+"""The world of a rollout between servers that others run: nothing is loaded, and nothing is stopped."""
+
+from __future__ import annotations
+
+import json
+import socket as sockets
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipelines.canary.controller.facts import Outcome
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.run_files import arms_file, observations_file
+from pipelines.errors import CanaryError
+from pipelines.router.arms import ArmTable, write_table
+from pipelines.router.observation import Observation
+from pipelines.router.observation_log import log_end, read_observations
+from pipelines.validation.openai.abilities import Abilities, find_abilities
+from pipelines.validation.openai.connection import Connection
+from pipelines.validation.openai.endpoint import Endpoint
+
+_CONNECT_S = 2.0
+_NEEDED = ("completions", "chat", "streams")
+_ANSWERS_WITHIN_S = 120.0
+
+
+class UpstreamWorld:
+    """Implements ``World``.
+
+    Args:
+        run_directory: Folder of the service's state.
+        endpoints: The servers by their names.
+        stable: Name of the server in service.
+        candidate: Name of the server to roll out.
+    """
+
+    def __init__(
+        self, run_directory: Path, endpoints: Mapping[str, Endpoint], stable: str, candidate: str
+    ) -> None:
+        self._run = run_directory
+        self._endpoints = endpoints
+        self._stable = stable
+        self._candidate = candidate
+
+    def preflight(self) -> Outcome:
+        """Check that the candidate lists the models that clients name."""
+        stable, candidate = (self._endpoints[name] for name in (self._stable, self._candidate))
+        listed = {"stable": _models(stable), "candidate": _models(candidate)}
+        needed = {candidate.model} if candidate.model else set(listed["stable"])
+        if missing := sorted(needed - set(listed["candidate"])):
+            reason = f"refused: {self._candidate} does not list {', '.join(missing)}"
+            return Outcome(False, f"{reason}; name its model in the settings", listed)
+        return Outcome(True, f"{self._candidate} lists the same models", listed)
+
+    def load(self) -> Outcome:
+        """Name the candidate's arm: its server runs already."""
+        evidence = {"socket": self._candidate, "control_socket": "", "same_target": True}
+        return Outcome(True, "its server runs already", evidence)
+
+    def probe(self) -> Outcome:
+        """Ask both servers what they can, before any request of a client."""
+        stable, candidate = (_abilities(self._endpoints[name]) for name in (self._stable, self._candidate))
+        evidence = {"stable": stable.document(), "candidate": candidate.document()}
+        lacking = [name for name in _NEEDED if getattr(stable, name) and not getattr(candidate, name)]
+        if lacking:
+            return Outcome(False, f"{self._candidate} has no {', '.join(lacking)}", evidence)
+        return Outcome(True, "both servers answer in the same ways", evidence)
+
+    def unload(self) -> str:
+        """Leave the candidate's server to those who run it."""
+        return f"{self._candidate} gets no requests; its server runs on"
+
+    def keep(self) -> Outcome:
+        """Change nothing: the table of arms stays."""
+        return Outcome(True, f"{self._candidate} stays in service after a restart")
+
+    def settle(self) -> Outcome:
+        """Leave the former server to those who run it."""
+        return Outcome(True, f"{self._candidate} is in service; make it stable in the settings")
+
+    def write(self, table: ArmTable) -> None:
+        """Replace the table of arms on disk."""
+        write_table(arms_file(self._run), table)
+
+    def observations(self, offset: int) -> tuple[list[Observation], int]:
+        """Read the router's log."""
+        return read_observations(observations_file(self._run), offset)
+
+    def observations_end(self) -> int:
+        """Return the current end of the router's log."""
+        return log_end(observations_file(self._run))
+
+    def sample(self) -> Sample:
+        """Refuse: the processes are elsewhere.
+
+        Raises:
+            CanaryError: Always.
+        """
+        raise CanaryError(
+            "memory and CPU time of servers of other engines are not known",
+            values=self._candidate,
+            limit="memory: null and cpu_per_token: null in the limits",
+            remedy="correct the limits",
+        )
+
+    def listener(self, socket: str) -> int | None:
+        """Connect to a server; which process answers is not known."""
+        parts = urlsplit(self._endpoints[socket].url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            with sockets.create_connection((parts.hostname or "", port), _CONNECT_S):
+                return 1
+        except OSError:
+            return None
+
+
+def _abilities(endpoint: Endpoint) -> Abilities:
+    with closing(Connection(endpoint, _ANSWERS_WITHIN_S)) as connection:
+        return find_abilities(endpoint, connection)
+
+
+def _models(endpoint: Endpoint) -> list[str]:
+    with closing(Connection(endpoint, _ANSWERS_WITHIN_S)) as connection:
+        content = connection.get("/v1/models")
+    try:
+        listed: list[Any] = json.loads(content)["data"]
+        return sorted(str(each["id"]) for each in listed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CanaryError(
+            "a server does not list its models",
+            values=f"{endpoint.url}: {type(error).__name__}",
+            limit="the list of GET /v1/models",
+            remedy="check the address",
+        ) from None

@@ -1,0 +1,199 @@
+"""A small OpenAI-compatible server whose faults a test chooses; it derives its answers from the prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Faults:
+    """Shares of the prompts, 0 to 1, that a fault concerns; a hash of the prompt decides, not the order.
+
+    Attributes:
+        changes: Another answer than other servers give.
+        wavers: Another answer each time.
+        fails: HTTP 500.
+        limits: HTTP 429.
+        cuts: The connection breaks in the middle of a stream.
+        ends: A stream ends without ``[DONE]``.
+        garbles: Something else than JSON.
+        renames: The model changes from answer to answer.
+        delay_s: Time before each token.
+        hangs: No answer for ``hang_s``.
+    """
+
+    changes: float = 0.0
+    wavers: float = 0.0
+    fails: float = 0.0
+    limits: float = 0.0
+    cuts: float = 0.0
+    ends: float = 0.0
+    garbles: float = 0.0
+    renames: float = 0.0
+    delay_s: float = 0.0
+    hangs: float = 0.0
+    hang_s: float = 60.0
+
+    def concerns(self, name: str, prompt: str) -> bool:
+        digest = hashlib.blake2b(f"{name} {prompt}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") / (1 << 32) < getattr(self, name)
+
+
+@dataclass
+class StandIn:
+    """A running server.
+
+    Attributes:
+        url: Address.
+        faults: What it does wrong; may be changed while it runs.
+        key: The API key that it requires; "" for none.
+        model: Name of its model.
+        requests: Bodies of the requests for answers that came.
+        headers: Headers of the same requests.
+    """
+
+    url: str = ""
+    faults: Faults = field(default_factory=Faults)
+    key: str = ""
+    model: str = "stand-in"
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [body.get("prompt") or body["messages"][-1]["content"] for body in self.requests]
+
+
+@contextmanager
+def stand_in_openai(faults: Faults | None = None, **settings: Any) -> Iterator[StandIn]:
+    """Run a server during the block."""
+    stand_in = StandIn(faults=faults or Faults(), **settings)
+    closing = threading.Event()
+
+    class Handler(_Handler):
+        served = stand_in
+        is_closing = closing
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    stand_in.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield stand_in
+    finally:
+        closing.set()
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: StandIn
+    is_closing: threading.Event
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client has left
+            super().handle()
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._send(200, {"object": "list", "data": [{"id": self.served.model, "owned_by": "tests"}]})
+        else:
+            self._send(404, {"error": {"message": "no such path"}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        served = self.served
+        served.requests.append(body)
+        served.headers.append(dict(self.headers))
+        prompt = str(body.get("prompt") or body["messages"][-1]["content"])
+        if served.key and self.headers.get("Authorization") != f"Bearer {served.key}":
+            self._send(401, {"error": {"message": f"wrong key: {self.headers.get('Authorization')}"}})
+        elif body.get("max_tokens", 1) < 1:
+            self._send(400, {"error": {"message": "max_tokens must be at least 1"}})
+        elif served.faults.concerns("hangs", prompt):
+            self.is_closing.wait(served.faults.hang_s)
+        elif served.faults.concerns("fails", prompt):
+            self._send(500, {"error": {"message": "broken"}})
+        elif served.faults.concerns("limits", prompt):
+            self._send(429, {"error": {"message": "too many requests"}}, {"Retry-After": "0"})
+        elif served.faults.concerns("garbles", prompt):
+            self._send_bytes(200, b"<html>not what you asked for</html>", {"Content-Type": "text/html"})
+        elif body.get("stream"):
+            self._stream(body, prompt)
+        else:
+            self._whole(body, prompt)
+
+    def _tokens(self, body: dict[str, Any], prompt: str) -> list[str]:
+        faults, salt = self.served.faults, ""
+        if faults.concerns("changes", prompt):
+            salt = self.served.url
+        if faults.concerns("wavers", prompt) or (body.get("temperature", 1) and "seed" not in body):
+            salt += str(time.monotonic_ns())
+        digest = hashlib.blake2b(f"{salt}{body.get('seed')}{prompt}".encode(), digest_size=16).hexdigest()
+        return [f" {digest[place : place + 3]}" for place in range(min(8, body.get("max_tokens", 8)))]
+
+    def _frame(self, body: dict[str, Any], prompt: str, text: str, end: str | None) -> dict[str, Any]:
+        is_chat, served = "chat" in self.path, self.served
+        name = "delta" if body.get("stream") else "message"
+        choice: dict[str, Any] = {"index": 0, "finish_reason": end, "logprobs": None}
+        choice |= {name: {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        renamed = served.faults.concerns("renames", prompt)
+        model = f"{served.model}-{len(served.requests)}" if renamed else served.model
+        return {"id": "a", "object": "answer", "created": 1, "model": model, "choices": [choice]}
+
+    def _whole(self, body: dict[str, Any], prompt: str) -> None:
+        tokens = self._tokens(body, prompt)
+        time.sleep(self.served.faults.delay_s * len(tokens))
+        document = self._frame(body, prompt, "".join(tokens), "length")
+        usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1 + len(tokens)}
+        self._send(200, {**document, "usage": usage})
+
+    def _stream(self, body: dict[str, Any], prompt: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        tokens = self._tokens(body, prompt)
+        for number, token in enumerate(tokens):
+            time.sleep(self.served.faults.delay_s)
+            if number == 4 and self.served.faults.concerns("cuts", prompt):
+                self.wfile.flush()
+                self.close_connection = True
+                return
+            end = "length" if number == len(tokens) - 1 else None
+            self._event(json.dumps(self._frame(body, prompt, token, end)))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 9}
+            self._event(json.dumps({**self._frame(body, prompt, "", None), "choices": [], "usage": usage}))
+        if not self.served.faults.concerns("ends", prompt):
+            self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, data: str) -> None:
+        content = f"data: {data}\n\n".encode()
+        self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+        self.wfile.flush()
+
+    def _send(self, status: int, document: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        kind = {"Content-Type": "application/json"}
+        self._send_bytes(status, json.dumps(document).encode(), {**kind, **(headers or {})})
+
+    def _send_bytes(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)

@@ -1,0 +1,208 @@
+"""Tests of the bytes that clients get, and of the server that they get them from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.run_files import state_file
+from pipelines.upstreams.__main__ import main
+from tests.support.stand_in_openai import Faults, StandIn, stand_in_openai
+from tests.unit.upstreams.running import Running, running
+
+_CANDIDATE = {"X-Draftproof-Arm": "candidate"}
+_ARMS = {
+    "format": 1,
+    "generation": 1,
+    "canary_id": "c1",
+    "salt": "salt",
+    "stable": {"socket": "old", "weight": 0.5},
+    "candidate": {"socket": "new", "weight": 0.5},
+    "control": None,
+    "shadow": None,
+    "replays_match": "stable",
+    "bands": {"medium_from": 4, "high_from": 8},
+    "lease_until_s": 4e9,
+    "slow_after_s": 0.5,
+}
+
+
+@dataclass
+class Pair:
+    """A service whose candidate gets half of the requests, and its two servers."""
+
+    service: Running
+    old: StandIn
+    new: StandIn
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Be the controller of a rollout: write its table of arms, and hold its lock."""
+    folder = tmp_path_factory.mktemp("serving")
+    (folder / "service").mkdir()
+    (folder / "service" / "arms.json").write_text(json.dumps(_ARMS))
+    with (
+        sole_controller(state_file(folder / "service")),
+        stand_in_openai() as old,
+        stand_in_openai() as new,
+        running(folder, {"url": old.url}, {"url": new.url}) as service,
+    ):
+        yield Pair(service, old, new)
+
+
+@pytest.fixture
+def pair(serving: Pair) -> Iterator[Pair]:
+    """The service, whose servers have no faults before and after the test."""
+    yield serving
+    serving.old.faults = serving.new.faults = Faults()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair) -> None:
+    body: dict[str, Any] = {"model": "stand-in", "max_tokens": 5, "temperature": 0, "stream": stream}
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": "hello"}]
+    else:
+        body["prompt"] = "hello"
+    old, url = pair.old, pair.service.url
+    expected = httpx.post(f"{old.url}{path}", json=body, timeout=120, trust_env=False)
+    headers = {"X-Draftproof-Arm": "stable"}
+    answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=120, trust_env=False)
+    assert (answer.status_code, answer.content) == (200, expected.content)
+    assert answer.headers["content-type"] == expected.headers["content-type"]
+    assert answer.headers["x-draftproof-arm"] == "stable"
+    assert old.requests[-1] == old.requests[-2]
+
+
+def test_models_are_those_of_the_server_in_service(pair: Pair) -> None:
+    models = httpx.get(f"{pair.service.url}/v1/models", trust_env=False).json()
+    assert [each["id"] for each in models["data"]] == ["stand-in"]
+    assert httpx.get(f"{pair.service.url}/v1/embeddings", trust_env=False).status_code == 404
+
+
+def test_what_a_server_refuses_is_passed_on(pair: Pair) -> None:
+    service = pair.service
+    answer = service.ask("hello", max_tokens=0)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "max_tokens must be at least 1"
+    assert httpx.post(f"{service.url}/v1/completions", content=b"[", trust_env=False).status_code == 400
+    assert service.ask("x", headers={"X-Draftproof-Arm": "nobody"}).status_code == 400
+    pair.old.faults = pair.new.faults = Faults(limits=1.0)
+    limited = service.ask("hello")
+    assert (limited.status_code, limited.headers["retry-after"]) == (429, "0")
+    pair.old.faults = pair.new.faults = Faults(fails=1.0)
+    assert service.ask("hello").json() == {"error": {"message": "broken"}}
+    pair.old.faults = pair.new.faults = Faults(garbles=1.0)
+    garbled = service.ask("hello")
+    assert (garbled.status_code, garbled.json()["error"]["code"]) == (502, "engine_failed")
+
+
+def test_a_stream_ends_for_the_client_where_its_server_broke_it(pair: Pair) -> None:
+    pair.old.faults = Faults(cuts=1.0)
+    body = {"model": "stand-in", "prompt": "hello", "temperature": 0, "stream": True}
+    for url in (pair.old.url, pair.service.url):
+        seen = b""
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream(
+                "POST",
+                f"{url}/v1/completions",
+                json=body,
+                headers={"X-Draftproof-Arm": "stable"},
+                trust_env=False,
+            ) as answer,
+        ):
+            for data in answer.iter_raw():
+                seen += data
+        assert seen.count(b"data: ") == 4
+
+
+@pytest.mark.parametrize(
+    ("faults", "stream"),
+    [
+        (Faults(fails=1.0), False),
+        (Faults(limits=1.0), True),
+        (Faults(garbles=1.0), False),
+        (Faults(hangs=1.0), True),
+    ],
+)
+def test_the_stable_server_answers_what_the_candidate_does_not(
+    faults: Faults, stream: bool, pair: Pair
+) -> None:
+    pair.new.faults = faults
+    for number in range(6):
+        answer = pair.service.ask(f"{number}", stream=stream, headers=_CANDIDATE)
+        assert (answer.status_code, answer.headers["x-draftproof-arm"]) == (200, "stable")
+
+
+def shares(service: Running, number: int, session: str = "") -> Counter[str]:
+    headers = {"X-Session-Id": session} if session else {}
+    answers = [service.ask(f"prompt {each}", headers=headers) for each in range(number)]
+    assert {answer.status_code for answer in answers} == {200}
+    return Counter(answer.headers["x-draftproof-arm"] for answer in answers)
+
+
+def test_weights_and_sessions_choose_the_server(pair: Pair) -> None:
+    ends_at_s = time.monotonic() + 120
+    while pair.service.ask("x", headers=_CANDIDATE).headers["x-draftproof-arm"] != "candidate":
+        assert time.monotonic() < ends_at_s  # its breaker closes after a while
+        time.sleep(0.2)
+    by_arm = shares(pair.service, 40)
+    assert min(by_arm["stable"], by_arm["candidate"]) > 5
+    for session in ("a", "b", "c", "d"):
+        assert len(shares(pair.service, 5, session)) == 1
+
+
+def test_keys_go_to_their_own_server_and_nowhere_else(tmp_path: Path) -> None:
+    """The candidate cannot be reached, and the stable server requires a key and quotes a wrong one."""
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "arms.json").write_text(json.dumps(_ARMS))
+    (tmp_path / "key").write_text("sk-very-secret\n")
+    with (
+        sole_controller(state_file(tmp_path / "service")),
+        stand_in_openai(key="sk-very-secret") as server,
+        running(
+            tmp_path,
+            {"url": server.url, "key_file": "key", "model": "other-name"},
+            {"url": "http://127.0.0.1:1"},
+        ) as service,
+    ):
+        answer = service.ask("hello", headers={"Authorization": "Bearer of-the-client", **_CANDIDATE})
+        assert (answer.status_code, answer.headers["x-draftproof-arm"]) == (200, "stable")
+        assert server.headers[-1]["Authorization"] == "Bearer sk-very-secret"
+        assert server.requests[-1]["model"] == "other-name"
+        server.key = "sk-another"
+        refused = service.ask("hello")
+        assert (refused.status_code, "secret" in refused.text) == (502, False)
+        _, said = service.stop()
+        assert "secret" not in said
+    written = [path for path in (tmp_path / "service").rglob("*") if path.is_file()]
+    assert len(written) > 1
+    assert not [path for path in written if b"secret" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"timeout": 3}, {"url": "ftp://host"}, {"key_file": "missing"}, {"name": "a/b"}]
+)
+def test_a_wrong_setting_is_refused_in_one_line(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "settings.yaml"
+    stable = {"name": "old", "url": "http://127.0.0.1:1", **wrong}
+    path.write_text(yaml.safe_dump({"name": "service", "stable": stable}))
+    assert main(["--settings", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said

@@ -1,0 +1,156 @@
+"""Tests of rollouts between servers of other engines, through a running service."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pipelines.canary.__main__ import main as canary
+from pipelines.canary.controller.phases import ENDED
+from pipelines.canary.controller.state import Store
+from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
+from pipelines.canary.report.rollout_report import report_of
+from pipelines.canary.run_files import state_file
+from pipelines.errors import CanaryError
+from tests.support.stand_in_openai import Faults, stand_in_openai
+from tests.unit.upstreams.running import Running, running, write_plan
+
+_WITHIN_S = 120.0
+_PAUSE_S = 0.02  # leaves the processor to other tests
+
+
+@contextmanager
+def clients(service: Running, **fields: Any) -> Iterator[list[int]]:
+    """Ask without a pause during the block, four clients at a time; yields the statuses."""
+    statuses: list[int] = []
+    ending = threading.Event()
+
+    def ask(first: int) -> None:
+        for number in itertools.count(first, 4):
+            if ending.is_set():
+                return
+            with suppress(httpx.HTTPError):
+                answer = service.ask(f"prompt {number}", stream=number % 8 != 0, **fields)
+                statuses.append(answer.status_code)
+            time.sleep(_PAUSE_S)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+
+
+def record_of(service: Running) -> RolloutRecord | None:
+    try:
+        store = Store.existing(state_file(service.state))
+        try:
+            return store.record()
+        finally:
+            store.close()
+    except CanaryError:
+        return None
+
+
+def ended(service: Running) -> RolloutRecord:
+    """Wait until the rollout has ended."""
+    ends_at_s = time.monotonic() + _WITHIN_S
+    while time.monotonic() < ends_at_s:
+        record = record_of(service)
+        if record is not None and record.phase in ENDED:
+            return record
+        time.sleep(1.0)
+    raise AssertionError(f"not ended: {record and (record.phase, judgement(record))}")
+
+
+def rolled_out(folder: Path, faults: Faults, stable: Faults | None = None) -> tuple[RolloutRecord, Judgement]:
+    """Roll a candidate with faults out under load."""
+    with (
+        stand_in_openai(stable) as old,
+        stand_in_openai() as new,
+        running(folder, {"url": old.url}, {"url": new.url}) as service,
+    ):
+        with clients(service) as statuses:
+            while (record := record_of(service)) is None or record.phase in (
+                "preflight",
+                "loading",
+                "cold_start",
+            ):
+                time.sleep(0.5)
+            new.faults = faults
+            record = ended(service)
+        assert set(statuses) <= {200}
+        judged = judgement(record)
+        code, said = service.stop()
+        assert code == {"pass": 0, "fail": 1, "inconclusive": 3}[judged.verdict], said
+        return record, judged
+
+
+def test_a_good_server_is_promoted_and_stays_after_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plan(tmp_path)
+    record, judged = rolled_out(tmp_path, Faults())
+    assert (record.phase, judged.verdict) == ("promoted", "pass")
+    assert "not judged: acceptance_rate" in judged.reason
+    answers = next(each for each in report_of(record).evidence if each.judged.metric.name == "answers")
+    assert answers.judged.metric.measure.num >= 60
+    state = str(state_file(tmp_path / "service"))
+    assert canary(["verdict", "--state", state]) == 0
+    assert canary(["report", "--state", state, "--results", str(tmp_path / "results")]) == 0
+    assert len(list((tmp_path / "results").glob("*.html"))) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["verdict"] == "pass"
+    with (
+        stand_in_openai() as old,
+        stand_in_openai() as new,
+        running(tmp_path, {"url": old.url}, {"url": new.url}) as service,
+    ):
+        assert service.ask("hello").status_code == 200
+        assert (len(old.requests), len(new.requests)) == (0, 1)
+        assert service.stop()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "metric", "fault"),
+    [
+        (Faults(changes=0.2), "answers", ""),
+        (Faults(cuts=0.6), "errors", "a connection that broke"),
+        *(
+            pytest.param(faults, "errors", fault, marks=pytest.mark.long)
+            for faults, fault in (
+                (Faults(fails=0.3), "HTTP 500"),
+                (Faults(limits=0.3), "HTTP 429"),
+                (Faults(ends=0.6), "a stream that ended early"),
+                (Faults(garbles=0.3), "garbage"),
+                (Faults(renames=0.6), "another model than before"),
+            )
+        ),
+    ],
+)
+def test_a_bad_server_is_rolled_back_for_what_it_does(
+    faults: Faults, metric: str, fault: str, tmp_path: Path
+) -> None:
+    write_plan(tmp_path)
+    record, judged = rolled_out(tmp_path, faults)
+    assert (record.phase, judged.verdict) == ("rolled_back", "fail")
+    assert metric in judged.reason
+    sections = {each.title: each for each in report_of(record).sections}
+    if fault:
+        named = sections["What went wrong"].document["faults"]
+        assert {each["fault"] for each in named if each["arm"] == "candidate"} == {fault}
+    else:
+        assert "What went wrong" not in sections
+        assert record.divergences[0]["differs_in"] == "text"

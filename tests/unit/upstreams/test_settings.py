@@ -1,0 +1,58 @@
+"""Tests of settings, plan and limits that do not fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.canary.roll_out import read_together
+from pipelines.errors import CanaryError
+from pipelines.upstreams.service import Service
+from pipelines.upstreams.settings import DEFAULT_PLAN, UpstreamsSettings
+from tests.unit.upstreams.running import write_plan
+
+OLD, NEW = ({"name": name, "url": "http://127.0.0.1:1"} for name in ("old", "new"))
+
+
+def write(folder: Path, **settings: Any) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump({"name": "service", "stable": OLD, **settings}))
+    return path
+
+
+def test_the_defaults_fit_together() -> None:
+    plan, limits = read_together(DEFAULT_PLAN)
+    assert plan.control_weight == 0
+    assert limits.not_judged == (
+        *("acceptance_rate", "acceptance_length", "survival", "manifest"),
+        *("memory", "cpu_per_token", "speed_up"),
+    )
+
+
+def test_the_speed_up_needs_requests_of_the_target_alone(tmp_path: Path) -> None:
+    write_plan(tmp_path, control_weight=0.05)
+    with pytest.raises(CanaryError, match="control_weight above 0 if speed_up has limits"):
+        read_together(tmp_path / "plan.yaml")
+
+
+def test_two_servers_have_two_names(tmp_path: Path) -> None:
+    with pytest.raises(CanaryError, match="both servers have the same name"):
+        UpstreamsSettings.read(write(tmp_path, candidate=OLD))
+
+
+def test_the_server_in_service_must_be_named(tmp_path: Path) -> None:
+    state = tmp_path / "service"
+    state.mkdir()
+    table = {
+        **{"format": 1, "generation": 8, "canary_id": "", "salt": "c1", "candidate": None, "control": None},
+        **{"stable": {"socket": "promoted", "weight": 1.0}, "shadow": None, "replays_match": "stable"},
+        **{"bands": {"medium_from": 4, "high_from": 8}, "lease_until_s": 0.0, "slow_after_s": 1.0},
+    }
+    (state / "arms.json").write_text(json.dumps(table))
+    path = write(tmp_path, candidate=NEW)
+    with pytest.raises(CanaryError, match="a server that gets requests is missing; promoted"):
+        Service(UpstreamsSettings.read(path), path, state, again=False)
