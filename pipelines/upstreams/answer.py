@@ -15,10 +15,10 @@ _DONE = "[DONE]"
 
 
 class Answer:
-    """What a server has answered so far.
+    """Keeps what a server has answered so far.
 
     Attributes:
-        fault: What is wrong with it, in words; "" for nothing so far. Such an answer counts as none.
+        fault: What is wrong with it, in words; "" if nothing is so far. Such an answer counts as none.
         has_token: Whether something of the answer has come, rather than its frame alone.
         model: Model that answered, as the server says; "" if it does not.
         first_at_s: When the first token came; None before, and for an answer in one piece.

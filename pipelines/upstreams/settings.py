@@ -1,4 +1,4 @@
-"""Which servers answer, and by which plan the new one is rolled out; read from YAML."""
+"""Reads which servers answer, and by which plan the new one is rolled out, from YAML."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ def test_the_default_limits_name_every_load_band_of_the_router() -> None:
             {"steps": [{"weight": 0.95, "min_pairs": 1, "bake_s": 0}]},  # with nothing to compare it with
             "weights must leave a share for the stable pair; .*; a sum of at most 0.99; the stable pair",
         ),
-        ({"control_weight": -0.1}, "control_weight=-0.1; greater than 0"),
-        ({"control_weight": 0}, "control_weight=0; greater than 0"),
+        ({"control_weight": -0.1}, "control_weight=-0.1; greater than or equal to 0"),
         ({"bands": {"medium_from": 4, "high_from": 4}}, "bands.high_from=4"),
     ],
 )
