@@ -44,7 +44,7 @@ class Fault:
     Attributes:
         name: What went wrong, in words.
         error: The error that stands for it.
-        response: What the server said instead, to be passed on; None if it said nothing, or may quote our key.
+        response: What the server said instead, to be passed on; None without one, or if it quotes our key.
     """
 
     name: str
