@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat
 
 from pipelines import configuration
 from pipelines.errors import CanaryError
-from pipelines.validation.openai.endpoint import Endpoint, read_key
+from pipelines.validation.openai.server.endpoint import Endpoint, read_key
 
 _REMEDY = "correct the file; docs/how-to/canary-openai-servers.md lists the settings"
 DEFAULT_PLAN = Path(__file__).with_name("plan.yaml")

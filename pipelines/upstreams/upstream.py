@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import hdrs
 
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerBusyError
-from pipelines.validation.openai.endpoint import Endpoint
+from pipelines.validation.openai.server.endpoint import Endpoint
 
 _CONNECT_S = 10.0
 _MOST_REFUSAL_BYTES = 1 << 20

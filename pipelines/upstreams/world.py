@@ -17,9 +17,9 @@ from pipelines.errors import CanaryError
 from pipelines.router.arms import ArmTable, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
-from pipelines.validation.openai.abilities import Abilities, find_abilities
-from pipelines.validation.openai.connection import Connection
-from pipelines.validation.openai.endpoint import Endpoint
+from pipelines.validation.openai.server.abilities import Abilities, find_abilities
+from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.endpoint import Endpoint
 
 _CONNECT_S = 2.0
 _NEEDED = ("completions", "chat", "streams")
