@@ -38,6 +38,7 @@ class HttpTransport:
         self._http = httpx.Client(
             base_url=self._url,
             trust_env=False,
+            verify=False,  # there is no TLS here, and certificates take long to load
             timeout=self._limits(timeouts.read_s),
             headers={KEY_HEADER: key} if key else {},
         )
