@@ -59,7 +59,7 @@ def tiny_recipe(name: str) -> Recipe:
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the engine directories of draft and target, whose steps have one thread.
 
-    A second one would mostly wait: the tests of several servers run at once. Steps of two threads are compared
+    A second one would mostly wait: several servers run at once. Steps of two threads are compared
     in ``tests/unit/executor`` and ``tests/exact``.
     """
     return build_tiny_pair(tmp_path_factory.mktemp("engines"), draft="noisy", num_threads=1)
