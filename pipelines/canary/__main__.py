@@ -4,6 +4,8 @@
 file of the rollout; the controller carries orders out at its next look. Exit codes of ``start`` and
 ``verdict``: 0 pass, 1 fail, 3 inconclusive; of all commands: 1 refused, 2 wrong usage. The last line of
 standard output is JSON.
+
+With ``--fleet``, a rollout goes through the servers of several machines, each with an ``agent`` beside it.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from pathlib import Path
 
 from pipelines.atomic_file import write_whole
 from pipelines.canary.controller.orders import ORDERS, give_order
-from pipelines.canary.controller.plan import DEFAULT
+from pipelines.canary.controller.plan import DEFAULT, FLEET
 from pipelines.canary.controller.state import Store
+from pipelines.canary.fleet.agent import Agent
+from pipelines.canary.fleet.agent_server import AgentServer
+from pipelines.canary.fleet.fleet import read_agent_key
 from pipelines.canary.gates.http import GateServer
 from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import as_document, report_of
-from pipelines.canary.run_files import state_file
-from pipelines.canary.start import start
+from pipelines.canary.run_files import fleet_state_file, state_file
+from pipelines.canary.start import start, start_fleet
 from pipelines.deploy.server import run_directory
 from pipelines.program import (
     EXIT_CODES,
@@ -53,26 +58,37 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("verdict", _verdict, "show the verdict, also as exit code"),
         ("report", _report, "write the report as HTML page and as JSON"),
         ("serve", _serve, "serve the verdict to Argo Rollouts and Flagger over HTTP"),
+        ("agent", _agent, "let the rollouts of a fleet reach this machine's server"),
         *((order, _order, text) for order, text in ORDERS.items()),
     ]
     for name, command, text in named:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command, order=name)
         sub.add_argument("--recipe", default="demo", help="recipe of the pair in service (%(default)s)")
-        if name != "start":
-            sub.add_argument("--state", type=Path, help="state file (default: in the recipe's run directory)")
-        else:
+        if name != "agent":
             sub.add_argument(
-                "--candidate", required=True, help="recipe of the new pair, or directory of its package"
+                "--fleet",
+                type=Path,
+                metavar="FILE",
+                help="YAML file of a fleet (default: one server)",
             )
+        if name not in ("start", "agent"):
+            sub.add_argument("--state", type=Path, help="state file (default: in the recipe's run directory)")
+        if name in ("start", "agent"):
             sub.add_argument(
                 "--public-key",
                 type=lambda word: Path(word) if word else None,
                 metavar="FILE",
                 help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
             )
+        if name == "start":
             sub.add_argument(
-                "--plan", type=Path, default=DEFAULT, help="plan with weights, times and limits (%(default)s)"
+                "--candidate", required=True, help="recipe of the new pair, or directory of its package"
+            )
+            sub.add_argument(
+                "--plan",
+                type=Path,
+                help=f"plan with weights, times and limits (default: {DEFAULT.name}, or {FLEET.name})",
             )
             sub.add_argument(
                 "--host",
@@ -83,14 +99,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             sub.add_argument(
                 "--results", type=Path, default=Path("results"), help="folder for the report (%(default)s)"
             )
-        if name == "serve":
+        if name == "agent":
+            sub.add_argument(
+                "--key-file", type=Path, required=True, help="file with the key that controllers must have"
+            )
+        if name in ("serve", "agent"):
+            port = {"serve": 8003, "agent": 8004}[name]
             sub.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-            sub.add_argument("--port", type=int, default=8003, help="port (%(default)s)")
+            sub.add_argument("--port", type=int, default=port, help="port (%(default)s)")
     return parser.parse_args(arguments)
 
 
 def _state(options: argparse.Namespace) -> Path:
     given: Path | None = options.state
+    if options.fleet and not given:
+        return fleet_state_file(options.fleet)
     return given or state_file(run_directory(options.recipe))
 
 
@@ -103,18 +126,21 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 
 def _start(options: argparse.Namespace) -> int:
-    directory = run_directory(options.recipe)
+    show = LiveView(sys.stderr).show
     print(f"{options.candidate}: building and measuring first if needed", file=sys.stderr)
     try:
         with stopped_by_signals():
-            record = start(
-                directory,
-                options.candidate,
-                options.plan,
-                LiveView(sys.stderr).show,
-                host=options.host,
-                public_key=options.public_key,
-            )
+            if options.fleet:
+                record = start_fleet(options.fleet, options.candidate, options.plan or FLEET, show)
+            else:
+                record = start(
+                    run_directory(options.recipe),
+                    options.candidate,
+                    options.plan or DEFAULT,
+                    show,
+                    host=options.host,
+                    public_key=options.public_key,
+                )
     except KeyboardInterrupt:
         print(
             "\nthe stable pair gets all requests again; the same command resumes the rollout", file=sys.stderr
@@ -159,6 +185,16 @@ def _report(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     with GateServer(lambda: _read(options), (options.host, options.port)) as server:
+        print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)
+        with stopped_by_signals():
+            server.serve_forever()
+    return EXIT_PASS
+
+
+def _agent(options: argparse.Namespace) -> int:
+    agent = Agent(run_directory(options.recipe), options.public_key)
+    key = read_agent_key(options.key_file)
+    with AgentServer(agent, key, (options.host, options.port)) as server:
         print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)
         with stopped_by_signals():
             server.serve_forever()

@@ -11,9 +11,10 @@ from pipelines.canary.controller.earlier_version import set_aside
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import Plan, read_plan
-from pipelines.canary.controller.rollout import Rollout
+from pipelines.canary.controller.rollout import Progress, Rollout, ServerState
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.servers import ALONE, Servers
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError
@@ -22,12 +23,27 @@ from pipelines.router.arms import Band
 MakeWorld = Callable[[Rollout, str], World]
 """Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
 
+MakeServers = Callable[[Rollout, Progress | None], Servers]
+"""Makes the servers of a rollout, given its progress if it has begun."""
+
+
+def one_server(make_world: MakeWorld) -> MakeServers:
+    """Return what makes the server of a rollout of one server."""
+
+    def make(rollout: Rollout, progress: Progress | None) -> Servers:
+        world = make_world(rollout, progress.candidate_socket if progress else "")
+        if progress is None:
+            return Servers.alone(world, {ALONE: ServerState(world.run(), offset=world.observations_end())})
+        return Servers.alone(world, progress.servers)
+
+    return make
+
 
 def roll_out(
     state: Path,
     candidate: str,
     new: Callable[[], Rollout],
-    make_world: MakeWorld,
+    make_servers: MakeServers,
     show: Callable[[Look], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> RolloutRecord:
@@ -37,7 +53,7 @@ def roll_out(
         state: State file.
         candidate: Name of the candidate.
         new: Makes the settings of a new rollout.
-        make_world: Makes the world of the rollout.
+        make_servers: Makes the servers of the rollout.
         show: Called with each look.
         sleep: Waits for a number of seconds between two looks.
 
@@ -51,12 +67,12 @@ def roll_out(
         rollout = store.latest()
         if rollout is None or store.progress(rollout).position.phase in ENDED:
             rollout = new()
-            world = make_world(rollout, "")
-            store.begin(rollout, world.observations_end())
+            servers = make_servers(rollout, None)
+            store.begin(rollout, servers.states)
         else:
             _check_same(rollout, candidate)
-            world = make_world(rollout, store.progress(rollout).candidate_socket)
-        Controller(store, rollout, world).run(show, sleep)
+            servers = make_servers(rollout, store.progress(rollout))
+        Controller(store, rollout, servers).run(show, sleep)
         return store.record()
 
 

@@ -1,4 +1,4 @@
-"""Start a rollout of a new pair in a server, or resume one whose controller has ended."""
+"""Start a rollout of one server or of a fleet, or resume one whose controller has ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.plan import Plan
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.call import control_of
+from pipelines.canary.fleet.fleet import Fleet
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.canary.roll_out import MakeWorld, canary_id_at, read_together, roll_out
-from pipelines.canary.run_files import state_file
+from pipelines.canary.roll_out import MakeWorld, canary_id_at, one_server, read_together, roll_out
+from pipelines.canary.run_files import fleet_state_file, state_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
 
@@ -26,7 +29,7 @@ def start(
     host: str = "",
     public_key: Path | None = None,
 ) -> RolloutRecord:
-    """Run a rollout to completion.
+    """Run a rollout of one server to completion.
 
     Args:
         run_directory: Run directory of the server.
@@ -46,9 +49,37 @@ def start(
         make_world = _server_of(run_directory, host, public_key)
 
     def new() -> Rollout:
-        return _new(run_directory, candidate, plan_file)
+        found = find_in_service(run_directory)
+        pair = found.stable
+        return _new(pair.name, pair.socket, pair.control_socket, found.generation, candidate, plan_file)
 
-    return roll_out(state_file(run_directory), candidate, new, make_world, show)
+    return roll_out(state_file(run_directory), candidate, new, one_server(make_world), show)
+
+
+def start_fleet(
+    fleet_file: Path, candidate: str, plan_file: Path, show: Callable[[Look], None]
+) -> RolloutRecord:
+    """Run a rollout on a fleet to completion.
+
+    Args:
+        fleet_file: YAML file that names the agents; the state lies beside it (``fleet_state_file``).
+        candidate: Recipe of the new pair, or path of its package, on each server.
+        plan_file: Plan, whose last step must reach all servers; a resumed rollout keeps its plan.
+        show: Called with each look.
+
+    Raises:
+        CanaryError: As ``start``; also if the servers have different pairs, or fewer than a majority answer.
+    """
+    fleet = Fleet.read(fleet_file)
+
+    def new() -> Rollout:
+        found = fleet.find_in_service()
+        name, generation = found.fingerprint, found.generation
+        rollout = _new(found.name, name, control_of(name), generation, candidate, plan_file)
+        _check_reaches_all(rollout.plan)
+        return rollout
+
+    return roll_out(fleet_state_file(fleet_file), candidate, new, fleet.servers, show)
 
 
 def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:
@@ -68,9 +99,10 @@ def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeW
     return make_world
 
 
-def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
-    found = find_in_service(run_directory)
-    if candidate == found.stable.name:
+def _new(
+    stable: str, socket: str, control_socket: str, generation: int, candidate: str, plan_file: Path
+) -> Rollout:
+    if candidate == stable:
         raise CanaryError(
             "the candidate is the pair in service",
             values=f"recipe {candidate}",
@@ -81,12 +113,22 @@ def _new(run_directory: Path, candidate: str, plan_file: Path) -> Rollout:
     now_s = time.time()
     return Rollout(
         canary_id=canary_id_at(now_s),
-        recipe_stable=found.stable.name,
+        recipe_stable=stable,
         recipe_candidate=candidate,
         began_at_s=now_s,
         plan=plan,
         limits=limits,
-        stable_socket=found.stable.socket,
-        control_socket=found.stable.control_socket,
-        generation=found.generation,
+        stable_socket=socket,
+        control_socket=control_socket,
+        generation=generation,
     )
+
+
+def _check_reaches_all(plan: Plan) -> None:
+    if plan.steps[-1].servers < 1:
+        raise CanaryError(
+            "the plan never reaches all servers",
+            values=f"servers={plan.steps[-1].servers:g} in the last step",
+            limit="1, because the candidate is promoted on all servers after that step",
+            remedy="use such a plan, as pipelines/canary/controller/canary-fleet.yaml; nothing was started",
+        )

@@ -16,7 +16,7 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
 from pipelines.canary.report.live_view import LiveView
 from pipelines.canary.report.record import judgement
-from pipelines.canary.roll_out import canary_id_at, read_together, roll_out
+from pipelines.canary.roll_out import canary_id_at, one_server, read_together, roll_out
 from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
@@ -125,7 +125,7 @@ class Service:
                 state_file(self._run),
                 candidate.name,
                 lambda: self._new(candidate.name),
-                self._world,
+                one_server(self._world),
                 LiveView(sys.stderr).show,
                 self._sleep,
             )

@@ -44,6 +44,10 @@ class UpstreamWorld:
         self._stable = stable
         self._candidate = candidate
 
+    def run(self) -> str:
+        """Return the same for all runs: a candidate is rolled back if its server ends."""
+        return ""
+
     def preflight(self) -> Outcome:
         """Check that the candidate lists the models that clients name."""
         stable, candidate = (self._endpoints[name] for name in (self._stable, self._candidate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import httpx
 
@@ -71,29 +71,30 @@ class ProcessSamples:
         self._clock = clock
         self._read_at_s = clock()
 
-    def take(self, read: Callable[[], Sample], *, is_wanted: bool) -> Sample | None:
-        """Take a sample if it is due.
+    def take(self, read: Callable[[], Sequence[Sample]], *, is_wanted: bool) -> Sequence[Sample]:
+        """Take a sample of each server if they are due.
 
         Args:
-            read: Reads a sample, as ``World.sample``.
+            read: Reads the samples, as ``Servers.samples``.
             is_wanted: Whether the candidate serves.
 
         Returns:
-            The new sample; None if none was taken.
+            The new samples, if any were taken.
         """
         now_s, taken = self._clock(), self.taken
         if not is_wanted:
             self.lacking, self._read_at_s = "", now_s
-            return None
+            return ()
         if taken and now_s - taken[-1].at_s < (now_s - taken[0].at_s) / _MOST_SAMPLES:
-            return None
+            return ()
         try:
-            taken.append(read())
+            fresh = read()
         except CanaryError as error:
             self.lacking = str(error)
-            return None
+            return ()
+        taken += fresh
         self.lacking, self._read_at_s = "", now_s
-        return taken[-1]
+        return fresh
 
     def lacking_for(self, seconds: float) -> str:
         """Return why no sample could be taken for longer than ``seconds``; "" if one could."""

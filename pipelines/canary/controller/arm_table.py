@@ -50,6 +50,18 @@ def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
     )
 
 
+def without_candidate(table: ArmTable, rollout: Rollout) -> ArmTable:
+    """Return a table for a server of a fleet that does not have the candidate: not yet, or not again."""
+    control = rollout.control_socket
+    return replace(
+        table,
+        stable=ArmSetting(rollout.stable_socket, 1.0),
+        candidate=None,
+        control=ArmSetting(control, 0.0) if control else None,
+        shadow=None,
+    )
+
+
 def _shadow(position: Position, plan: Plan, weight: float) -> ShadowSetting | None:
     share = plan.replayed_share(weight) if position.is_judged else 0.0
     return replace(plan.shadow.setting, share=share) if share else None

@@ -12,20 +12,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pipelines.canary.checks.observed_requests import observed_requests
 from pipelines.canary.checks.process_figures import ProcessSamples
-from pipelines.canary.controller.arm_table import arm_table, weights_at
+from pipelines.canary.controller.arm_table import arm_table, weights_at, without_candidate
 from pipelines.canary.controller.facts import Facts, Judged, Outcome
-from pipelines.canary.controller.phases import ENDED, PREPARING, Decision, Position, decide, num_awaited
-from pipelines.canary.controller.rollout import Progress, Rollout
+from pipelines.canary.controller.phases import (
+    ENDED,
+    PREPARING,
+    Decision,
+    Position,
+    decide,
+    num_awaited,
+    share_of_servers,
+)
+from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.servers import Servers, Watched
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import NumPairs, count_pairs
 from pipelines.canary.judge.verdict import Analysis, analyse
 from pipelines.canary.report.record import Transition
 from pipelines.canary.report.sections import analysis_section
 from pipelines.errors import CanaryError, DraftproofError
+from pipelines.router.arms import ArmTable
 
 _Clock = Callable[[], float]
 
@@ -42,6 +50,7 @@ class Look:
         requests: Requests that were analysed.
         num_pairs: Pairs of candidate and stable pair.
         unmeasured: Why the latest sample of memory and CPU time could not be taken; "" if it could.
+        waits_for: Servers without which the rollout waits, in words; "" if it does not.
     """
 
     rollout: Rollout
@@ -51,6 +60,7 @@ class Look:
     requests: list[ObservedRequest]
     num_pairs: NumPairs
     unmeasured: str = ""
+    waits_for: str = ""
 
 
 class Controller:
@@ -59,14 +69,14 @@ class Controller:
     Args:
         store: State file; the caller holds its lock (``sole_controller``).
         rollout: Rollout to run or to resume.
-        world: Server and router that it acts on.
+        servers: Servers and routers that it acts on.
         clock: Returns the unix time.
     """
 
-    def __init__(self, store: Store, rollout: Rollout, world: World, clock: _Clock = time.time) -> None:
+    def __init__(self, store: Store, rollout: Rollout, servers: Servers, clock: _Clock = time.time) -> None:
         self._store = store
         self._rollout = rollout
-        self._world = world
+        self._servers = servers
         self._clock = clock
         self._progress = store.progress(rollout)
         self._requests = store.requests(rollout)
@@ -74,7 +84,6 @@ class Controller:
         self._analysis: Analysis | None = None
         self._num_pairs = NumPairs()
         self._analysed = (-1, -1)  # numbers of complete requests and of samples
-        self._answered_at_s = clock()
         self._awaited, self._grew_at_s = ("", 0), clock()  # phase, its pairs, and when the latest came
         self._told, self._told_at_s = -1, 0.0  # generation, and when the router got it
 
@@ -104,15 +113,18 @@ class Controller:
 
     def look(self) -> Look:
         """Look once: read, work, decide, store and tell the router."""
-        fresh, divergences, progress, broken = self._read_observations()
+        servers = self._servers
+        servers.look_around()
+        fresh, divergences, broken = self._read_observations()
         requests = [*self._requests, *fresh]
         is_sampled = self._progress.position.is_judged and self._rollout.limits.judges_resources
-        sample = self._samples.take(self._world.sample, is_wanted=is_sampled)
+        samples = self._samples.take(servers.samples, is_wanted=is_sampled)
         if not broken:
-            broken = self._analyse(requests, progress.complete_until_s)
+            broken = self._analyse(requests)
         order = self._store.next_order(self._rollout)
+        is_incomplete = servers.is_incomplete(self._share)  # before the work: they get requests after it
         outcome = self._do_work()
-        listener = self._find_listener()
+        watched = self._watch()
         facts = Facts(
             now_s=self._clock(),  # after the work, which may take minutes
             order=order and order[1],
@@ -121,16 +133,17 @@ class Controller:
             num_pairs=self._num_pairs.asked,
             num_replays=self._num_pairs.replayed,
             idle_s=self._measure_idle_s(),
-            down_s=self._clock() - self._answered_at_s,
-            has_restarted=bool(listener and progress.candidate_listener not in (0, listener)),
+            down_s=watched.down_s,
+            has_restarted=watched.has_restarted,
             broken=broken,
             unmeasured=self._samples.lacking_for(self._rollout.plan.idle_s),
+            faulty=watched.server,
+            is_incomplete=is_incomplete,
+            waits_for=servers.waits_for,
         )
         decision = decide(self._progress.position, facts, self._rollout.plan)
         transition = self._transition(decision, facts.now_s)
-        progress = replace(
-            progress, position=decision.position, candidate_listener=listener or progress.candidate_listener
-        )
+        progress = replace(self._progress, position=decision.position, servers=dict(servers.states))
         if transition is not None:
             progress = replace(
                 progress,
@@ -142,7 +155,7 @@ class Controller:
                 same_target=bool(decision.evidence.get("same_target", progress.same_target)),
             )
         self._store.advance(
-            self._rollout, progress, fresh, divergences, transition, order and order[0], sample
+            self._rollout, progress, fresh, divergences, transition, order and order[0], samples
         )
         self._progress, self._requests = progress, requests
         self._tell()
@@ -151,32 +164,25 @@ class Controller:
             progress.position,
             transition,
             self._analysis,
-            self._complete(),
+            self._complete(requests),
             self._num_pairs,
             self._samples.lacking,
+            servers.waits_for,
         )
 
-    def _read_observations(self) -> tuple[list[ObservedRequest], list[dict[str, object]], Progress, str]:
-        """Read what is new in the router's log; the last value says why that failed, or is ""."""
-        progress, rollout = self._progress, self._rollout
-        if not progress.position.is_judged:
-            return [], [], progress, ""
+    def _read_observations(self) -> tuple[list[ObservedRequest], list[dict[str, object]], str]:
+        """Read what is new in the routers' logs; the last value says why that failed, or is ""."""
+        rollout = self._rollout
+        if not self._progress.position.is_judged:
+            return [], [], ""
         try:
-            found, offset = self._world.observations(progress.offset)
+            return *self._servers.read(rollout.canary_id, rollout.limits.runtime), ""
         except CanaryError as error:
-            return [], [], progress, str(error)
-        ours = [each for each in found if each.canary_id == rollout.canary_id]
-        complete_until_s = max([progress.complete_until_s, *(each.oldest_open_at_s for each in ours)])
-        return (
-            [request for each in ours for request in observed_requests(each, rollout.limits.runtime)],
-            [vars(each.divergence) for each in ours if each.divergence is not None and not each.overridden],
-            replace(progress, offset=offset, complete_until_s=complete_until_s),
-            "",
-        )
+            return [], [], str(error)
 
-    def _analyse(self, requests: list[ObservedRequest], complete_until_s: float) -> str:
+    def _analyse(self, requests: list[ObservedRequest]) -> str:
         """Judge again if there is new evidence; returns why that failed, or ""."""
-        complete = [each for each in requests if each.arrived_at_s < complete_until_s]
+        complete = self._complete(requests)
         known = len(complete), len(self._samples.taken)
         if known == self._analysed or not complete:
             return ""
@@ -189,9 +195,9 @@ class Controller:
         self._analysed = known
         return ""
 
-    def _complete(self) -> list[ObservedRequest]:
-        until_s = self._progress.complete_until_s
-        return [each for each in self._requests if each.arrived_at_s < until_s]
+    def _complete(self, requests: list[ObservedRequest]) -> list[ObservedRequest]:
+        states = self._servers.states
+        return [each for each in requests if states[each.server].is_complete_at(each.arrived_at_s)]
 
     def _do_work(self) -> Outcome | None:
         """Do the work of the phase; returns None if the phase has none or its work is not done."""
@@ -199,9 +205,9 @@ class Controller:
         since_s = self._clock() - position.since_s
         if position.phase in PREPARING:
             work = {
-                "preflight": self._world.preflight,
-                "loading": self._world.load,
-                "cold_start": self._world.probe,
+                "preflight": self._servers.preflight,
+                "loading": self._servers.load,
+                "cold_start": self._servers.probe,
             }[position.phase]
             try:
                 return work()
@@ -209,11 +215,17 @@ class Controller:
                 return Outcome(False, f"{position.phase} failed: {error}")
         if position.phase == "rolling_back":
             return self._unload(since_s)
-        if position.phase == "promoting" and since_s >= plan.watch_s:
-            return self._keep()
+        failed = self._servers.bring_up(self._share, self._progress.candidate_socket)
         if position.phase == "settling":
             return self._settle()
-        return None
+        if failed is None and position.phase == "promoting" and since_s >= plan.watch_s:
+            return None if self._servers.is_incomplete(self._share) else self._keep()
+        return failed
+
+    @property
+    def _share(self) -> float:
+        """Share of the servers that should have the candidate."""
+        return share_of_servers(self._progress.position, self._rollout.plan)
 
     def _unload(self, since_s: float) -> Outcome | None:
         """Unload the candidate once its requests have finished; leave it loaded if that keeps failing."""
@@ -221,48 +233,47 @@ class Controller:
         try:
             if since_s < drain_s and not self._is_drained():
                 return None
-            became = self._world.unload()
+            became = self._servers.unload()
         except DraftproofError as error:
             if since_s < 2 * drain_s:
                 return None
             return Outcome(True, f"the candidate gets no requests, but could not be unloaded: {error}")
-        return Outcome(True, became)
+        return None if became is None else Outcome(True, became)
 
     def _is_drained(self) -> bool:
         """Return whether all requests have finished that arrived before the router got the table."""
-        found, _ = self._world.observations(self._progress.offset)
-        return any(each.oldest_open_at_s > self._told_at_s for each in found)
+        return self._servers.is_drained(self._told_at_s)
 
     def _keep(self) -> Outcome:
         try:
-            return self._world.keep()
+            return self._servers.keep()
         except DraftproofError as error:
             return Outcome(False, f"the candidate could not be made permanent: {error}")
 
-    def _settle(self) -> Outcome:
+    def _settle(self) -> Outcome | None:
         try:
-            return self._world.settle()
+            return self._servers.settle()
         except DraftproofError as error:
             return Outcome(
                 True, f"the candidate serves, but the former stable pair could not be unloaded: {error}"
             )
 
     def _measure_idle_s(self) -> float:
-        """Return the time since the latest awaited pair; a pause or a new controller restarts it."""
+        """Return the time since the latest awaited pair; a pause, a wait or a new controller restarts it."""
         now_s, position = self._clock(), self._progress.position
+        is_waiting = bool(position.paused_in or self._servers.waits_for)
         awaited = position.phase, num_awaited(position, self._num_pairs.asked, self._num_pairs.replayed)
-        if awaited != self._awaited or position.paused_in or not position.is_judged:
+        if awaited != self._awaited or is_waiting or not position.is_judged:
             self._awaited, self._grew_at_s = awaited, now_s
         return now_s - self._grew_at_s
 
-    def _find_listener(self) -> int | None:
-        """Identify the candidate's process; None if it refuses connections or need not answer."""
+    def _watch(self) -> Watched:
+        """Look at the candidate's processes while they must answer."""
         position = self._progress.position
-        is_watched = position.is_judged or position.phase in ("paused", "promoting")
-        listener = self._world.listener(self._progress.candidate_socket) if is_watched else None
-        if listener or not is_watched:
-            self._answered_at_s = self._clock()
-        return listener
+        if position.is_judged or position.phase in ("paused", "promoting"):
+            return self._servers.watch(self._progress.candidate_socket, self._clock())
+        self._servers.rest()
+        return Watched()
 
     def _transition(self, decision: Decision, now_s: float) -> Transition | None:
         before = self._progress.position
@@ -275,12 +286,16 @@ class Controller:
         return Transition(now_s, before.phase, decision.position.phase, decision.reason, evidence, weights)
 
     def _tell(self) -> None:
-        """Write the table of arms with a new lease."""
-        self._world.write(arm_table(self._rollout, self._progress, self._clock()))
+        """Write the tables of arms with a new lease."""
+        self._write(arm_table(self._rollout, self._progress, self._clock()))
         if self._told != self._progress.generation:
             self._told, self._told_at_s = self._progress.generation, self._clock()
 
     def _let_lease_end(self) -> None:
         """End the lease, because no controller watches the candidate from now on."""
         table = arm_table(self._rollout, self._progress, self._clock())
-        self._world.write(replace(table, lease_until_s=0.0))
+        self._write(replace(table, lease_until_s=0.0))
+
+    def _write(self, table: ArmTable) -> None:
+        without = without_candidate(table, self._rollout)
+        self._servers.write(table, without, is_stable=self._progress.position.is_stable)

@@ -72,6 +72,9 @@ class Facts:
         has_restarted: Whether the candidate's process has ended and another one has taken its place.
         broken: Why the evidence cannot be read or judged; "" if it can.
         unmeasured: Why memory and CPU time have not been measured for ``idle_s``; "" if they were.
+        faulty: Server whose candidate is down or has restarted; "" if there is one server.
+        is_incomplete: Whether a server that should have the candidate is still getting it.
+        waits_for: Servers without which the rollout must wait, in words; "" if a majority answers.
     """
 
     now_s: float
@@ -85,3 +88,6 @@ class Facts:
     has_restarted: bool = False
     broken: str = ""
     unmeasured: str = ""
+    faulty: str = ""
+    is_incomplete: bool = False
+    waits_for: str = ""

@@ -107,11 +107,12 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
         return _roll_back(position, facts, "an operator aborted it", is_abort=True)
     if position.phase in PREPARING:
         return _prepare(position, facts)
+    where = f" on {facts.faulty}" if facts.faulty else ""
     if facts.down_s > plan.down_after_s:
-        reason = f"its socket has refused connections for {facts.down_s:.1f} s"
+        reason = f"its socket{where} has refused connections for {facts.down_s:.1f} s"
         return _roll_back(position, facts, reason, "fail", {"down_s": facts.down_s})
     if facts.has_restarted:
-        return _roll_back(position, facts, "its process ended and was replaced", "fail")
+        return _roll_back(position, facts, f"its process{where} ended and was replaced", "fail")
     if position.phase == "promoting":
         return _keep(position, facts)
     return _judge(position, facts, plan)
@@ -121,6 +122,14 @@ def step_of(position: Position, plan: Plan) -> Step | None:
     """Return the current step, also while paused in it; None in other phases."""
     name, _, number = position.serving.partition("/")
     return plan.steps[int(number) - 1] if name == "step" else None
+
+
+def share_of_servers(position: Position, plan: Plan) -> float:
+    """Return the share of a fleet's servers that have the candidate at a position; 0 stands for one."""
+    if position.phase in ("promoting", "settling", "promoted"):
+        return 1.0
+    step = step_of(position, plan)
+    return 0.0 if step is None else step.servers
 
 
 def num_awaited(position: Position, num_pairs: int, num_replays: int) -> int:
@@ -135,6 +144,8 @@ def _prepare(position: Position, facts: Facts) -> Decision:
     if outcome.needs_review:
         waiting = Position("paused", facts.now_s, paused_in=position.phase, pause_reason=outcome.reason)
         return Decision(waiting, outcome.reason, {**outcome.evidence, "verdict": "inconclusive"})
+    if outcome.is_good and facts.waits_for:
+        return Decision(position)
     if outcome.is_good:
         return _go(position, facts, _after(position.phase), outcome.reason, outcome.evidence)
     if position.phase == "preflight":  # nothing was loaded
@@ -160,6 +171,8 @@ def _keep(position: Position, facts: Facts) -> Decision:
         return Decision(position)
     if not facts.outcome.is_good:
         return _roll_back(position, facts, facts.outcome.reason)
+    if facts.waits_for:
+        return Decision(position)
     return _go(position, facts, "settling", facts.outcome.reason, facts.outcome.evidence)
 
 
@@ -171,6 +184,8 @@ def _settle(position: Position, facts: Facts) -> Decision:
 
 def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
     judged = facts.judged
+    if facts.outcome is not None and not facts.outcome.is_good:  # of a server that was to get the candidate
+        return _roll_back(position, facts, facts.outcome.reason, "fail", facts.outcome.evidence)
     if facts.broken:
         return _roll_back(position, facts, f"the evidence cannot be judged: {facts.broken}")
     if judged is not None and judged.verdict == "fail":
@@ -192,6 +207,8 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
         return Decision(resumed, "an operator resumed it", _evidence(facts))
     if position.paused_in:
         return Decision(position)
+    if facts.waits_for:
+        return Decision(replace(position, held_since_s=None))
     if since_s is not None and facts.now_s - since_s > plan.hold_s and judged is not None:
         return _roll_back(position, facts, f"above its pass limit for too long: {judged.reason}")
     if facts.num_pairs >= plan.max_pairs and (judged is None or judged.verdict != "pass"):
@@ -206,6 +223,8 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
 
 def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -> Decision:
     step = step_of(position, plan)
+    if step is not None and facts.is_incomplete:  # the step begins when its servers have the candidate
+        return Decision(replace(position, since_s=facts.now_s, num_pairs_before=facts.num_pairs))
     needed = step or plan.shadow
     needs_replays = facts.judged is None or facts.judged.needs_replays
     if step is not None and needs_replays and not plan.replayed_share(step.weight):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
 from pipelines import configuration
@@ -28,9 +28,9 @@ class Rollout:
         began_at_s: Start, as unix time.
         plan: Plan as it was read at the start.
         limits: Limits as they were read at the start.
-        stable_socket: Socket of the pair in service.
-        control_socket: Socket of the target alone; "" if it is not served.
-        generation: Generation of the table of arms at the start.
+        stable_socket: Socket of the pair in service; in a fleet, its name (``fleet.call.Names``).
+        control_socket: Likewise of the target alone; "" if it is not served.
+        generation: Generation of the table of arms at the start, in a fleet the largest one.
     """
 
     canary_id: str
@@ -44,6 +44,35 @@ class Rollout:
     generation: int
 
 
+@dataclass(frozen=True)
+class ServerState:
+    """What a controller has to remember of a server.
+
+    Attributes:
+        run: Run of the server in which the candidate was loaded and probed (``World.run``); None if none.
+        is_kept: Whether the server loads the candidate at its start.
+        listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
+        offset: Bytes of the router's observation log that were read.
+        complete_until_s: Every request that arrived before this unix time has been read.
+        says: What it last said of itself, for people; "" for nothing unusual.
+    """
+
+    run: str | None = None
+    is_kept: bool = False
+    listener: int = 0
+    offset: int = 0
+    complete_until_s: float = 0.0
+    says: str = ""
+
+    def is_complete_at(self, arrived_at_s: float) -> bool:
+        """Return whether all requests have been read that the server received until then."""
+        return arrived_at_s < self.complete_until_s
+
+
+ServerStates = dict[str, ServerState]
+"""State by server; a rollout of one server has the server "" alone."""
+
+
 @configuration.strict
 @dataclass(frozen=True)
 class Progress:
@@ -54,20 +83,16 @@ class Progress:
         generation: Generation of the table of arms that the router must follow.
         candidate_socket: Socket of the candidate; "" until it is known.
         candidate_control_socket: Socket of the candidate's target alone; "" until it is known.
-        candidate_listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
         same_target: Whether both pairs have the same target, so that their answers must be equal.
-        offset: Bytes of the router's observation log that were read.
-        complete_until_s: Every request that arrived before this unix time has been read.
+        servers: What is known of each server.
     """
 
     position: Position
     generation: int
     candidate_socket: str = ""
     candidate_control_socket: str = ""
-    candidate_listener: int = 0
     same_target: bool = True
-    offset: int = 0
-    complete_until_s: float = 0.0
+    servers: ServerStates = field(default_factory=dict)
 
 
 def to_text(document: Any) -> str:

@@ -17,13 +17,13 @@ from typing import Any, cast
 from pipelines.canary.controller.arm_table import weights_at
 from pipelines.canary.controller.facts import Order
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text
+from pipelines.canary.controller.rollout import Progress, Rollout, ServerStates, from_text, to_text
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 
-VERSION = 4
+VERSION = 5
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers
@@ -81,12 +81,12 @@ class Store:
         """Close the file."""
         self._connection.close()
 
-    def begin(self, rollout: Rollout, offset: int = 0) -> None:
+    def begin(self, rollout: Rollout, servers: ServerStates) -> None:
         """Add a rollout in phase ``preflight``.
 
         Args:
             rollout: Rollout with a new ``canary_id``.
-            offset: Length of the router's observation log in bytes; what is before it belongs to others.
+            servers: What is known of each server.
         """
         position = Position("preflight", rollout.began_at_s)
         begun = Transition(
@@ -98,7 +98,7 @@ class Store:
             weights_at(position, rollout.plan),
         )
         with self._transaction():
-            progress = to_text(Progress(position, rollout.generation + 1, offset=offset))
+            progress = to_text(Progress(position, rollout.generation + 1, servers=servers))
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, to_text(rollout), progress)  # fmt: skip
             self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
@@ -122,7 +122,7 @@ class Store:
         divergences: Sequence[dict[str, Any]] = (),
         transition: Transition | None = None,
         order: int | None = None,
-        sample: Sample | None = None,
+        samples: Sequence[Sample] = (),
     ) -> None:
         """Write everything that one look found, or nothing of it.
 
@@ -133,7 +133,7 @@ class Store:
             divergences: New divergences.
             transition: Change of phase, if there was one.
             order: Number of the order that was carried out, if any.
-            sample: New sample, if one was taken.
+            samples: New samples.
         """
         canary_id = rollout.canary_id
         with self._transaction():
@@ -143,7 +143,7 @@ class Store:
             for divergence in divergences:
                 self._write("INSERT INTO divergence (canary_id, document) VALUES (?, ?)",
                             canary_id, to_text(divergence))  # fmt: skip
-            if sample is not None:
+            for sample in samples:
                 self._write("INSERT INTO sample (canary_id, document) VALUES (?, ?)",
                             canary_id, to_text(sample))  # fmt: skip
             if transition is not None:
@@ -212,11 +212,14 @@ class Store:
             rollout.began_at_s,
             progress.position.phase,
             tuple(from_text(Transition, text) for (text,) in transitions),
-            tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
+            tuple(
+                each for each in requests if progress.servers[each.server].is_complete_at(each.arrived_at_s)
+            ),
             tuple(samples),
             tuple(json.loads(text) for (text,) in divergences),
             rollout.limits,
             rollout.plan.slo,
+            {name: state.says for name, state in progress.servers.items() if name},
         )
 
     def _claim(self) -> None:

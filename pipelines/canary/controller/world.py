@@ -17,6 +17,14 @@ class World(Protocol):
     got. Every method may raise a ``DraftproofError``.
     """
 
+    def run(self) -> str:
+        """Identify the current run of the server: another one after a restart of the server.
+
+        Raises:
+            CanaryError: It serves another pair than the rollout's.
+            ServerUnavailableError: It is away.
+        """
+
     def preflight(self) -> Outcome:
         """Check the candidate before anything is loaded."""
 

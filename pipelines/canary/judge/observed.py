@@ -18,13 +18,13 @@ Compared = Literal["", "equal", "tie", "unknown", "diverged"]
 class ObservedRequest:
     """One request and its answer or failure. Times are in seconds.
 
-    A sequence of requests must not have gaps: it contains all that arrived before the last of them, because
-    those that are still running are the slow ones.
+    A sequence of requests must not have gaps: it contains all that a server received before the last of its
+    own, because those that are still running are the slow ones.
 
     Attributes:
         request_id: Identifier; a replay has that of the request that it repeats.
         arm: Arm that answered.
-        arrived_at_s: Time of arrival on a clock that all requests share.
+        arrived_at_s: Time of arrival on a clock that all requests of the server share.
         band: Load band of the whole server at arrival.
         failure: Kind of failure; "" if there is an answer.
         ttft_s: Time to first token; None if the answer was not streamed or has no token.
@@ -41,6 +41,7 @@ class ObservedRequest:
         differs_in: First thing in which the answer differs.
         longest_pause_s: Longest time between two responses of a streamed answer; None for one response.
         fault: What went wrong, in words; "" if nothing did or it was not recorded.
+        server: Server of a fleet that answered; "" if there is one server.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class ObservedRequest:
     differs_in: Difference = ""
     longest_pause_s: float | None = None
     fault: str = ""
+    server: str = ""
 
     @property
     def num_rounds(self) -> int:

@@ -31,6 +31,8 @@ def progress_lines(look: Look) -> Iterator[str]:
     answered = ", ".join(f"{arm} {requests[arm]}" for arm in ("stable", "candidate", "control"))
     pairs = f"{look.num_pairs.asked}, {look.num_pairs.replayed} of replays"
     yield f"requests: {answered}; replays: {replays}; pairs: {pairs}"
+    if look.waits_for:
+        yield f"the rollout waits for {look.waits_for}"
     if look.unmeasured:
         yield f"memory and CPU time are unknown: {look.unmeasured}"
     if look.analysis is not None:
@@ -48,6 +50,7 @@ def record_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
     """Describe a rollout from its state file."""
     yield f"{record.recipe_candidate} against {record.recipe_stable} ({record.canary_id}): {record.phase}"
     yield from map(transition_line, record.transitions)
+    yield from (f"{server}: {says}" for server, says in record.servers.items() if says)
     more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
     said = judged.reason.removeprefix(f"{judged.verdict}: ")
     yield f"{judged.verdict}: {said}{more}"

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from benchmarks.judge.faults import NO_FAULT, less_accepted
-from pipelines.canary.controller.control import Controller, Look
+from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.state import Store
-from tests.unit.canary.simulated_world import SimulatedWorld, begun
+from tests.unit.canary.simulated_world import SimulatedWorld, begun, controller_of
 
 FAULTS = {"none": NO_FAULT, "acceptance": less_accepted(0.5)}
 
@@ -26,7 +26,7 @@ def main(folder: Path, fault: str, pause_in: str) -> None:
         rollout = store.latest()
         if rollout is None:
             rollout = begun()
-            store.begin(rollout)
+            store.begin(rollout, {})
 
         def show(look: Look) -> None:
             if look.transition is not None and look.position.phase == pause_in:
@@ -35,7 +35,7 @@ def main(folder: Path, fault: str, pause_in: str) -> None:
             time.sleep(0.01)
 
         print("preflight", flush=True)
-        Controller(store, rollout, world, world.clock).run(show, world.sleep)
+        controller_of(store, rollout, world).run(show, world.sleep)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,12 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.judge.faults import NO_FAULT, Fault
+from pipelines.canary.controller.control import Controller
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
+from pipelines.canary.controller.state import Store
+from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
@@ -75,6 +78,12 @@ def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") ->
     return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
 
 
+def controller_of(store: Store, rollout: Rollout, world: SimulatedWorld) -> Controller:
+    """Return a controller of a rollout of one server."""
+    servers = Servers.alone(world, store.progress(rollout).servers)
+    return Controller(store, rollout, servers, world.clock)
+
+
 class SimulatedWorld:
     """A simulated world in a folder.
 
@@ -126,6 +135,9 @@ class SimulatedWorld:
             self._remember(is_kept=False, is_settled=False)
 
     # Called by a controller.
+
+    def run(self) -> str:
+        return ""
 
     def preflight(self) -> Outcome:
         if "preflight" in self._broken:

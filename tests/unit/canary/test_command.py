@@ -21,15 +21,16 @@ from pipelines.canary import start as starting
 from pipelines.canary.controller.control import Controller, Look
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.plan import DEFAULT
+from pipelines.canary.controller.plan import DEFAULT, FLEET
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.report.live_view import LiveView
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
 from pipelines.errors import CanaryError
-from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun
+from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun, controller_of
 from tests.unit.canary.test_preflight import run
 
 __all__ = ["run"]
@@ -59,8 +60,8 @@ class Simulated:
         self.sockets.append(candidate_socket)
         return self.world
 
-    def _controller(self, store: Store, rollout: Rollout, world: World) -> Controller:
-        controller = Controller(store, rollout, world, self.world.clock)
+    def _controller(self, store: Store, rollout: Rollout, servers: Servers) -> Controller:
+        controller = Controller(store, rollout, servers, self.world.clock)
         look_on = controller.run
         controller.run = lambda show, sleep: look_on(show, self.world.sleep)  # type: ignore[method-assign,assignment,misc]
         return controller
@@ -88,7 +89,7 @@ def last_line(output: str) -> dict[str, object]:
 def given(run: Path, phase: str, paused_in: str = "") -> Rollout:
     """Make a rollout that stands in a phase, without a controller."""
     store, rollout = Store(state_file(run)), begun()
-    store.begin(rollout)
+    store.begin(rollout, {})
     progress = replace(store.progress(rollout), position=Position(phase, 0.0, paused_in=paused_in))
     store.advance(rollout, progress)
     return rollout
@@ -155,7 +156,7 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     monkeypatch.setattr("pipelines.canary.report.live_view._REDRAW_S", 0.0)
     world, out = SimulatedWorld(tmp_path, held=True), Terminal()
     store, rollout = Store(state_file(run)), begun()
-    store.begin(rollout)
+    store.begin(rollout, {})
     view = LiveView(out)
 
     def show(look: Look) -> None:
@@ -164,7 +165,7 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Controller(store, rollout, world, world.clock).run(show, world.sleep)
+        controller_of(store, rollout, world).run(show, world.sleep)
     reason = "acceptance_rate 0.45, 0.50 at the build"
     drawn = out.getvalue().rpartition("\x1b")[2]
     assert "paused in cold_start" in drawn
@@ -357,8 +358,8 @@ def test_a_terminal_shows_every_loss_in_place(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("pipelines.canary.report.live_view._REDRAW_S", 0.0)
     world, out = SimulatedWorld(tmp_path), Terminal()
     store, rollout = Store(tmp_path / "canary.sqlite"), begun()
-    store.begin(rollout)
-    Controller(store, rollout, world, world.clock).run(LiveView(out).show, world.sleep)
+    store.begin(rollout, {})
+    controller_of(store, rollout, world).run(LiveView(out).show, world.sleep)
     screen: list[str] = []
     for part in re.split(r"(\x1b\[\d+F\x1b\[J)", out.getvalue()):
         if up := re.match(r"\x1b\[(\d+)F", part):
@@ -372,5 +373,17 @@ def test_a_terminal_shows_every_loss_in_place(tmp_path: Path, monkeypatch: pytes
     assert max(map(len, screen)) <= 160
 
 
-def test_the_default_plan_is_the_one_beside_the_code() -> None:
-    assert command._parse(["start", "--candidate", "x"]).plan == DEFAULT
+@pytest.mark.parametrize(("fleet", "plan"), [([], DEFAULT), (["--fleet", "f.yaml"], FLEET)])
+def test_the_default_plan_is_the_one_beside_the_code(
+    fleet: list[str], plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Path] = []
+
+    def begin(place: Path, candidate: str, plan_file: Path, show: object, **more: object) -> None:
+        used.append(plan_file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "start", begin)
+    monkeypatch.setattr(command, "start_fleet", begin)
+    assert command.main(["start", "--candidate", "x", *fleet]) == 130
+    assert used == [plan]

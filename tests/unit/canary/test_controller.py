@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.judge.faults import NO_FAULT, diverging, failing, less_accepted, slower
-from pipelines.canary.controller.control import Controller, Look
+from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.facts import Order
 from pipelines.canary.controller.plan import Plan
 from pipelines.canary.controller.state import Store
@@ -23,6 +23,7 @@ from tests.unit.canary.simulated_world import (
     STABLE,
     SimulatedWorld,
     begun,
+    controller_of,
 )
 
 Act = Callable[[Look], None]
@@ -32,8 +33,8 @@ def roll_out(world: SimulatedWorld, plan: Plan = PLAN, act: Act = lambda look: N
     """Run a rollout from beginning to end."""
     store = Store(world.folder / "canary.sqlite")
     rollout = begun(plan)
-    store.begin(rollout)
-    Controller(store, rollout, world, world.clock).run(act, world.sleep)
+    store.begin(rollout, {})
+    controller_of(store, rollout, world).run(act, world.sleep)
     return store.record()
 
 
@@ -167,13 +168,13 @@ def test_a_candidate_whose_process_was_replaced_between_two_looks_is_rolled_back
 ) -> None:
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(PLAN, EASY_LIMITS)
-    store.begin(rollout)
-    controller = Controller(store, rollout, world, world.clock)
+    store.begin(rollout, {})
+    controller = controller_of(store, rollout, world)
     while controller.look().position.phase != "step/1":
         world.sleep(PLAN.tick_s)
     world.process = 2
     if is_resumed:
-        controller = Controller(store, rollout, world, world.clock)
+        controller = controller_of(store, rollout, world)
     assert controller.look().position.phase == "rolling_back"
     assert store.record().transitions[-1].reason == "its process ended and was replaced"
 
@@ -196,8 +197,8 @@ def test_a_candidate_above_a_limit_leaves_as_not_good_enough(tmp_path: Path) -> 
     limits = replace(limits, acceptance_rate=replace(limits.acceptance_rate, rollback_above=0.9))
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(replace(PLAN, hold_s=10.0), limits)
-    store.begin(rollout)
-    Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+    store.begin(rollout, {})
+    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
     decision = store.record().transitions[-2]
     assert decision.reason.startswith("above its pass limit for too long: needs review: acceptance_rate")
     assert judgement(store.record()).verdict == "inconclusive"
@@ -292,7 +293,7 @@ def test_without_a_controller_the_candidate_gets_no_requests(tmp_path: Path) -> 
     store = Store(tmp_path / "canary.sqlite")
     rollout = store.latest()
     assert rollout is not None
-    Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
     assert phases(store.record())[-2:] == ["settling", "promoted"]
 
 
@@ -307,8 +308,8 @@ def test_a_load_band_without_a_limit_ends_it_without_a_verdict(tmp_path: Path) -
     limits = replace(EASY_LIMITS, speed_up={"medium": EASY_LIMITS.speed_up["medium"]})
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(PLAN, limits)
-    store.begin(rollout)
-    Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+    store.begin(rollout, {})
+    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
     assert "a load band has no limit" in store.record().transitions[-2].reason
     assert judgement(store.record()).verdict == "inconclusive"
 
@@ -318,8 +319,8 @@ def test_what_the_log_has_of_an_earlier_rollout_counts_for_nothing(tmp_path: Pat
     assert any(each.failure for each in roll_out(world).requests)
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(canary_id="c2")
-    store.begin(rollout)
-    Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+    store.begin(rollout, {})
+    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
     assert phases(store.record())[-1] == "promoted"
 
 

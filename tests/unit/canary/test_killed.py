@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from benchmarks.judge.faults import NO_FAULT, Fault, less_accepted
-from pipelines.canary.controller.control import Controller, Look
+from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.state import Store
@@ -40,6 +40,7 @@ from tests.unit.canary.simulated_world import (
     STABLE,
     SimulatedWorld,
     begun,
+    controller_of,
 )
 
 BAD = less_accepted(0.5)
@@ -78,7 +79,7 @@ def go_on(world: SimulatedWorld) -> RolloutRecord:
     rollout = store.latest()
     assert rollout is not None
     with sole_controller(world.folder / "canary.sqlite"):
-        Controller(store, rollout, world, world.clock).run(lambda look: None, world.sleep)
+        controller_of(store, rollout, world).run(lambda look: None, world.sleep)
     return store.record()
 
 
@@ -163,8 +164,8 @@ def looks(folder: Path, fault: Fault) -> Iterator[tuple[str, Path]]:
     """Return each phase with the files before its first look, and with those before the one that ends it."""
     world = SimulatedWorld(folder / "whole", fault)
     store, rollout = Store(world.folder / "canary.sqlite"), begun(SHORT, LAX_LIMITS)
-    store.begin(rollout)
-    controller = Controller(store, rollout, world, world.clock)
+    store.begin(rollout, {})
+    controller = controller_of(store, rollout, world)
     is_first = True
     for number in itertools.count():
         before = Path(shutil.copytree(world.folder, folder / f"look-{number}"))
@@ -190,7 +191,7 @@ def look_once(folder: Path, fault: Fault) -> None:
         if look.transition is None or look.position.phase in ENDED:
             os._exit(0)
 
-    Controller(store, rollout, world, world.clock).run(stop, world.sleep)
+    controller_of(store, rollout, world).run(stop, world.sleep)
 
 
 @pytest.mark.parametrize(

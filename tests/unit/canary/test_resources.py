@@ -16,7 +16,7 @@ import pytest
 from pipelines.canary.checks.process_figures import ProcessSamples, read_sample
 from pipelines.canary.controller.candidate import Pair
 from pipelines.canary.judge.limits import Limits
-from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth
+from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growths
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.canary.report.record import judgement
 from pipelines.errors import CanaryError
@@ -149,7 +149,7 @@ def test_a_jump_of_memory_is_no_leak() -> None:
 def test_a_process_that_began_anew_is_measured_from_then_on() -> None:
     before, after = samples(100, leak=3.0), samples(100)
     joined = (*before, *(replace(each, at_s=each.at_s + 500) for each in after))
-    assert memory_growth(joined, 300.0).num == 100
+    assert memory_growths(joined, 300.0)[""].num == 100
     assert verdicts(joined) == ("pass", "pass")
 
 
@@ -208,8 +208,8 @@ def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch
 def test_old_samples_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
 
-    def sample() -> Sample:
-        return Sample(now_s, Taken(1, 1, 1), Taken(1, 1, 1))
+    def sample() -> list[Sample]:
+        return [Sample(now_s, Taken(1, 1, 1), Taken(1, 1, 1))]
 
     kept = ProcessSamples((), lambda: now_s)
     while now_s < 7 * 86400:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.canary.controller.control import Controller, Look
+from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import judgement
-from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun
+from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun, controller_of
 from tests.unit.canary.test_controller import phases, roll_out
 
 
@@ -21,11 +21,9 @@ def test_requests_of_clients_are_counted_though_every_answer_is_replayed(tmp_pat
     by = replace(EASY_LIMITS, ttft=Limit(-0.5, 5.0))  # never shown
     world, store = SimulatedWorld(tmp_path), Store(tmp_path / "canary.sqlite")
     rollout = begun(plan, by)
-    store.begin(rollout)
+    store.begin(rollout, {})
     most: list[int] = []
-    Controller(store, rollout, world, world.clock).run(
-        lambda look: most.append(look.num_pairs.replayed), world.sleep
-    )
+    controller_of(store, rollout, world).run(lambda look: most.append(look.num_pairs.replayed), world.sleep)
     decision = store.record().transitions[-2]
     assert decision.evidence["num_pairs"] >= plan.max_pairs > decision.evidence["num_pairs"] - 30
     assert decision.reason.startswith(f"no verdict after {decision.evidence['num_pairs']} pairs: ")
@@ -88,7 +86,7 @@ def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(t
         if len(looks) == 3:
             store.give(rollout, "abort")
 
-    Controller(store, rollout, world, world.clock).run(resume, world.sleep)
+    controller_of(store, rollout, world).run(resume, world.sleep)
     assert [each.position.phase for each in looks[:3]] == ["paused"] * 3
     assert looks[0].position.pause_reason == "acceptance_rate 0.45, 0.50 at the build"
     assert phases(store.record())[3:] == ["paused", "rolling_back", "aborted"]
