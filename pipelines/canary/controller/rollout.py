@@ -46,7 +46,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a controller has to remember of a server.
+    """Everything that a controller has to remember of a server.
 
     Attributes:
         run: Run of the server in which the candidate was loaded and probed (``World.run``); None if none.
@@ -54,7 +54,7 @@ class ServerState:
         listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
         offset: Bytes of the router's observation log that were read.
         complete_until_s: Every request that arrived before this unix time has been read.
-        says: What it last said of itself, for people; "" for nothing unusual.
+        says: What it last said of itself, for people; "" if nothing is unusual.
     """
 
     run: str | None = None

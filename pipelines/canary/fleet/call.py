@@ -1,4 +1,4 @@
-"""What a controller sends to the agent of a server, and how both name pairs.
+"""Defines what a controller sends to the agent of a server, and how both name pairs.
 
 Sockets differ from server to server, so a controller names a pair by its fingerprint and the target alone of
 that pair by ``control_of``. The agent replaces these names by the sockets of its server.

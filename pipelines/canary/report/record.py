@@ -66,7 +66,7 @@ class RolloutRecord:
         divergences: Answers that differ, as far as they were stored (``router.observation.Divergence``).
         limits: Limits of the candidate's regressions.
         slo: Service-level objective of a good request.
-        servers: Server of a fleet -> what it last said, "" for nothing unusual; empty for one server.
+        servers: Server of a fleet -> what it last said, "" if nothing is unusual; empty for one server.
     """
 
     canary_id: str
