@@ -316,7 +316,7 @@ evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the 
 
 ##@ Package
 .PHONY: wheel
-wheel: .venv/test.stamp ## build the client as the wheel draftproof into dist/
+wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
 	@$(venv) -m tools.wheel $(ARGS)
 
 ##@ Clean

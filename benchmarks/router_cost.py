@@ -24,8 +24,9 @@ from pipelines.bench.prompt_sets import PromptSet
 from pipelines.bench.report.blocks import Blocks, Interval
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats
-from pipelines.command_line.options import add_server_options, whole_number
+from pipelines.command_line.options import whole_number
 from pipelines.command_line.running_server import running_server
+from pipelines.command_line.server_options import add_server_options
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
 
 WAYS: Ways = (ADAPTIVE, Arm("router"))

@@ -37,8 +37,8 @@ from pipelines.bench.prompt_sets import PromptSet
 from pipelines.bench.report.blocks import Blocks, Interval
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.workers import Ask, Workers
+from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option
 from pipelines.command_line.running_server import known_key
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory

@@ -27,11 +27,12 @@ from benchmarks.peers.schedule import Measurement, Plan, Schedule, num_requests
 from pipelines.client import Client
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats
+from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.options import (
     whole_number,
     whole_numbers,
 )
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, run_program

@@ -22,8 +22,9 @@ from benchmarks.versions.pairs import AFTER, BEFORE, LOADS, MAX_TOKENS, measure_
 from benchmarks.versions.version import ENGINES, Version, resolve
 from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.command_line.chat_prompts import check_chats
+from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 from pipelines.reporting.conditions import conditions
 

@@ -24,7 +24,7 @@ from pipelines.calibration.baseline import fitting_tokens, measure_baseline
 from pipelines.calibration.prompts import NUM_PROMPTS, calibration_prompts
 from pipelines.calibration.step_costs import NUM_BLOCKS, PairCosts, measure_step_costs
 from pipelines.command_line.chat_prompts import render_chats
-from pipelines.command_line.prompt_choice import add_prompts_option
+from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import EngineLoadError

@@ -29,7 +29,8 @@ from pipelines.calibration.pair_acceptance import (
     same_choices,
 )
 from pipelines.command_line.chat_prompts import render_chats
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.given_prompts import add_prompts_option
+from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import EngineFailedError

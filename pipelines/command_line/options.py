@@ -1,12 +1,10 @@
-"""Share options and the progress line among verify, bench and demo."""
+"""Share parsers of numbers and the progress line among verify, bench and demo."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable
-
-from pipelines.command_line.prompt_choice import add_prompts_option
 
 
 def whole_numbers(minimum: int) -> Callable[[str], tuple[int, ...]]:
@@ -34,17 +32,6 @@ def whole_number(minimum: int) -> Callable[[str], int]:
         return numbers[0]
 
     return read
-
-
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for the server and the prompts."""
-    parser.add_argument(
-        "--url",
-        default="",
-        help="address of a running server, grpc://host:port or http://host:port (default: start one)",
-    )
-    parser.add_argument("--recipe", default="demo", help="recipe of the server to start (%(default)s)")
-    add_prompts_option(parser)
 
 
 class Progress:

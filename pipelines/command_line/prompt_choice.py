@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.command_line.general_prompts import general_prompts
-from pipelines.command_line.prompt_files import read_prompts
+from pipelines.command_line.given_prompts import given_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import RecipeError
 
 _RECIPES = Path(__file__).resolve().parents[2] / "build" / "recipes"
-
-
-def add_prompts_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--prompts``."""
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="prompts: *.jsonl, *.txt, or a folder of both (default: the recipe's, else general ones)",
-    )
 
 
 def choose_prompts(given: Path | None, recipe: str) -> Prompts:
@@ -35,11 +23,10 @@ def choose_prompts(given: Path | None, recipe: str) -> Prompts:
         The prompts in ``given``, else those that the recipe names, else the general ones.
 
     Raises:
-        InvalidRequestError: See ``read_prompts``.
+        InvalidRequestError: See ``given_prompts``.
         RecipeError: The recipe cannot be read.
     """
-    path = given or _prompts_of_recipe(recipe)
-    return general_prompts() if path is None else read_prompts(path)
+    return given_prompts(given or _prompts_of_recipe(recipe))
 
 
 def _prompts_of_recipe(recipe: str) -> Path | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
+_PACKAGES = ("draftproof", "openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
 _FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # flags that determine kernels
 
 
@@ -99,6 +99,8 @@ def _cpu_info(key: str) -> str:
 
 
 def _git(*arguments: str) -> str:
+    if not (_ROOT / ".git").exists():  # installed, perhaps below the repository of somebody else
+        return ""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False

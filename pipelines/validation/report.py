@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.reporting.section import Section, Table, joint_verdict
-from pipelines.validation.exact.side_by_side import SideBySide
+from pipelines.validation.two_answers import SideBySide
 
 _WIDTH = 110
 

@@ -1,1 +1,1 @@
-"""Builds the one package that is installed elsewhere: the client, as the wheel ``draftproof``."""
+"""Builds the wheel ``draftproof``, the one package that is installed elsewhere: client and ``verify``."""

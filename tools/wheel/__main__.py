@@ -1,8 +1,9 @@
 """Build the wheel ``draftproof``: ``python -m tools.wheel``, or ``make wheel``.
 
 The names ``build`` and ``pipelines`` belong to this repository and are too general for somebody else's
-site-packages. So the client's modules are copied and renamed: ``pipelines.client`` becomes ``draftproof``,
-``pipelines.errors`` becomes ``draftproof.errors``. The version is the one in ``pyproject.toml``.
+site-packages. So the modules of the client, and those that compare OpenAI-compatible servers, are copied and
+renamed: ``pipelines.client`` becomes ``draftproof``, ``pipelines.errors`` becomes ``draftproof.errors``. The
+version is the one in ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_PASS, run_program
+from tools.wheel.modules import ROOT, imported_by
 
-ROOT = Path(__file__).resolve().parents[2]
-CLIENT = ROOT / "pipelines" / "client"
+PIPELINES = ROOT / "pipelines"
+CLIENT = PIPELINES / "client"
 
 _HERE = Path(__file__).resolve().parent
+ADDED = _HERE / "added"
+_PAGES = Path("reporting") / "pages"
 _PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
 
 
@@ -76,17 +80,27 @@ def project_version() -> str:
 def write_sources(folder: Path, version: str) -> None:
     """Write the project that becomes the wheel."""
     package = folder / "draftproof"
-    sources = {path.relative_to(CLIENT): path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
-    sources[Path("errors.py")] = ROOT / "pipelines" / "errors.py"
-    for name, source in sources.items():
+    for source, name in _sources().items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text(encoding="utf-8").replace("pipelines.client", "draftproof")
-        (package / name).write_text(text.replace("pipelines.errors", "draftproof.errors"), encoding="utf-8")
+        (package / name).write_text(text.replace("pipelines", "draftproof"), encoding="utf-8")
     (package / "py.typed").touch()
+    (package / _PAGES).mkdir()
+    for page in ("layout.html", "sections.html", "verify.html"):
+        shutil.copy(PIPELINES / _PAGES / page, package / _PAGES)
     shutil.copy(ROOT / "LICENSE", folder)
     shutil.copy(_HERE / "README.md", folder)
     project = (_HERE / "project.toml").read_text(encoding="utf-8")
     (folder / "pyproject.toml").write_text(project.replace("@VERSION@", version), encoding="utf-8")
+
+
+def _sources() -> dict[Path, Path]:
+    """Return each file of the wheel and its name there."""
+    client = {path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
+    needed = client | imported_by("pipelines.validation.openai.command")
+    needed -= {PIPELINES / "__init__.py"}  # the client's is the package's
+    names = {path: path.relative_to(CLIENT if path.is_relative_to(CLIENT) else PIPELINES) for path in needed}
+    return names | {path: Path(path.name) for path in ADDED.glob("*.py") if path.name != "__init__.py"}
 
 
 if __name__ == "__main__":

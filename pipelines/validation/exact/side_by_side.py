@@ -3,79 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from pipelines.client import Generation
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.audit.margin import Explanation
 from pipelines.validation.exact.proof import Finding
+from pipelines.validation.two_answers import Line, Side, SideBySide
 
 _NUM_AFTER = 24  # tokens shown after the first difference
-
-
-@dataclass(frozen=True)
-class Side:
-    """One token of one answer; all None or "" after its end.
-
-    Attributes:
-        token_id: Id of the token.
-        text: Text of the token; "" without a vocabulary.
-        log_prob: Log probability, or None if the answer has none.
-    """
-
-    token_id: int | None
-    text: str
-    log_prob: float | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """One output position.
-
-    Attributes:
-        position: Output position, from 0.
-        expected: Token of the target alone.
-        actual: Token of the other answer.
-        differs: Whether the tokens differ.
-        is_first: Whether this is the first difference.
-    """
-
-    position: int
-    expected: Side
-    actual: Side
-    differs: bool
-    is_first: bool
-
-
-@dataclass(frozen=True)
-class SideBySide:
-    """A finding in a form for people.
-
-    Attributes:
-        asked: Description of the pass.
-        prompt_id: Name of the prompt.
-        prompt: Text that was sent.
-        parameters: Other parameters of the request.
-        what: Sentence that describes the difference and its size.
-        common: Common start of both answers as text, or as token ids.
-        lines: Lines from the first difference on; empty if there is only one answer, or if the difference is
-            in the prompt's log probabilities.
-        alternatives: Log probabilities of the target's likeliest tokens at the first difference.
-    """
-
-    asked: str
-    prompt_id: str
-    prompt: str
-    parameters: str
-    what: str
-    common: str
-    lines: tuple[Line, ...]
-    alternatives: tuple[Side, ...]
-
-    def as_document(self) -> dict[str, Any]:
-        """Return the finding, ready for JSON."""
-        return asdict(self)
 
 
 def side_by_side(finding: Finding, explanation: Explanation, vocabulary: Vocabulary | None) -> SideBySide:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipelines.command_line.given_prompts import add_prompts_option, given_prompts
 from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
@@ -127,7 +127,7 @@ def _check_baseline(options: argparse.Namespace, baseline: Baseline) -> None:
 
 
 def _prompts(path: Path | None, settings: Settings) -> Prompts:
-    return choose_prompts(path, "").for_judging().draw(settings.num_prompts)
+    return given_prompts(path).for_judging().draw(settings.num_prompts)
 
 
 def _candidate(options: argparse.Namespace) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Tests of the wheel ``draftproof``: only the client of the checkout, with its types and license."""
+"""Tests of the wheel ``draftproof``: client, ``verify`` and pytest plugin, with types and license."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipelines import client
+from pipelines.validation.openai.baseline.file import write_baseline
 from tests.conftest import REPOSITORY_ROOT
+from tests.support.recorded_baseline import BASELINE
 from tools.wheel.__main__ import main, project_version
+
+VERIFY = {"jinja2", "pydantic", "scipy"}
+OF_EXTRA = ("draftproof.validation", "draftproof.reporting")
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +56,29 @@ def test_its_metadata_are_those_of_the_project(wheel: Path, installed: Path) -> 
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.10")
     assert (about / "licenses" / "LICENSE").read_bytes() == (REPOSITORY_ROOT / "LICENSE").read_bytes()
     assert "Apache License" in (REPOSITORY_ROOT / "LICENSE").read_text(encoding="utf-8")
-    needed = metadata.get_all("Requires-Dist")
-    assert [re.split(r"[\[>]", each)[0] for each in needed] == ["httpx", "tritonclient"]
+    parts = [each.partition("; ") for each in metadata.get_all("Requires-Dist") or ()]
+    extras = {re.split(r"[\[>]", name)[0]: extra for name, _, extra in parts}
+    assert {name for name, extra in extras.items() if not extra} == {"httpx", "tritonclient"}
+    assert {name for name, extra in extras.items() if extra == 'extra == "verify"'} == VERIFY
     project = (REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(f'"{each}"' in project for each in needed), "the checkout tests other versions"
+    assert all(f'"{name}' in project for name, *_ in parts), "the checkout tests other versions"
 
 
-def test_it_imports_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_extra", [False, True], ids=["without extras", "verify"])
+def test_it_imports_with_nothing_but_what_it_requires(
+    with_extra: bool, installed: Path, tmp_path: Path
+) -> None:
     modules = sorted(
         ".".join(path.relative_to(installed).with_suffix("").parts).removesuffix(".__init__")
         for path in (installed / "draftproof").rglob("*.py")
     )
+    kept = [name for name in modules if with_extra or not name.startswith(OF_EXTRA)]
     program = (
         f"import sys, importlib; sys.path.insert(0, {str(installed)!r})\n"
-        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"for name in {kept!r}: importlib.import_module(name)\n"
         "import draftproof; print(*sorted(draftproof.__all__))\n"
-        "theirs = {'aiohttp', 'jinja2', 'openvino', 'tokenizers', 'torch', 'yaml'}\n"
+        "theirs = {'aiohttp', 'openvino', 'tokenizers', 'torch', 'yaml'}\n"
+        f"theirs |= {set() if with_extra else VERIFY}\n"
         "assert not ({'pipelines', 'build'} | theirs) & set(sys.modules)\n"
     )
     done = subprocess.run(
@@ -74,6 +86,39 @@ def test_it_imports_without_the_checkout(installed: Path, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == sorted(client.__all__)
+
+
+def run_installed(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_the_command_says_which_extra_is_missing(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['scipy'] = None; sys.argv = ['draftproof', 'verify', '--help']\n"
+        "from draftproof.command import main; sys.exit(main())"
+    )
+    done = run_installed(installed, tmp_path, "-c", program)
+    assert done.returncode == 1 and "pip install 'draftproof[verify]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_reads_its_options(installed: Path, tmp_path: Path) -> None:
+    program = "import sys; from draftproof.command import main; sys.exit(main())"
+    done = run_installed(installed, tmp_path, "-c", program, "verify", "--against", "http://127.0.0.1:9")
+    assert done.returncode == 2 and "do not belong together" in done.stderr
+
+
+def test_a_test_without_a_verdict_fails_without_a_traceback(installed: Path, tmp_path: Path) -> None:
+    write_baseline(tmp_path / "baseline.json.gz", BASELINE)
+    (tmp_path / "test_it.py").write_text(
+        "def test_same(same_answers):\n    same_answers('http://127.0.0.1:9', 'baseline.json.gz')\n"
+    )
+    done = run_installed(installed, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+    assert done.returncode == 1 and "no verdict: no server answers" in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout and "draftproof/" not in done.stdout
 
 
 @pytest.mark.slow

@@ -5,52 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.validation.__main__ import main
-from pipelines.validation.audit.arms import Arm, Difference, Margin
-from pipelines.validation.openai.baseline.baseline import Answers, Baseline, Settings, answer_or_error
+from pipelines.validation.openai.baseline.baseline import answer_or_error
 from pipelines.validation.openai.baseline.file import FORMAT, read_baseline, write_baseline
-from pipelines.validation.openai.sampled import Samples
-from pipelines.validation.openai.server.abilities import Abilities
-from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, ToolCall
-from pipelines.validation.openai.server.questions import Question
+from tests.support.recorded_baseline import BASELINE
 
 NOWHERE = "http://127.0.0.1:9"
-QUESTIONS = (
-    Question(Prompt("a", "text"), 3),
-    Question(Prompt("b", "", messages="[]"), 3, "stop words", {"stop": ["x"]}),
-)
-ROW = TokenLogProbs("token_id:1", -0.5, {"token_id:1": -0.5})
-OWN = Answer("ab", "stop", (1, 2), (5,), (ROW,), 2, ("m", "f"), (ToolCall("f", "{}"),), "Hm")
-NONE = Answers((), (), (), Arm("none", (), frozenset()))
-BASELINE = Baseline(
-    settings=Settings(num_prompts=2, max_tokens=3, num_at_once=2, num_sampled=1),
-    control="engine model",
-    abilities=Abilities(
-        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
-        **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
-        **{"streams": True, "counts_drafts": False},
-    ),
-    plain=Answers(
-        QUESTIONS,
-        (OWN, ServerBusyError("busy", values="429").to_wire()),
-        (),
-        Arm("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
-    ),
-    featured=NONE,
-    samples=Samples(QUESTIONS[:1], (((1, 2, -1),),), (((1, 2, 3),),), ("an error",)),
-    not_checked=("tools: refused",),
-    failures={"ServerBusyError: busy": 1},
-    num_retries=4,
-    conditions={"date": "2026-11-23T00:00:00Z", "command": "draftproof", "prompts": {"sha256": "0"}},
-)
 
 
 @pytest.fixture

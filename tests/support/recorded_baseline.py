@@ -1,0 +1,43 @@
+"""A baseline with something in every field, as if a control had been recorded."""
+
+from __future__ import annotations
+
+import math
+
+from pipelines.command_line.prompts import Prompt
+from pipelines.errors import ServerBusyError
+from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.openai.baseline.baseline import Answers, Baseline, Settings
+from pipelines.validation.openai.sampled import Samples
+from pipelines.validation.openai.server.abilities import Abilities
+from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, ToolCall
+from pipelines.validation.openai.server.questions import Question
+
+_QUESTIONS = (
+    Question(Prompt("a", "text"), 3),
+    Question(Prompt("b", "", messages="[]"), 3, "stop words", {"stop": ["x"]}),
+)
+_ROW = TokenLogProbs("token_id:1", -0.5, {"token_id:1": -0.5})
+_OWN = Answer("ab", "stop", (1, 2), (5,), (_ROW,), 2, ("m", "f"), (ToolCall("f", "{}"),), "Hm")
+_NONE = Answers((), (), (), Arm("none", (), frozenset()))
+BASELINE = Baseline(
+    settings=Settings(num_prompts=2, max_tokens=3, num_at_once=2, num_sampled=1),
+    control="engine model",
+    abilities=Abilities(
+        **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
+        **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
+        **{"streams": True, "counts_drafts": False},
+    ),
+    plain=Answers(
+        _QUESTIONS,
+        (_OWN, ServerBusyError("busy", values="429").to_wire()),
+        (),
+        Arm("noise", (Difference("a", "token 1", "1", "2", Margin(math.inf)), None), frozenset({1})),
+    ),
+    featured=_NONE,
+    samples=Samples(_QUESTIONS[:1], (((1, 2, -1),),), (((1, 2, 3),),), ("an error",)),
+    not_checked=("tools: refused",),
+    failures={"ServerBusyError: busy": 1},
+    num_retries=4,
+    conditions={"date": "2026-11-23T00:00:00Z", "command": "draftproof", "prompts": {"sha256": "0"}},
+)
