@@ -24,9 +24,9 @@ def check(
     baseline: str | Path,
     *,
     model: str = "",
-    key_file: Path | None = None,
+    key_file: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
-    page: Path | None = None,
+    page: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
     """Compare a server with a baseline.
@@ -55,14 +55,15 @@ def check(
     from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
     from pipelines.validation.report import as_document, as_text
 
+    key = None if key_file is None else Path(key_file)
     run = Run(["--against", against, "--baseline", str(baseline)], timeout_s)
     try:
-        endpoint = Endpoint.of(against, model, read_key(key_file, CANDIDATE_KEY), fields or {})
+        endpoint = Endpoint.of(against, model, read_key(key, CANDIDATE_KEY), fields or {})
         report, conditions = run.compare_with_baseline(*read_baseline(Path(baseline)), endpoint)
     except DraftproofError as error:
         pytest.fail(f"no verdict: {error}", pytrace=False)
     if page is not None:
-        write_whole(page, as_html(report, conditions))
+        write_whole(Path(page), as_html(report, conditions))
     document = as_document(report, conditions)
     if document["verdict"] != "pass":
         reasons = [as_text(section) for section in report.sections if section.verdict not in ("pass", "info")]
