@@ -26,7 +26,7 @@ from pipelines.validation.audit.noise_floor import rate_difference_bounds, surpr
 from pipelines.validation.distribution.families import alpha_of_each
 
 ALPHA = 1e-3
-"""Probability that a correct candidate fails, over all arms and reasons."""
+"""Probability that a correct candidate fails, over all arms and reasons of a report."""
 CONFIDENCE = 0.95
 NON_TIE_LIMIT = 0.01
 """Limit of the share of prompts with a non-tie, which 299 prompts without one show."""
@@ -62,6 +62,7 @@ def judge(
     non_tie_limit: float = NON_TIE_LIMIT,
     tie_rise_limit: float = TIE_RISE_LIMIT,
     largest_rounding: float = math.inf,
+    num_audits: int = 1,
 ) -> list[Section]:
     """Judge every candidate against the noise floor.
 
@@ -71,13 +72,14 @@ def judge(
         tie_rise_limit: Limit of the rate of ties less that of the target alone.
         largest_rounding: Margin above which a single difference fails the candidate, and so does one that is
             none of tokens, such as an error; infinite if a single one never does.
+        num_audits: Number of audits of one report, which share ``ALPHA``.
 
     Returns:
         The noise floor, which is not judged, and one section for each candidate.
     """
     noise_margins = known_margins(audit.noise)
     limit = tie_limit(noise_margins)
-    alpha = alpha_of_each(ALPHA, 3 * len(audit.candidates))  # three reasons to fail
+    alpha = alpha_of_each(ALPHA, 3 * len(audit.candidates) * num_audits)  # three reasons to fail
     sections = [_noise_section(audit.noise, noise_margins, limit)]
     for arm in audit.candidates:
         count = _count(arm, audit.noise, limit)

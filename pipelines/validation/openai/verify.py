@@ -26,6 +26,7 @@ from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.unjudged import Unchecked, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0
+_NUM_AUDITS = 2  # of plain answers and of features
 Expect = Literal["audit", "exact"]
 """audit: results may depend on the batch; exact: answers must be equal."""
 OnAnswer = Callable[[str, int], None]
@@ -123,7 +124,7 @@ def _streamed(control: Answers) -> list[Outcome]:
 def _judged(audit: Audit, expect: Expect) -> list[Section]:
     if expect == "exact":
         return judge_exact(audit)
-    return judge(audit, largest_rounding=LARGEST_ROUNDING)
+    return judge(audit, largest_rounding=LARGEST_ROUNDING, num_audits=_NUM_AUDITS)
 
 
 def _without(control: Answers, features: Container[str]) -> Answers:
