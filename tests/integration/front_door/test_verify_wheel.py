@@ -41,7 +41,7 @@ def test_a_new_version_is_judged_by_the_old_ones_baseline(door: Server, tmp_path
     assert {"draftproof", "scipy", "pydantic"} <= names
     assert not names & {"torch", "openvino", "nvidia-pytriton", "tokenizers", "aiohttp", "PyYAML"}
     command, baseline = python.with_name("draftproof"), tmp_path / "baseline.json.gz"
-    size = "--num-prompts", "320", "--max-tokens", "8", "--num-at-once", "4"
+    size = "--num-prompts", "320", "--max-tokens", "10", "--num-at-once", "4"
     # JSON of random weights ends at its length only; without response_format it is not asked for.
     alone = "--control-fields", '{"num_draft_tokens": 0, "response_format": null}'
     recorded = run_in(
