@@ -21,7 +21,7 @@ from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Fault, Head, Upstream, head_of, name_of
 
-_EVENTS = "text/event-stream"
+_WHOLE = "application/json"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class UpstreamCall:
                 head = head_of(response)
                 if response.status != 200:
                     raise self._note(arm, await upstream.refusal(response))
-                is_stream = response.content_type == _EVENTS
+                is_stream = request.is_stream and response.content_type != _WHOLE
                 answer = self.answers[arm] = Answer(is_stream=is_stream, clock=unix_time_s)
                 async for data in response.content.iter_any():
                     await self.may_read.wait()

@@ -6,6 +6,7 @@ import json
 import socket as sockets
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -121,6 +122,8 @@ class UpstreamWorld:
 
 
 def _abilities(endpoint: Endpoint) -> Abilities:
+    """Find out what a server can; of several models the first is asked."""
+    endpoint = replace(endpoint, model=endpoint.model or next(iter(_models(endpoint)), ""))
     with closing(Connection(endpoint, _ANSWERS_WITHIN_S)) as connection:
         return find_abilities(endpoint, connection)
 

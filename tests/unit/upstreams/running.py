@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,17 @@ from typing import Any
 import httpx
 import yaml
 
+from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import read_plan
+from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import read_limits
+from pipelines.canary.report.record import RolloutRecord, judgement
+from pipelines.canary.run_files import state_file
+from pipelines.errors import CanaryError
 from pipelines.upstreams.settings import DEFAULT_PLAN
 from tests.conftest import REPOSITORY_ROOT
+
+_WITHIN_S = 120.0
 
 _PROGRAM = """
 import sys
@@ -93,6 +101,28 @@ def running(
         if process.poll() is None:
             process.kill()
             process.communicate()
+
+
+def record_of(service: Running) -> RolloutRecord | None:
+    try:
+        store = Store.existing(state_file(service.state))
+        try:
+            return store.record()
+        finally:
+            store.close()
+    except CanaryError:
+        return None
+
+
+def ended(service: Running) -> RolloutRecord:
+    """Wait until the rollout has ended."""
+    ends_at_s = time.monotonic() + _WITHIN_S
+    while time.monotonic() < ends_at_s:
+        record = record_of(service)
+        if record is not None and record.phase in ENDED:
+            return record
+        time.sleep(1.0)
+    raise AssertionError(f"not ended: {record and (record.phase, judgement(record))}")
 
 
 def write_plan(folder: Path, limits: dict[str, Any] | None = None, **changes: Any) -> None:

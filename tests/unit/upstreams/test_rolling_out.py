@@ -15,16 +15,12 @@ import httpx
 import pytest
 
 from pipelines.canary.__main__ import main as canary
-from pipelines.canary.controller.phases import ENDED
-from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.run_files import state_file
-from pipelines.errors import CanaryError
 from tests.support.stand_in_openai import Faults, stand_in_openai
-from tests.unit.upstreams.running import Running, running, write_plan
+from tests.unit.upstreams.running import Running, ended, record_of, running, write_plan
 
-_WITHIN_S = 120.0
 _PAUSE_S = 0.02  # leaves the processor to other tests
 
 
@@ -52,28 +48,6 @@ def clients(service: Running, **fields: Any) -> Iterator[list[int]]:
         ending.set()
         for thread in threads:
             thread.join()
-
-
-def record_of(service: Running) -> RolloutRecord | None:
-    try:
-        store = Store.existing(state_file(service.state))
-        try:
-            return store.record()
-        finally:
-            store.close()
-    except CanaryError:
-        return None
-
-
-def ended(service: Running) -> RolloutRecord:
-    """Wait until the rollout has ended."""
-    ends_at_s = time.monotonic() + _WITHIN_S
-    while time.monotonic() < ends_at_s:
-        record = record_of(service)
-        if record is not None and record.phase in ENDED:
-            return record
-        time.sleep(1.0)
-    raise AssertionError(f"not ended: {record and (record.phase, judgement(record))}")
 
 
 def rolled_out(folder: Path, faults: Faults, stable: Faults | None = None) -> tuple[RolloutRecord, Judgement]:
