@@ -86,15 +86,22 @@ class Answer:
         return "".join((*texts, *(name + arguments for name, arguments in _calls(choice))))
 
     def compared(self, what: str) -> Any:
-        """Return what must be equal in two answers: ``tokens``, ``text``, ``finish_reason``, or a length."""
+        """Return what must be equal in two answers; None for what the server does not tell.
+
+        Args:
+            what: ``tokens``, ``text``, ``finish_reason`` or ``sequence_length``.
+        """
         if what == "sequence_length":
-            return self._num_counted
+            return self._num_counted or None
+        choices = sorted(self._choices.items())
+        if what == "tokens":
+            has_ids = any("token_ids" in choice for _, choice in choices)
+            return [choice.get("token_ids") for _, choice in choices] if has_ids else None
         read: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "tokens": lambda choice: choice.get("token_ids"),
             "text": lambda choice: ([choice.get(name, "") for name in _TEXTS], _calls(choice)),
             "finish_reason": lambda choice: choice.get("finish_reason"),
         }
-        return [(index, read[what](choice)) for index, choice in sorted(self._choices.items())]
+        return [(index, read[what](choice)) for index, choice in choices]
 
     def _read_event(self, data: bytes) -> None:
         if data == _DONE.encode():

@@ -19,10 +19,14 @@ from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
 from pipelines.router.observation import Difference, Divergence, Observation
 from pipelines.router.open_requests import OpenRequests, unix_time_s
 from pipelines.router.replay_queue import ReplayQueue
+from pipelines.time_limit import within
 from pipelines.upstreams.answer import CHARACTERS_PER_TOKEN, Answer
 from pipelines.upstreams.call import UpstreamCall
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Upstream
+
+_MOST_TIMES = 10.0
+"""A replay may take so many times as long as the answer that the client got."""
 
 _DIFFERENCES: tuple[Difference, ...] = ("tokens", "text", "finish_reason", "sequence_length")
 
@@ -113,10 +117,11 @@ class Replays:
         )
         upstream = self._upstreams[table.settings[arm].socket]
         call = UpstreamCall(answered.request, {arm: upstream}, lambda arm: lambda outcome: None)
+        limit_s = table.slow_after_s + _MOST_TIMES * (before.e2e_latency_s or 0.0)
         try:
-            async with aclosing(call.ask(arm)) as pieces:
-                async for _ in pieces:
-                    pass
+            await within(limit_s, _read(call, arm))
+        except asyncio.TimeoutError:  # else silent replays would keep all others waiting
+            return replace(observation, failure="error", fault="no answer in time")
         except DraftproofError:
             pass  # recorded by the call
         if (fault := call.faults.get(arm)) is not None:
@@ -128,6 +133,12 @@ class Replays:
         if not answered.request.should_repeat:
             return observation
         return _compared(observation, answered, answer)
+
+
+async def _read(call: UpstreamCall, arm: Arm) -> None:
+    async with aclosing(call.ask(arm)) as pieces:
+        async for _ in pieces:
+            pass
 
 
 def _compared(observation: Observation, answered: _Answered, answer: Answer) -> Observation:
@@ -155,8 +166,15 @@ def _num_common(one: str, other: str) -> int:
 
 
 def first_difference(expected: Answer, answer: Answer) -> Difference:
-    """Return the first thing in which two answers differ; "" if they are equal."""
-    return next((what for what in _DIFFERENCES if expected.compared(what) != answer.compared(what)), "")
+    """Return the first thing in which two answers differ; "" if they are equal.
+
+    What one server does not tell, such as token ids, cannot differ.
+    """
+    for what in _DIFFERENCES:
+        both = expected.compared(what), answer.compared(what)
+        if None not in both and both[0] != both[1]:
+            return what
+    return ""
 
 
 def _not_compared(observation: Observation) -> Observation:

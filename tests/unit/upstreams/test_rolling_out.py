@@ -110,6 +110,7 @@ def test_a_good_server_is_promoted_and_stays_after_a_restart(
                 (Faults(ends=0.6), "a stream that ended early"),
                 (Faults(garbles=0.3), "garbage"),
                 (Faults(renames=0.6), "another model than before"),
+                (Faults(hangs=0.3), "no answer in time"),
             )
         ),
     ],

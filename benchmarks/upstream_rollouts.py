@@ -1,0 +1,242 @@
+"""Roll servers of vLLM out against each other: ``python -m benchmarks.upstream_rollouts --python <vLLM's>``.
+
+The demonstration pair's target is served twice by vLLM on this machine. The candidate is once the same
+checkpoint in another server, and once its weights rounded to INT8. Clients stream without a pause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from build.checkpoints.checkpoint import read_checkpoint
+from build.hugging_face.write import write_hugging_face
+from build.networks.network import network_from_checkpoint
+from build.networks.weight_only import apply_quantization
+from pipelines.atomic_file import write_whole
+from pipelines.canary.controller.phases import ENDED
+from pipelines.canary.controller.state import Store
+from pipelines.canary.report.record import RolloutRecord, judgement
+from pipelines.canary.run_files import state_file
+from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.deploy.server import RUN
+from pipelines.errors import CanaryError, PeerError
+from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
+from pipelines.reporting.conditions import conditions
+
+_PAIR = Path("engines/demo_pair")
+_MODEL = "demo"
+_MAX_TOKENS = 24
+_NUM_CLIENTS = 3
+_READY_WITHIN_S = 600.0
+_ENDS_WITHIN_S = 1500.0
+_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # a core for each of the two servers
+}
+_CANDIDATES = (
+    ("the same checkpoint", "none", "promoted"),
+    ("its weights rounded to INT8", "int8", "rolled_back"),
+)
+_TIMES = {"pass_below": 0.5, "rollback_above": 0.5}  # other programs use this machine as well
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream_rollouts", description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="interpreter of vLLM's environment")
+    parser.add_argument("--output", type=Path, required=True, help="result file")
+    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+
+    def work() -> int:
+        folder = RUN / "upstream-rollouts"
+        folder.mkdir(parents=True, exist_ok=True)
+        about = conditions("benchmarks.upstream_rollouts", _without_paths(given))
+        with stopped_by_signals():
+            found = [_roll_out(options.python, folder, *candidate) for candidate in _CANDIDATES]
+        about["vllm"] = _version(options.python)
+        write_whole(options.output, json.dumps({"rollouts": found, "conditions": about}, indent=1) + "\n")
+        return EXIT_PASS
+
+    return run_program(work)
+
+
+def _roll_out(python: Path, folder: Path, name: str, quantization: str, expected: str) -> dict[str, Any]:
+    """Roll one candidate out, and return what happened."""
+    began_s = time.monotonic()
+    stable, candidate = _checkpoint(folder, "none"), _checkpoint(folder, quantization)
+    service = f"upstream-rollouts-{quantization}-{int(time.time())}"
+    with _vllm(python, stable, 9401) as old, _vllm(python, candidate, 9402) as new:
+        settings = _write_settings(folder, service, old, new)
+        with _service(settings) as url, _clients(url) as statuses:
+            record = _ended(state_file(RUN / service))
+    judged = judgement(record)
+    decided = [each for each in record.transitions if each.to_phase in ("promoting", "rolling_back")]
+    replays = [each for each in record.requests if each.is_replay and each.answer]
+    differing = Counter(each.arm for each in replays if each.answer != "equal")
+    compared = Counter(each.arm for each in replays)
+    return {
+        "candidate": name,
+        "expected": expected,
+        "ended": record.phase,
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+        "decided_in": decided[0].from_phase if decided else record.phase,
+        "num_requests": sum(not each.is_replay for each in record.requests),
+        "by_arm": Counter(each.arm for each in record.requests if not each.is_replay),
+        "compared": compared,
+        "differing": {arm: differing[arm] for arm in compared},
+        "statuses": {str(status): number for status, number in Counter(statuses).items()},
+        "seconds": round(time.monotonic() - began_s),
+        "phases": [each.to_phase for each in record.transitions],
+    }
+
+
+def _checkpoint(folder: Path, quantization: str) -> Path:
+    directory = folder / f"target-{quantization}"
+    if not (directory / "config.json").is_file():
+        network = network_from_checkpoint(read_checkpoint(_PAIR / "target"))
+        weights = apply_quantization(network, quantization, "checkpoint")
+        write_hugging_face(directory, weights, _PAIR / "target" / "tokenizer.json", [0])
+    return directory
+
+
+@contextlib.contextmanager
+def _vllm(python: Path, checkpoint: Path, port: int) -> Iterator[str]:
+    """Serve a checkpoint during the block."""
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
+    command += ["--served-model-name", _MODEL, "--port", str(port), "--dtype", "bfloat16"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
+    with checkpoint.with_suffix(f".{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_SETTINGS})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        ends_at_s = time.monotonic() + _READY_WITHIN_S
+        while not _is_ready(url):
+            if process.poll() is not None or time.monotonic() > ends_at_s:
+                raise PeerError("vLLM does not serve", values=f"{checkpoint}: exit code {process.poll()}")
+            time.sleep(1.0)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _write_settings(folder: Path, service: str, old: str, new: str) -> Path:
+    """Write settings, the default plan with shorter phases, and the default limits with wider times."""
+    defaults = Path("pipelines/upstreams")
+    plan = yaml.safe_load((defaults / "plan.yaml").read_text())
+    limits = yaml.safe_load((defaults / "limits.yaml").read_text())
+    plan["shadow"].update(share=1.0, max_per_s=20, bake_s=20)
+    plan["steps"] = [
+        {"weight": 0.2, "min_pairs": 30, "bake_s": 20},
+        {"weight": 0.45, "min_pairs": 60, "bake_s": 20},
+    ]
+    plan.update(watch_s=5, slo_ttft_s=5.0, slo_itl_s=0.5)
+    for name in ("ttft", "itl", "e2e_tail"):
+        limits[name] = _TIMES
+    limits.update(quantile=0.9, pause_s=5.0)
+    for name in ("errors", "timeouts", "pauses"):
+        limits[name] = {"pass_below": 0.03, "rollback_above": 0.01}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (folder / "limits.yaml").write_text(yaml.safe_dump(limits))
+    servers = {"stable": {"name": "old", "url": old}, "candidate": {"name": "new", "url": new}}
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump({"name": service, "plan": "plan.yaml", **servers}))
+    return path
+
+
+@contextlib.contextmanager
+def _service(settings: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "pipelines", "upstreams", "--settings", str(settings), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise PeerError("the service does not start", values=line)
+        yield line.split()[-1]
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def _clients(url: str) -> Iterator[list[int]]:
+    """Ask during the block, each prompt in turn; yields the statuses of the answers."""
+    prompts = [each.text for each in choose_prompts(_PAIR / "prompts", "").for_judging().all]
+    statuses: list[int] = []
+    ending = threading.Event()
+
+    def ask(first: int) -> None:
+        for number in itertools.count(first, _NUM_CLIENTS):
+            if ending.is_set():
+                return
+            body = {"model": _MODEL, "prompt": prompts[number % len(prompts)], "temperature": 0}
+            body |= {"max_tokens": _MAX_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600, trust_env=False)
+            statuses.append(answer.status_code)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in range(_NUM_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+
+
+def _ended(state: Path) -> RolloutRecord:
+    ends_at_s = time.monotonic() + _ENDS_WITHIN_S
+    while time.monotonic() < ends_at_s:
+        with contextlib.suppress(CanaryError), contextlib.closing(Store.existing(state)) as store:
+            record = store.record()
+            if record.phase in ENDED:
+                return record
+        time.sleep(2.0)
+    raise PeerError("a rollout has not ended", values=str(state), limit=f"{_ENDS_WITHIN_S:g} s")
+
+
+def _version(python: Path) -> str:
+    command = [str(python), "-c", "import vllm; print(vllm.__version__)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def _without_paths(arguments: list[str]) -> list[str]:
+    return [Path(each).name if each.startswith("/") else each for each in arguments]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

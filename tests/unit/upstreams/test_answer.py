@@ -1,0 +1,91 @@
+"""Tests of how answers are read while they pass through."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines.router.observation import Difference
+from pipelines.upstreams.answer import Answer
+from pipelines.upstreams.replays import first_difference
+
+
+def event(text: str | None = None, end: str | None = None, **more: Any) -> dict[str, Any]:
+    delta = {} if text is None else {"content": text}
+    return {"model": "m", "choices": [{"index": 0, "delta": {**delta, **more}, "finish_reason": end}]}
+
+
+def streamed(*events: dict[str, Any], done: bool = True, pieces: int = 1) -> Answer:
+    """Read a stream that arrives in pieces of some bytes, each a second after the one before."""
+    seconds = iter(range(1000))
+    answer = Answer(is_stream=True, clock=lambda: float(next(seconds)))
+    lines = [f"data: {json.dumps(each)}\r\n\r\n" for each in events]
+    content = "".join([": comment\n\n", *lines, "data: [DONE]\n\n" if done else ""]).encode()
+    for begin in range(0, len(content), pieces):
+        answer.read(content[begin : begin + pieces])
+    answer.end()
+    return answer
+
+
+def whole(text: str, end: str = "stop", **more: Any) -> Answer:
+    answer = Answer(is_stream=False, clock=lambda: 0.0)
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": end, **more}
+    answer.read(json.dumps({"model": "m", "choices": [choice], "usage": {"completion_tokens": 3}}).encode())
+    answer.end()
+    return answer
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100_000])
+def test_a_stream_is_read_whatever_its_pieces(pieces: int) -> None:
+    usage = {"model": "m", "choices": [], "usage": {"completion_tokens": 5}}
+    answer = streamed(
+        event(None, None, role="assistant"), event("Ä b"), event("c", "stop"), usage, pieces=pieces
+    )
+    assert (answer.fault, answer.whole_text, answer.num_tokens, answer.model) == ("", "Ä bc", 5, "m")
+    assert (answer.first_at_s, answer.longest_pause_s) == (0.0, 1.0)
+
+
+def test_tokens_that_no_server_counts_are_estimated() -> None:
+    assert streamed(event("12345678"), event("9", "stop")).num_tokens == 3
+
+
+def test_calls_of_tools_are_joined() -> None:
+    first = {"index": 0, "id": "a", "function": {"name": "add", "arguments": '{"a"'}}
+    second = {"index": 0, "function": {"arguments": ": 1}"}}
+    joined = streamed(event(tool_calls=[first]), event(tool_calls=[second]), event(None, "tool_calls"))
+    assert joined.whole_text == 'add{"a": 1}'
+    other = streamed(event(tool_calls=[first]), event(None, "tool_calls"))
+    assert first_difference(joined, other) == "text"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (streamed(event("a", "stop"), done=False), "a stream that ended early"),
+        (streamed(event("a")), "an answer that did not finish"),
+        (streamed(), "an answer that did not finish"),
+        (streamed(event("a"), {"error": {"message": "full"}}), "an error instead of an answer"),
+        (streamed({"choices": "text"}), "garbage"),
+        (whole("a", ""), "an answer that did not finish"),
+        (streamed(event("a"), [1]), "garbage"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_whole_answer_has_a_fault(answer: Answer, fault: str) -> None:
+    assert answer.fault == fault
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        (whole("a b"), whole("a b"), ""),
+        (whole("a b"), whole("a c"), "text"),
+        (whole("a b"), whole("a b", "length"), "finish_reason"),
+        (whole("a b", token_ids=[1, 2]), whole("a b", token_ids=[1, 3]), "tokens"),
+        (whole("a b", token_ids=[1, 2]), whole("a b"), ""),
+        (streamed(event("a b", "stop")), whole("a b"), ""),
+    ],
+)
+def test_the_first_difference_of_two_answers(one: Answer, other: Answer, difference: Difference) -> None:
+    assert first_difference(one, other) == difference
