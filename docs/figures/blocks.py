@@ -35,6 +35,7 @@ from docs.figures.router import router_cost
 from docs.figures.sampler import sampler
 from docs.figures.structured import schema_suite, structured_answers
 from docs.figures.token_overlap import token_overlap
+from docs.figures.upstream_rollouts import upstream_rollouts
 from docs.figures.verify import distribution, distribution_line, verdict_line, verify
 from docs.figures.versions import versions
 from docs.figures.words import Document
@@ -86,6 +87,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         RESULTS / "structured-answers.json",
         "python -m benchmarks.structured_answers --url http://127.0.0.1:9000",
         structured_answers,
+    ),
+    "upstreams-vllm": (
+        RESULTS / "upstreams-vllm.json",
+        "python -m benchmarks.upstream_rollouts --python <vLLM's interpreter>",
+        upstream_rollouts,
     ),
     "verify-vllm": (
         RESULTS / "verify-vllm.json",
