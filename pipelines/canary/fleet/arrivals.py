@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.background import in_background
 from pipelines.errors import DraftproofError
 
 
@@ -27,14 +29,9 @@ class Arrival:
 
 
 class Arrivals:
-    """Checks, loads and probes the candidate on servers, while the controller goes on looking.
+    """Checks, loads and probes the candidate on servers, while the controller goes on looking."""
 
-    Args:
-        num_servers: Number of servers that may be brought up at a time.
-    """
-
-    def __init__(self, num_servers: int) -> None:
-        self._pool = ThreadPoolExecutor(num_servers, "arrival")
+    def __init__(self) -> None:
         self._pending: dict[str, Future[Arrival]] = {}
         self._stops = threading.Event()
 
@@ -48,7 +45,7 @@ class Arrivals:
             candidate: Name of the candidate, which all servers must find under it.
         """
         if server not in self._pending:
-            self._pending[server] = self._pool.submit(self._bring_up, server, world, run, candidate)
+            self._pending[server] = in_background(partial(self._bring_up, server, world, run, candidate))
 
     def finished(self) -> dict[str, Arrival]:
         """Return the servers that have been brought up, or not, since the last call."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pipelines.canary.checks.observed_requests import observed_requests
@@ -17,6 +17,7 @@ from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.rollout import ServerState, ServerStates
 from pipelines.canary.controller.world import World
 from pipelines.canary.fleet.arrivals import Arrivals
+from pipelines.canary.fleet.background import in_background
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.configuration import located
@@ -60,8 +61,7 @@ class Servers:
         self.states: ServerStates = {**states, **{name: states.get(name, ServerState()) for name in worlds}}
         self._worlds = dict(worlds)
         self._is_fleet = ALONE not in worlds
-        self._asking = ThreadPoolExecutor(len(worlds), "server")
-        self._arrivals = Arrivals(len(worlds))
+        self._arrivals = Arrivals()
         self._runs: dict[str, str] = {}
         self._failed: dict[str, str] = {}  # runs in which the candidate could not be brought up
         self._generation = -1
@@ -288,7 +288,7 @@ class Servers:
         """
         if not self._is_fleet:
             return {name: ask(name, self._worlds[name]) for name in names}
-        asked = {name: self._asking.submit(ask, name, self._worlds[name]) for name in names}
+        asked = {name: in_background(partial(ask, name, self._worlds[name])) for name in names}
         found: dict[str, _Answer] = {}
         refused: DraftproofError | None = None
         for name, future in asked.items():

@@ -145,6 +145,25 @@ def test_the_rollout_goes_on_without_a_server_that_is_away_and_promotes_it_when_
 
 
 @pytest.mark.usefixtures("quick_judge")
+def test_a_server_that_comes_back_with_another_pair_gets_nothing_and_is_named(tmp_path: Path) -> None:
+    fleet = SimulatedFleet(tmp_path)
+    controller = fleet.controller()
+    fleet.run_until(enters("step/4"), controller)
+    fleet.run_until(lambda look: fleet.servers[2].has_candidate, controller)
+    fleet.servers[2].pair = "an older engine"
+    written = fleet.servers[2].table.generation
+    fleet.run_until(enters("settling"), controller)
+    assert fleet.servers[2].table.generation == written
+    assert "another pair in service; an older engine" in fleet.record.servers[NAMES[2]]
+    fleet.sleep(FLEET_PLAN.lease_s)
+    assert not fleet.servers[2].has_candidate
+    fleet.servers[2].pair = ""
+    fleet.servers[2].restart()
+    controller.run(lambda look: None, fleet.sleep)
+    check_promoted(fleet)
+
+
+@pytest.mark.usefixtures("quick_judge")
 def test_a_kept_server_that_misses_the_last_table_settles_only_with_it(tmp_path: Path) -> None:
     fleet = SimulatedFleet(tmp_path)
     controller = fleet.controller()
