@@ -46,7 +46,7 @@ class AskPerson(BaseModel):
 
 _FORMS: Mapping[str, type[BaseModel]] = {"file_text": FileText, "ask_person": AskPerson}
 _TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": schema_of(form)}}
+    {"type": "function", "function": {"name": name, "strict": True, "parameters": schema_of(form)}}
     for name, form in _FORMS.items()
 ]
 _INSTRUCTION = "Call the function that fits this text."
