@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from pipelines.canary.controller.phases import ENDED
+from pipelines.canary.controller.phases import ENDED, PREPARING
 from pipelines.canary.controller.plan import read_plan
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import read_limits
@@ -112,6 +112,14 @@ def record_of(service: Running) -> RolloutRecord | None:
             store.close()
     except CanaryError:
         return None
+
+
+def has_begun(service: Running) -> None:
+    """Wait until the candidate gets replays."""
+    ends_at_s = time.monotonic() + _WITHIN_S
+    while (record := record_of(service)) is None or record.phase in PREPARING:
+        assert time.monotonic() < ends_at_s, record and record.phase
+        time.sleep(0.5)
 
 
 def ended(service: Running) -> RolloutRecord:
