@@ -63,15 +63,17 @@ class Placement:
         salt = hashlib.blake2b(key or secrets.token_bytes(8), digest_size=32).digest()
 
         def by_load(server: FleetServer) -> tuple[bool, int, bytes]:
-            rank = hashlib.blake2b(server.address.encode(), key=salt).digest()
+            rank = hashlib.blake2b(server.address.encode(), key=salt, digest_size=8).digest()
             if key:
                 return server.num_open >= most_open, 0, rank
             return False, server.num_open, rank
 
-        first = min(able, key=by_load)
+        able_ones = frozenset(able)
+        places = {server: by_load(server) for server in servers}
+        first = min(able, key=places.__getitem__)
 
         def after_it(server: FleetServer) -> tuple[bool, bool, bool, tuple[bool, int, bytes]]:
-            return not server.is_ready, server not in able, not server.answers_as(first), by_load(server)
+            return not server.is_ready, server not in able_ones, not server.answers_as(first), places[server]
 
         return [first, *sorted((server for server in servers if server is not first), key=after_it)]
 

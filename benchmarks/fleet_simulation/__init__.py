@@ -1,0 +1,1 @@
+"""Simulate fleets of servers and front doors that this machine cannot hold."""
