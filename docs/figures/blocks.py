@@ -23,6 +23,7 @@ from docs.figures.demo import demo
 from docs.figures.families import families
 from docs.figures.fault_drills import fault_drills
 from docs.figures.fleet_drills import fleet_drills
+from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
 from docs.figures.kv_caches import kv_caches
 from docs.figures.memory import server_memory
@@ -69,6 +70,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "drills": (RESULTS / "canary-drills.json", "make drills", drills),
     "fault-drills": (RESULTS / "fault-drills.json", "make drills-faults", fault_drills),
     "fleet-drills": (RESULTS / "fleet-drills.json", "make drills-fleet", fleet_drills),
+    "fleet-simulation": (
+        RESULTS / "fleet-simulation.json",
+        "python -m benchmarks.fleet_simulation",
+        fleet_simulation,
+    ),
     "families": (RESULTS / "families.json", "make results", families),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
     "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),
