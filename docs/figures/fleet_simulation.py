@@ -23,8 +23,8 @@ def fleet_simulation(document: Document) -> str:
             )
     lines += [
         "",
-        "| Servers, front doors | Servers that die | Pause of their answers, s: median | worst | TTFT of others "
-        "in the next 10 s, 99 % | CPU time of a front door to choose a server |",
+        "| Servers, front doors | Servers that die | Pause of their answers, s: median | worst | TTFT of "
+        "others in the next 10 s, 99 % | CPU time of a front door to choose a server |",
         "|---|---|---|---|---|---|",
     ]
     for fleet in fleets:
@@ -42,9 +42,10 @@ def fleet_simulation(document: Document) -> str:
         f"{one['own_tokens']} tokens follow; {one['mean_tokens']} output tokens on average. Figures of the "
         "second half of each run, whose caches are warm; busy shares of the whole run. Front doors notice a "
         f"death after {one['death']['noticed_after_s']:g} s. A server computes "
-        f"{times['prompt_tokens_per_s']:.0f} tokens of prompts per second, gives {times['tokens_per_s'][0]:.0f} "
-        f"output tokens per second to one request and {times['tokens_per_s'][-1]:.0f} to "
-        f"{times['num_at_once'][-1]} together, and its cache holds {times['cache_tokens']:,} tokens.",
+        f"{times['prompt_tokens_per_s']:.0f} tokens of prompts per second, gives "
+        f"{times['tokens_per_s'][0]:.0f} output tokens per second to one request and "
+        f"{times['tokens_per_s'][-1]:.0f} to {times['num_at_once'][-1]} together, and its cache holds "
+        f"{times['cache_tokens']:,} tokens.",
         "",
         conditions(document["conditions"]),
     ]
