@@ -53,7 +53,7 @@ PROMPT = {
 @pytest.fixture(scope="module")
 def other_draft(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the target of ``tiny_pair`` with another draft."""
-    return build_tiny_pair(tmp_path_factory.mktemp("other"), draft="self")
+    return build_tiny_pair(tmp_path_factory.mktemp("other"), draft="self", num_threads=1)
 
 
 @dataclass
