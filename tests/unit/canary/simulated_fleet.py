@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.judge.faults import NO_FAULT, Fault
 from pipelines.canary.controller.control import Controller, Look
 from pipelines.canary.controller.facts import Outcome
+from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.state import Store
 from pipelines.canary.fleet.servers import Servers
@@ -185,5 +186,7 @@ class SimulatedFleet:
             look = controller.look()
             if stops(look):
                 return look
+            if look.position.phase in ENDED:
+                break
             self.sleep(FLEET_PLAN.tick_s)
         raise AssertionError(f"it stays in {self.phases[-1]}: {self.record.servers}")

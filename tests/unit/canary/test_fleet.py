@@ -83,7 +83,11 @@ def test_a_good_candidate_goes_from_one_server_to_all(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_judge")
 @pytest.mark.parametrize(
     "phase",
-    [pytest.param(phase, marks=[pytest.mark.long] * (phase not in ("step/3", "settling"))) for phase in UP],
+    # No look ends in the preflight: a controller that is killed there has stored nothing.
+    [
+        pytest.param(phase, marks=[pytest.mark.long] * (phase not in ("step/3", "settling")))
+        for phase in UP[1:]
+    ],
 )
 def test_a_controller_that_is_killed_in_a_phase_is_resumed_by_another(phase: str, tmp_path: Path) -> None:
     fleet = SimulatedFleet(tmp_path)
