@@ -12,6 +12,7 @@ CHARACTERS_PER_TOKEN = 4
 _TEXTS = ("text", "content", "reasoning", "reasoning_content", "refusal")
 _MOST_BYTES = 64 << 20  # of an answer in one piece, or of a line of a stream
 _DONE = "[DONE]"
+_FIELDS = (b":", b"event", b"id", b"retry")  # of server-sent events, beside data
 
 
 class Answer:
@@ -40,6 +41,7 @@ class Answer:
         self._latest_at_s = 0.0
         self._unread = bytearray()
         self._is_done = False
+        self._has_other_lines = False  # such as those of a page
         self._num_counted = 0
         self._choices: dict[int, dict[str, Any]] = {}
 
@@ -54,13 +56,16 @@ class Answer:
             del self._unread[: end + 1]
             if line.startswith(b"data:"):
                 self._read_event(line.removeprefix(b"data:").strip())
+            elif line and not line.startswith(_FIELDS):
+                self._has_other_lines = True
 
     def end(self) -> None:
         """Note that there are no more bytes."""
         if not self._is_stream:
             self._read_document(bytes(self._unread))
         elif not self._is_done:
-            self._find("a stream that ended early")
+            is_garbage = not self._choices and (self._has_other_lines or bool(self._unread))
+            self._find("garbage" if is_garbage else "a stream that ended early")
         if not self._choices or any(not each.get("finish_reason") for each in self._choices.values()):
             self._find("an answer that did not finish")
 

@@ -89,3 +89,20 @@ def test_what_is_no_whole_answer_has_a_fault(answer: Answer, fault: str) -> None
 )
 def test_the_first_difference_of_two_answers(one: Answer, other: Answer, difference: Difference) -> None:
     assert first_difference(one, other) == difference
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"<html>busy</html>", "garbage"),
+        (b"<html>\n<p>busy\n</html>\n", "garbage"),
+        (b"", "a stream that ended early"),
+        (b": ping\n\nevent: message\nid: 1\n\n", "a stream that ended early"),
+        (b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n', "a stream that ended early"),
+    ],
+)
+def test_a_page_in_place_of_a_stream_is_not_a_stream_that_ended_early(content: bytes, fault: str) -> None:
+    answer = Answer(is_stream=True, clock=lambda: 0.0)
+    answer.read(content)
+    answer.end()
+    assert answer.fault == fault
