@@ -22,12 +22,13 @@ from build.packaging.run_directory import begin_anew, check_name
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
 from build.rendering.launch import PackageOrigin, write_launch_file
-from build.rendering.pair_record import PairRecord
+from build.rendering.pair_record import pair_record
 from build.rendering.second_pair import models_of_other_pairs, render_second_pair
 from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.available_memory import available_bytes
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.manifest import checked_engine
 
 RUN = REPOSITORY_ROOT / ".run"
@@ -84,7 +85,7 @@ def render_recipe(
     )
     models = render_repository(TEMPLATES, recipe.runtime, values, destination, kept)
     own = [model for model in models if model in asdict(names).values()]
-    record = PairRecord.of(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)
+    record = pair_record(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)
     record.write(destination / names.speculative)
     write_launch_file(recipe, destination.parent, package)
     return destination

@@ -13,8 +13,8 @@ from build.built_pair import BuiltPair
 from build.packaging.contents import CONTENTS, ENGINES, FORMAT, RECIPE, SIGNATURE, Contents
 from build.packaging.signature import check_signature
 from build.recipe import parse_recipe
-from build.rendering.pair_record import PairRecord
 from pipelines import configuration
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import EngineLoadError, PackageError
 from pipelines.manifest import MANIFEST_NAME, read_checked, sha256_bytes, sha256_file
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from build.recipe import REPOSITORY_ROOT
 from build.rendering.launch import PackageOrigin
-from build.rendering.pair_record import PairRecord
 from build.rendering.template_values import PairNames
 from pipelines.atomic_file import remove_directory
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import RepositoryError
 from pipelines.socket_path import is_listening
 

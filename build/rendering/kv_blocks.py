@@ -9,7 +9,8 @@ from pathlib import Path
 from build.command_line import print_line
 from build.networks.memory import SERVER_BYTES, EngineMemory, plan_memory
 from build.recipe import REPOSITORY_ROOT, Recipe
-from build.rendering.pair_record import PAIR_FILE, PairRecord, pair_fingerprint
+from build.rendering.pair_record import pair_fingerprint
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import RepositoryError
 from pipelines.manifest import EngineFiles

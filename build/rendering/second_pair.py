@@ -15,12 +15,13 @@ from typing import Any
 
 from build.recipe import Recipe
 from build.rendering.kv_blocks import num_kv_blocks
-from build.rendering.pair_record import SHORT_HASH, PairRecord, engine_fingerprint, pair_fingerprint
+from build.rendering.pair_record import engine_fingerprint, pair_fingerprint, pair_record
 from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_model
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.available_memory import available_bytes
+from pipelines.deploy.triton.pair_record import PairRecord, short_hash
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import RepositoryError
 from pipelines.manifest import checked_engine, engine_digest, read_manifest
@@ -61,7 +62,7 @@ def render_second_pair(
     fingerprint = pair_fingerprint(recipe, draft, target)
     if fingerprint == served.fingerprint:
         return served
-    suffix = f"_{fingerprint[:SHORT_HASH]}"
+    suffix = f"_{short_hash(fingerprint)}"
     # On the embedded runtime, the loop's process holds both engines, and answers by the target alone, too.
     holds_both = recipe.runtime == "embedded"
     has_own_draft = holds_both or engine_fingerprint(draft) != served.draft_fingerprint
@@ -80,7 +81,7 @@ def render_second_pair(
     for socket in (values["speculative_socket"], values["target_socket"]):
         check_socket_path(socket, RepositoryError)
     loads_at_start = there.exists() and PairRecord.read(there).loads_at_start  # it was promoted earlier
-    record = PairRecord.of(
+    record = pair_record(
         recipe, draft, target, values, names, list(models), loads_at_start=loads_at_start, memory=memory
     )
     with scratch_beside(repository) as scratch:

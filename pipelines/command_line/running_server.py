@@ -13,7 +13,7 @@ from pipelines.client import Client
 from pipelines.client.server_key import FILE_VARIABLE
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory
-from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.deploy.triton.place import KEY_FILE
 from pipelines.errors import DraftproofError, ServerUnavailableError
 from pipelines.program import stopped_by_signals

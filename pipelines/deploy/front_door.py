@@ -85,10 +85,18 @@ class FrontDoorSettings:
             port: Port to listen on; 0 for any that is free.
 
         Raises:
-            OSError: The port cannot be listened on.
+            ServerStartError: The port cannot be listened on.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-        listening = socket.create_server((self.address, port), family=family, backlog=_BACKLOG)
+        try:
+            listening = socket.create_server((self.address, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ServerStartError(
+                "the port for OpenAI's API cannot be listened on",
+                values=f"{self.address}:{port}: {error}",
+                limit="it must be free, and the address of this machine",
+                remedy="choose another one with OPENAI_PORT, --openai-port or --port, or change the address",
+            ) from None
         # What a client does not read stays small, and is dropped after a while.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         timeout_ms = round(1000 * self.write_timeout_s)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
+from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import RepositoryError
 
 _PREFIX = "draftproof "
-_PAIR = Path("model_repository") / "speculative" / "pair.json"
+_PAIR = Path("model_repository") / "speculative" / PAIR_FILE
 _CPU_INFO = Path("/proc/cpuinfo")
 _CHOOSES_KERNELS = ("vendor_id", "cpu family", "model", "flags", "cache size")
 _REMEDY = "render the repository again with 'make repository'"

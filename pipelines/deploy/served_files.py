@@ -14,6 +14,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
 from pipelines import configuration
+from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import ServerStartError
 from pipelines.manifest import read_checked
 
@@ -24,7 +25,7 @@ ROUTER = "router"
 """Model that answers: it chooses the pair, and another one if that fails."""
 
 _FORMAT = 1
-_PAIR = "speculative/pair.json"
+_PAIR = f"speculative/{PAIR_FILE}"
 _CHAT = "chat.json"  # written by build/checkpoints/chat_template_file.py
 _SAMPLING = "sampling.json"  # written by build/checkpoints/sampling_defaults_file.py
 

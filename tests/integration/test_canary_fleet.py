@@ -90,8 +90,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    draft, target = build_tiny_pair(tmp_path / "engines", draft="noisy")
-    other = build_tiny_pair(tmp_path / "other", draft="self")
+    draft, target = build_tiny_pair(tmp_path / "engines", draft="noisy", num_threads=1)
+    other = build_tiny_pair(tmp_path / "other", draft="self", num_threads=1)
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "key").chmod(0o600)
     with ExitStack() as stack:

@@ -20,7 +20,7 @@ import yaml
 from build.rendering import second_pair
 from build.repository import render_recipe
 from pipelines.canary.controller import triton_world
-from pipelines.canary.controller.candidate import CandidatePair, Pair
+from pipelines.canary.controller.candidate import CandidatePair, read_pair
 from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.facts import Order
 from pipelines.canary.controller.orders import give_order
@@ -64,7 +64,7 @@ def engines(tiny_pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> dic
     """Return the engines of each recipe."""
     return {
         FIRST: tiny_pair,
-        SECOND: build_tiny_pair(tmp_path_factory.mktemp("second"), 3, quantization="none"),
+        SECOND: build_tiny_pair(tmp_path_factory.mktemp("second"), 3, quantization="none", num_threads=1),
     }
 
 
@@ -111,7 +111,7 @@ class Rollouts:
         """Return the recipe of the target behind a socket, recognised by its engine."""
         repository = self.run / "model_repository"
         for folder in repository.glob("speculative*"):
-            pair = Pair.read(self.run, folder.name)
+            pair = read_pair(self.run, folder.name)
             if socket in (pair.socket, pair.control_socket):
                 return pair.name
         raise LookupError(socket)

@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def build(draft: str) -> Path:
         folder = tmp_path_factory.mktemp("pair")
         # the pair in service uses 0.04
-        engines = build_tiny_pair(folder, draft=draft, noise=0.03)
+        engines = build_tiny_pair(folder, draft=draft, noise=0.03, num_threads=1)
         arguments = ["--draft", engines[0], "--target", engines[1], "--output", calibration_file(*engines)]
         assert calibrate(list(map(str, arguments))) == 0
         return folder

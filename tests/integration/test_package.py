@@ -16,12 +16,12 @@ import pytest
 
 from build.built_pair import BuiltPair
 from build.packaging.write import write_package
-from build.rendering.pair_record import PairRecord
 from pipelines.canary.controller.candidate import render_beside
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server, run_directory
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import TIMEOUTS, grpc_client, repository_api, tiny_recipe, wait_until
@@ -42,7 +42,7 @@ def packaged(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """Return a signed package, of which nothing but a copy is left, and the key that accepts it."""
     private, public = key_pair(tmp_path, "key")
     name = f"tiny-{os.getpid()}-{tmp_path.name}"  # its run directory is the checkout's
-    engines = build_tiny_pair(tmp_path / "engines")
+    engines = build_tiny_pair(tmp_path / "engines", num_threads=1)
     write_package(BuiltPair(tiny_recipe(name), *engines), tmp_path / "made", private)
     shutil.copytree(tmp_path / "made", tmp_path / "copied")
     for folder in ("made", "engines"):
@@ -148,7 +148,7 @@ def test_a_candidate_comes_as_a_package(packaged: tuple[Path, Path], tmp_path: P
     """A rollout renders it beside the pair of a running server, which loads it."""
     package, public = packaged
     recipe = json.loads((package / "package.json").read_text())["recipe"]
-    engines = build_tiny_pair(tmp_path / "newer", seed=3)
+    engines = build_tiny_pair(tmp_path / "newer", seed=3, num_threads=1)
     write_package(BuiltPair(tiny_recipe("tiny-newer"), *engines), tmp_path / "candidate")
     ports = Ports.free()
     assert main(["serve", "--package", str(package), *ports_options(ports)]) == 0

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from pipelines.canary.checks.acceptance import BaselineRegression, Found, baseline_regressions, worst
-from pipelines.canary.controller.candidate import Pair
 from pipelines.canary.judge.limits import Limits
 from pipelines.client.any_model import Tensors, connect_to_models
 from pipelines.client.timeouts import Timeouts
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError, EngineFailedError
 from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 
@@ -85,7 +85,7 @@ class ColdStart:
     evidence: dict[str, Any]
 
 
-def cold_start(url: str, key: str, pair: Pair, recipe: str, limits: Limits) -> ColdStart:
+def cold_start(url: str, key: str, pair: PairRecord, recipe: str, limits: Limits) -> ColdStart:
     """Probe a candidate.
 
     Args:
@@ -167,7 +167,7 @@ def _figures(counts: Probe | AcceptanceBaseline) -> dict[str, float]:
     }
 
 
-def _prompts(pair: Pair, recipe: str) -> tuple[BaselinePrompt, ...]:
+def _prompts(pair: PairRecord, recipe: str) -> tuple[BaselinePrompt, ...]:
     """Encode prompts for a pair without a baseline."""
     target = Path(pair.target_engine_dir)
     prompts = render_chats(choose_prompts(None, recipe).for_judging().draw(_NUM_PROMPTS), target)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from pipelines.canary.controller.candidate import Pair
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes
 from pipelines.errors import CanaryError, EngineLoadError
 
@@ -38,7 +38,9 @@ class Memory:
     available: int
 
 
-def memory_of(candidate: Pair, loaded: Sequence[Pair], free_bytes: Callable[[], int]) -> tuple[Memory, ...]:
+def memory_of(
+    candidate: PairRecord, loaded: Sequence[PairRecord], free_bytes: Callable[[], int]
+) -> tuple[Memory, ...]:
     """Compute needed and available memory for loading a pair.
 
     Args:
@@ -83,7 +85,7 @@ def free_bytes(metrics_url: str) -> int:
         ) from None
 
 
-def _embedded_bytes(pair: Pair) -> int:
+def _embedded_bytes(pair: PairRecord) -> int:
     try:
         engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
         return pair_bytes(*engines, pair.num_kv_blocks)

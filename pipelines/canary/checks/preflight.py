@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.canary.checks.memory import memory_of
-from pipelines.canary.controller.candidate import CandidatePair, Pair
+from pipelines.canary.controller.candidate import CandidatePair, engine_manifest, read_pair
 from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, EngineLoadError
 from pipelines.manifest import MANIFEST_NAME, EngineFiles
 
@@ -78,7 +79,7 @@ def require(checks: tuple[Check, ...]) -> None:
             )
 
 
-def _is_another_pair(pair: Pair, stable: Pair) -> Check:
+def _is_another_pair(pair: PairRecord, stable: PairRecord) -> Check:
     override = _draft_length_in_force(pair)
     own = {side: pair_.num_draft_tokens for side, pair_ in (("candidate", pair), ("stable", stable))}
     engines = (pair.draft_fingerprint, pair.target_fingerprint)
@@ -104,7 +105,7 @@ def _is_another_pair(pair: Pair, stable: Pair) -> Check:
     )
 
 
-def _is_of_the_runtime(pair: Pair, stable: Pair) -> Check:
+def _is_of_the_runtime(pair: PairRecord, stable: PairRecord) -> Check:
     return Check(
         "it has the server's runtime",
         pair.runtime == stable.runtime,
@@ -126,10 +127,10 @@ def _can_be_loaded_now(candidate: CandidatePair) -> Check:
     )
 
 
-def _has_the_tokenizer(pair: Pair, stable: Pair) -> Check:
+def _has_the_tokenizer(pair: PairRecord, stable: PairRecord) -> Check:
     engines = {"candidate draft": (pair, "draft"), "candidate target": (pair, "target")}
     engines["stable target"] = (stable, "target")
-    manifests = {name: side.manifest(role) for name, (side, role) in engines.items()}
+    manifests = {name: engine_manifest(side, role) for name, (side, role) in engines.items()}
     identities = {name: each.get("tokenizer_identity_sha256") for name, each in manifests.items()}
     # Equal files are equal tokenizers, also if an older version computed the identity in another way.
     contents = {each.get("tokenizer_sha256") for each in manifests.values()}
@@ -150,9 +151,9 @@ def _has_the_tokenizer(pair: Pair, stable: Pair) -> Check:
     )
 
 
-def _ends_texts_alike(pair: Pair, stable: Pair) -> Check:
+def _ends_texts_alike(pair: PairRecord, stable: PairRecord) -> Check:
     found = {
-        name: side.manifest("target").get("end_ids")
+        name: engine_manifest(side, "target").get("end_ids")
         for name, side in (("candidate", pair), ("stable", stable))
     }
     return Check(
@@ -164,7 +165,7 @@ def _ends_texts_alike(pair: Pair, stable: Pair) -> Check:
     )
 
 
-def _is_whole(pair: Pair) -> Check:
+def _is_whole(pair: PairRecord) -> Check:
     damaged = [path for role in _ROLES for path in _damaged(pair, role)]
     return Check(
         "its engines are complete",
@@ -175,7 +176,7 @@ def _is_whole(pair: Pair) -> Check:
     )
 
 
-def _damaged(pair: Pair, role: str) -> Iterator[str]:
+def _damaged(pair: PairRecord, role: str) -> Iterator[str]:
     directory = Path(getattr(pair, f"{role}_engine_dir"))
     try:
         files = EngineFiles(directory, getattr(pair, f"{role}_digest"))
@@ -185,7 +186,7 @@ def _damaged(pair: Pair, role: str) -> Iterator[str]:
         yield from map(str, files.changed())
 
 
-def _takes_the_draft_length(pair: Pair) -> Check:
+def _takes_the_draft_length(pair: PairRecord) -> Check:
     override = _draft_length_in_force(pair)
     length = (override or {}).get("num_draft_tokens")
     return Check(
@@ -197,7 +198,7 @@ def _takes_the_draft_length(pair: Pair) -> Check:
     )
 
 
-def _draft_length_in_force(pair: Pair) -> dict[str, Any] | None:
+def _draft_length_in_force(pair: PairRecord) -> dict[str, Any] | None:
     """Read what ``make draft-length`` wrote; None if nothing was set or the file is invalid."""
     try:
         document = json.loads(Path(pair.draft_length_file).read_text(encoding="utf-8"))
@@ -207,7 +208,7 @@ def _draft_length_in_force(pair: Pair) -> dict[str, Any] | None:
 
 
 def _has_room(candidate: CandidatePair, free_bytes: Callable[[], int]) -> Check:
-    recipes_own = Pair.read(candidate.run_directory)
+    recipes_own = read_pair(candidate.run_directory)
     loaded = {each.socket: each for each in (recipes_own, candidate.stable)}
     memory = memory_of(candidate.pair, tuple(loaded.values()), free_bytes)
     return Check(

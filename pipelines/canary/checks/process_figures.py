@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import httpx
 
-from pipelines.canary.controller.candidate import Pair
 from pipelines.canary.judge.resources import Sample, Taken
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 
 RESIDENT_BYTES = "draftproof_process_resident_memory_bytes"
@@ -24,7 +24,7 @@ _TIMEOUT_S = 5.0
 _MOST_SAMPLES = 500  # over a whole rollout; samples of its first minutes are closer together
 
 
-def read_sample(metrics_url: str, candidate: Pair, stable: Pair, now_s: float) -> Sample:
+def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now_s: float) -> Sample:
     """Read one sample of both pairs.
 
     Args:
@@ -101,7 +101,7 @@ class ProcessSamples:
         return self.lacking if self._clock() - self._read_at_s > seconds else ""
 
 
-def _taken(figures: Mapping[tuple[str, str], float], pair: Pair) -> Taken:
+def _taken(figures: Mapping[tuple[str, str], float], pair: PairRecord) -> Taken:
     """Sum the figures of a pair; NVIDIA's engines run in Triton's process and publish none.
 
     The loop's process also answers by the target alone: those tokens and their CPU time do not count.

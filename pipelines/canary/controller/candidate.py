@@ -1,7 +1,6 @@
 """The two pairs of a rollout in one rendered repository.
 
-``build`` renders the new pair in a separate process and writes ``pair.json`` for both pairs
-(``build/rendering/pair_record.py``); this module reads the file.
+``build`` renders the new pair in a separate process and writes the record of both.
 """
 
 from __future__ import annotations
@@ -11,93 +10,46 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines import configuration
-from pipelines.atomic_file import write_whole
 from pipelines.deploy.package import package_arguments
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
-from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError
 
 STABLE_MODEL = "speculative"
-_FORMAT = 3
-_HASH_DIGITS = 8
 
 
-@configuration.strict
-@dataclass(frozen=True)
-class Pair:
-    """A pair of a repository; ``build/rendering/pair_record.py`` documents the other attributes.
+def read_pair(run_directory: Path, speculative_model: str = STABLE_MODEL) -> PairRecord:
+    """Read the pair of a model in ``<run_directory>/model_repository``.
 
-    Attributes:
-        name: Name of its recipe.
-        fingerprint: Equal for pairs with equal answers and equal speed.
-        models: Models that only this pair uses, in the order in which they are loaded.
-        socket: Socket of its loop, as processes of the server see it.
-        loads_at_start: Whether a server loads its models when it starts.
+    Raises:
+        CanaryError: The file is missing, or another version wrote it.
     """
+    return PairRecord.read(run_directory / "model_repository" / speculative_model, CanaryError)
 
-    name: str
-    fingerprint: str
-    runtime: str
-    speculative_model: str
-    control_model: str
-    models: tuple[str, ...]
-    socket: str
-    control_socket: str
-    draft_engine_dir: str
-    draft_fingerprint: str
-    draft_digest: str
-    target_engine_dir: str
-    target_fingerprint: str
-    target_digest: str
-    max_draft_len: int
-    num_draft_tokens: str
-    draft_length_file: str
-    calibration_file: str
-    num_kv_blocks: dict[str, int]
-    gpu_bytes: dict[str, int]
-    gpu_usable_bytes: int
-    loads_at_start: bool
 
-    @classmethod
-    def read(cls, run_directory: Path, speculative_model: str = STABLE_MODEL) -> Pair:
-        """Read the pair of a model in ``<run_directory>/model_repository``.
+def engine_manifest(pair: PairRecord, role: str) -> dict[str, Any]:
+    """Read ``manifest.json`` of a pair's ``draft`` or ``target`` engine.
 
-        Raises:
-            CanaryError: The file is missing, or another version wrote it.
-        """
-        path = run_directory / "model_repository" / speculative_model / PAIR_FILE
-        remedy = "run 'make repository', then 'make stop serve'"
-        return configuration.read_json(cls, path, _FORMAT, CanaryError, remedy)
-
-    @property
-    def hash(self) -> str:
-        """Suffix of its models' names, unless it is the pair of the repository's own recipe."""
-        return self.fingerprint[:_HASH_DIGITS]
-
-    def manifest(self, role: str) -> dict[str, Any]:
-        """Read ``manifest.json`` of the ``draft`` or ``target`` engine.
-
-        Raises:
-            CanaryError: The file cannot be read.
-        """
-        path = Path(getattr(self, f"{role}_engine_dir")) / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(manifest, dict):
-                raise ValueError("not a JSON object")
-        except (OSError, ValueError) as error:
-            raise CanaryError(
-                "the manifest of an engine cannot be read",
-                values=f"{path}: {error!r}",
-                limit="an engine directory as 'make engines' leaves it",
-                remedy="run 'make engines' for the recipe",
-            ) from None
-        return manifest
+    Raises:
+        CanaryError: The file cannot be read.
+    """
+    path = Path(getattr(pair, f"{role}_engine_dir")) / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise CanaryError(
+            "the manifest of an engine cannot be read",
+            values=f"{path}: {error!r}",
+            limit="an engine directory as 'make engines' leaves it",
+            remedy="run 'make engines' for the recipe",
+        ) from None
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -110,8 +62,8 @@ class CandidatePair:
         run_directory: ``.run/<recipe of stable>``.
     """
 
-    pair: Pair
-    stable: Pair
+    pair: PairRecord
+    stable: PairRecord
     run_directory: Path
 
     @classmethod
@@ -123,7 +75,7 @@ class CandidatePair:
         Raises:
             CanaryError: One of the pairs cannot be read.
         """
-        pair, stable = (Pair.read(run_directory, model) for model in (speculative_model, stable_model))
+        pair, stable = (read_pair(run_directory, model) for model in (speculative_model, stable_model))
         return cls(pair, stable, run_directory)
 
     @property
@@ -165,7 +117,7 @@ def render_beside(
     return CandidatePair.read(run_directory, json.loads(lines[-1])["speculative_model"])
 
 
-def remove(run_directory: Path, pair: Pair) -> None:
+def remove(run_directory: Path, pair: PairRecord) -> None:
     """Remove an unloaded pair from the repository; files that are missing are no error.
 
     Raises:
@@ -190,28 +142,27 @@ def remove(run_directory: Path, pair: Pair) -> None:
             (REPOSITORY_ROOT / socket).unlink(missing_ok=True)
 
 
-def load_at_start(run_directory: Path, pair: Pair, *, wanted: bool) -> None:
+def load_at_start(run_directory: Path, pair: PairRecord, *, wanted: bool) -> None:
     """Set whether servers of the directory load a pair's models when they start.
 
     Raises:
         CanaryError: A model of the pair is not in the repository.
     """
     for model in pair.models:
-        path = run_directory / "model_repository" / model / PAIR_FILE
-        if not path.parent.is_dir():
+        folder = run_directory / "model_repository" / model
+        if not folder.is_dir():
             raise CanaryError(
                 "a model of the pair is not in the repository",
-                values=str(path.parent),
+                values=str(folder),
                 limit="every model of the pair",
                 remedy="render the pair again",
             )
-        document = {"format": _FORMAT, **vars(pair), "loads_at_start": wanted}
-        write_whole(path, json.dumps(document, indent=1) + "\n")
+        replace(pair, loads_at_start=wanted).write(folder)
 
 
-def _loads_at_start(run_directory: Path, pair: Pair) -> bool:
+def _loads_at_start(run_directory: Path, pair: PairRecord) -> bool:
     """Read the current setting; False for a pair that was removed."""
     try:
-        return Pair.read(run_directory, pair.speculative_model).loads_at_start
+        return read_pair(run_directory, pair.speculative_model).loads_at_start
     except DraftproofError:
         return False

@@ -14,8 +14,8 @@ from pipelines.canary.checks.process_figures import read_sample
 from pipelines.canary.controller.candidate import (
     STABLE_MODEL,
     CandidatePair,
-    Pair,
     load_at_start,
+    read_pair,
     remove,
     render_beside,
 )
@@ -26,7 +26,7 @@ from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
-from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import CanaryError
 from pipelines.router.arms import ArmTable, read_table, write_table
 from pipelines.router.observation import Observation
@@ -43,7 +43,7 @@ class InService:
         generation: Generation of the table of arms.
     """
 
-    stable: Pair
+    stable: PairRecord
     generation: int
 
 
@@ -55,7 +55,7 @@ def find_in_service(run_directory: Path) -> InService:
     """
     path = arms_file(run_directory)
     if not path.is_file():
-        return InService(Pair.read(run_directory), 0)
+        return InService(read_pair(run_directory), 0)
     table = read_table(path)
     return InService(_pair_at(run_directory, table.stable.socket), table.generation)
 
@@ -213,14 +213,14 @@ class TritonWorld:
         self._candidate_socket = rendered.pair.socket
         return self._beside_stable(rendered.pair)
 
-    def _beside_stable(self, pair: Pair) -> CandidatePair:
+    def _beside_stable(self, pair: PairRecord) -> CandidatePair:
         return CandidatePair(pair, _pair_at(self._run, self._stable_socket), self._run)
 
     def _api(self) -> RepositoryApi:
         return RepositoryApi(self._address.http, self._address.key)
 
 
-def _pair_at(run_directory: Path, socket: str) -> Pair:
+def _pair_at(run_directory: Path, socket: str) -> PairRecord:
     if (pair := _find_pair(run_directory, socket)) is not None:
         return pair
     raise CanaryError(
@@ -231,9 +231,9 @@ def _pair_at(run_directory: Path, socket: str) -> Pair:
     )
 
 
-def _find_pair(run_directory: Path, socket: str) -> Pair | None:
+def _find_pair(run_directory: Path, socket: str) -> PairRecord | None:
     for path in sorted((run_directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}")):
-        pair = Pair.read(run_directory, path.parent.name)
+        pair = read_pair(run_directory, path.parent.name)
         if pair.socket == socket:
             return pair
     return None

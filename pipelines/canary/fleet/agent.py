@@ -14,14 +14,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.canary.controller.candidate import STABLE_MODEL, Pair
+from pipelines.canary.controller.candidate import STABLE_MODEL, read_pair
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.fleet.call import Call, Description, control_of
 from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.server import find_server
-from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import CanaryError, InvalidRequestError, ServerUnavailableError
 from pipelines.router.arms import ArmSetting, ArmTable, read_table
 
@@ -188,7 +188,7 @@ class Agent:
             self._public_key,
         )
 
-    def _pair(self, name: str) -> Pair:
+    def _pair(self, name: str) -> PairRecord:
         pair = self._find(name)
         if pair is None:
             raise CanaryError(
@@ -199,15 +199,15 @@ class Agent:
             )
         return pair
 
-    def _find(self, name: str) -> Pair | None:
+    def _find(self, name: str) -> PairRecord | None:
         return next((pair for pair in self._pairs() if pair.fingerprint == name), None)
 
-    def _at(self, socket: str) -> Pair:
+    def _at(self, socket: str) -> PairRecord:
         return next(pair for pair in self._pairs() if pair.socket == socket)
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[PairRecord]:
         paths = sorted((self._directory / "model_repository").glob(f"{STABLE_MODEL}*/{PAIR_FILE}"))
-        return [Pair.read(self._directory, path.parent.name) for path in paths]
+        return [read_pair(self._directory, path.parent.name) for path in paths]
 
 
 def as_document(result: Any) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import ServerStartError
-
-PAIR_FILE = "pair.json"
-"""File in a model's folder that describes its pair of engines (``build/rendering/pair_record.py``)."""
 
 
 def models_at_start(repository: Path) -> tuple[str, ...]:

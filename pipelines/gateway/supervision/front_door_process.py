@@ -48,8 +48,7 @@ class FrontDoorProcess:
         stopping: Ends the server: the front door then refuses new requests and ends after the running ones.
 
     Raises:
-        OSError: The port cannot be listened on.
-        ServerStartError: The settings are invalid.
+        ServerStartError: The settings are invalid, or the port cannot be listened on.
     """
 
     def __init__(self, directory: Path, endpoint: Endpoint, stopping: asyncio.Event) -> None:

@@ -28,12 +28,12 @@ from build.deployment import (
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.image import CODE, server_image
 from build.rendering.launch import launch_document, pinned
-from build.rendering.pair_record import PairRecord
 from build.repository import render_recipe
 from pipelines.deploy.__main__ import _parse
 from pipelines.deploy.containers import PYTHON as PYTHON_OF_CONTAINERS
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.triton.nvidia_triton import SSH_DIRECTORY, SSH_PORT
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import RecipeError, RepositoryError
 from tests.support.deployment_files import (
     RECIPES,

@@ -19,9 +19,9 @@ from build.networks.config import NetworkConfig
 from build.networks.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
 from build.recipe import EngineRecipe, KvCache, Recipe, Serving
 from build.rendering.kv_blocks import bytes_at_start, num_kv_blocks, returned_bytes
-from build.rendering.pair_record import PairRecord
 from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import read_sizes
 from pipelines.errors import RecipeError
 from pipelines.executor.engine import Engine

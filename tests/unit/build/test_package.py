@@ -20,10 +20,10 @@ from build.packaging.contents import CONTENTS, RECIPE, SIGNATURE
 from build.packaging.read import read_package
 from build.packaging.write import recipe_document, write_package
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
-from build.rendering.pair_record import PairRecord
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.deploy.containers import run_command
 from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import PackageError
 from pipelines.manifest import sha256_bytes
 from tests.integration.conftest import tiny_recipe

@@ -13,12 +13,12 @@ import pytest
 
 from build.files.manifest import write_manifest
 from build.recipe import Recipe, load_recipe
-from build.rendering.pair_record import PAIR_FILE, PairRecord
 from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.deploy.triton import models as deployed
 from pipelines.deploy.triton.models import models_at_start
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.socket_path import MAX_SOCKET_BYTES
 from tests.stand_in_tensorrt_llm import repository as tensorrt_llm

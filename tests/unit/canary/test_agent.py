@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from pipelines.canary.controller.arm_table import arm_table
-from pipelines.canary.controller.candidate import Pair
+from pipelines.canary.controller.candidate import read_pair
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.plan import FLEET, read_plan
 from pipelines.canary.controller.rollout import Progress, Rollout
@@ -79,7 +79,7 @@ def serving(*directories: Path) -> Iterator[list[str]]:
 
 
 def rollout_of(run: Path) -> Rollout:
-    name = Pair.read(run).fingerprint
+    name = read_pair(run).fingerprint
     return replace(begun(), stable_socket=name, control_socket=control_of(name), recipe_candidate="new")
 
 
@@ -106,13 +106,13 @@ def test_a_candidate_comes_and_stays_by_the_words_of_a_controller_elsewhere(
         loaded = world.load()
         assert loaded.evidence["socket"] == candidate
         assert loaded.evidence["same_target"] is True
-        pair = Pair.read(run, loaded.evidence["models"][-1])
+        pair = read_pair(run, loaded.evidence["models"][-1])
         began_s = time.time()
         world.write(table_of(rollout, "step/1", candidate))
         table = read_table(arms_file(run))
         assert table.candidate is not None and table.control is not None
         sockets = [each.socket for each in (table.stable, table.candidate, table.control)]
-        stable = Pair.read(run)
+        stable = read_pair(run)
         assert sockets == [stable.socket, pair.socket, stable.control_socket]
         assert began_s + PLAN.lease_s - 2 <= table.lease_until_s <= time.time() + PLAN.lease_s
         assert world.observations_end() == 0
@@ -215,7 +215,7 @@ def test_servers_with_different_pairs_are_refused_with_their_digests(
 ) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     path = other / "model_repository" / "speculative" / "pair.json"
-    known = Pair.read(run).draft_digest
+    known = read_pair(run).draft_digest
     path.write_text(path.read_text().replace(f'"draft_digest": "{known}"', '"draft_digest": "0badbadbad"'))
     with serving(run, run, other) as addresses:
         assert Fleet(tuple(addresses[:2]), KEY).find_in_service().name == "demo"

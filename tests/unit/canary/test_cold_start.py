@@ -13,10 +13,10 @@ import pytest
 from pipelines.canary.checks import cold_start as probing
 from pipelines.canary.checks.acceptance import probes_section
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
-from pipelines.canary.controller.candidate import Pair
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.client.any_model import ModelSpec, Tensors
 from pipelines.command_line.prompts import Prompt
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, ChatTemplateError, EngineFailedError
 from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from tests.support.tiny_engines import TINY_CALIBRATION, write_template, write_tokenizer
@@ -35,12 +35,12 @@ KEY = "of the server"
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Pair:
+def pair(tmp_path: Path) -> PairRecord:
     write_tokenizer(tmp_path / "tokenizer.json")
     calibration = tmp_path / "calibration.json"
     TINY_CALIBRATION.write(calibration)
     BASELINE.add_to(calibration)
-    return Pair(
+    return PairRecord(
         name="other",
         fingerprint="0" * 64,
         runtime="embedded",
@@ -105,7 +105,7 @@ class Answering:
 
 def probed(
     monkeypatch: pytest.MonkeyPatch,
-    pair: Pair,
+    pair: PairRecord,
     counts: tuple[int, int, tuple[int, ...]] | None,
     by: Limits = LIMITS,
     recipe: str = "demo",
@@ -121,7 +121,9 @@ def probed(
 AS_MEASURED = (5, 20, (4, 3, 2, 1))  # of each of two prompts
 
 
-def test_a_pair_with_its_measured_acceptance_continues(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_a_pair_with_its_measured_acceptance_continues(
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord
+) -> None:
     found = probed(monkeypatch, pair, AS_MEASURED)
     assert (found.verdict, found.reason) == ("pass", "mean acceptance length 3.00")
     assert (found.probe.acceptance_rate, found.probe.mean_acceptance_length) == (0.5, 3.0)
@@ -144,7 +146,10 @@ def test_a_pair_with_its_measured_acceptance_continues(monkeypatch: pytest.Monke
     ],
 )
 def test_a_bad_pair_is_refused_immediately(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, counts: tuple[int, int, tuple[int, ...]] | None, reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    pair: PairRecord,
+    counts: tuple[int, int, tuple[int, ...]] | None,
+    reason: str,
 ) -> None:
     found = probed(monkeypatch, pair, counts)
     assert found.verdict == "fail"
@@ -166,7 +171,7 @@ def test_a_bad_pair_is_refused_immediately(
     ],
 )
 def test_regressions_are_judged_by_their_limits_alone(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, accepted: tuple[int, ...], verdict: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord, accepted: tuple[int, ...], verdict: str, reason: str
 ) -> None:
     """A single one of 500 rounds decides, because the same engines always give the same counts."""
     found = probed(monkeypatch, pair, (500, 2000, accepted))
@@ -182,14 +187,14 @@ def test_regressions_are_judged_by_their_limits_alone(
     assert found.evidence["limits"]["drop_fails_above"] == 0.15
 
 
-def test_the_worst_regression_counts(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_the_worst_regression_counts(monkeypatch: pytest.MonkeyPatch, pair: PairRecord) -> None:
     """The rate needs review, the first position fails."""
     found = probed(monkeypatch, pair, (500, 2000, (339, 300, 200, 90)))
     assert [loss["verdict"] for loss in found.evidence["losses"]][:3] == ["held", "pass", "fail"]
     assert (found.verdict, found.reason) == ("fail", "survival/1 0.678, 0.800 at the build (15.2% less)")
 
 
-def test_the_limits_are_those_of_the_rollout(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_the_limits_are_those_of_the_rollout(monkeypatch: pytest.MonkeyPatch, pair: PairRecord) -> None:
     less = (50, 200, (36, 27, 18, 9))
     for limit, verdict in ((Limit(0.2, 0.3), "pass"), (Limit(0.05, 0.08), "fail"), (Limit(0.1, 0.1), "pass")):
         by = dataclasses.replace(LIMITS, manifest=limit, survival_positions=1)
@@ -198,7 +203,9 @@ def test_the_limits_are_those_of_the_rollout(monkeypatch: pytest.MonkeyPatch, pa
         assert len(found.evidence["losses"]) == 3
 
 
-def test_a_position_that_nothing_reached_cannot_lose(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_a_position_that_nothing_reached_cannot_lose(
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord
+) -> None:
     dataclasses.replace(BASELINE, accepted_per_position=(20, 0, 0, 0), num_rounds=20).add_to(
         Path(pair.calibration_file)
     )
@@ -207,7 +214,7 @@ def test_a_position_that_nothing_reached_cannot_lose(monkeypatch: pytest.MonkeyP
     assert [loss["name"] for loss in found.evidence["losses"]][2:] == ["survival/1"]
 
 
-def test_the_report_has_what_the_state_file_has(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_the_report_has_what_the_state_file_has(monkeypatch: pytest.MonkeyPatch, pair: PairRecord) -> None:
     found = probed(monkeypatch, pair, (50, 200, (36, 27, 18, 9)))
     section = probes_section(json.loads(json.dumps(found.evidence)))
     assert section.verdict == "inconclusive"
@@ -219,7 +226,7 @@ def test_the_report_has_what_the_state_file_has(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("calibration", ["", "older"])
 def test_a_pair_that_was_not_measured_is_asked_prompts_of_its_recipe(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, calibration: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord, calibration: str, tmp_path: Path
 ) -> None:
     if calibration:
         TINY_CALIBRATION.write(Path(pair.calibration_file))
@@ -238,7 +245,7 @@ def test_a_pair_that_was_not_measured_is_asked_prompts_of_its_recipe(
 
 
 def test_conversations_of_a_recipe_are_asked_in_the_targets_template(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord, tmp_path: Path
 ) -> None:
     pair = dataclasses.replace(pair, calibration_file="")
     lines = [{"messages": [{"role": "user", "content": f"question {number} " * 80}]} for number in range(40)]
@@ -256,13 +263,15 @@ def test_conversations_of_a_recipe_are_asked_in_the_targets_template(
     assert {(len(each.input_ids), each.input_ids[-1]) for each in asked} == {(64, 0)}
 
 
-def test_a_lower_ceiling_is_kept_and_then_not_compared(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_a_lower_ceiling_is_kept_and_then_not_compared(
+    monkeypatch: pytest.MonkeyPatch, pair: PairRecord
+) -> None:
     found = probed(monkeypatch, dataclasses.replace(pair, max_draft_len=2), (20, 40, (4, 1)))
     assert found.evidence["num_draft_tokens"] == 2
     assert found.evidence["baseline"] is None
     assert found.verdict == "pass"
 
 
-def test_a_pair_that_cannot_draft_is_an_error(pair: Pair) -> None:
+def test_a_pair_that_cannot_draft_is_an_error(pair: PairRecord) -> None:
     with pytest.raises(CanaryError, match=r"cannot be probed; .*; .*; roll out a pair whose max_draft_len"):
         cold_start(URL, KEY, dataclasses.replace(pair, max_draft_len=0), "demo", LIMITS)

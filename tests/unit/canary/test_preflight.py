@@ -18,7 +18,7 @@ from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
 from pipelines.canary.checks.memory import memory_of
 from pipelines.canary.checks.preflight import Check, examine, require
-from pipelines.canary.controller.candidate import CandidatePair
+from pipelines.canary.controller.candidate import CandidatePair, engine_manifest
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import CanaryError
 from pipelines.manifest import checked_engine, sha256_file
@@ -154,7 +154,7 @@ def test_an_engine_exchanged_after_the_rendering_is_refused_though_its_manifest_
 ) -> None:
     candidate = rendered()
     directory = Path(candidate.pair.target_engine_dir)
-    content = candidate.pair.manifest("target")
+    content = engine_manifest(candidate.pair, "target")
     (directory / "engine.bin").write_bytes(b"weighty")
     write_manifest(directory, content)
     checked_engine(directory)  # intact in itself

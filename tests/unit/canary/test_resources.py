@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from pipelines.canary.checks.process_figures import ProcessSamples, read_sample
-from pipelines.canary.controller.candidate import Pair
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growths
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.canary.report.record import judgement
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 from pipelines.serving.triton import gauges
 from pipelines.serving.triton.gauges import Gauges
@@ -180,8 +180,8 @@ draftproof_process_cpu_seconds_total{{model="speculative_1"}} 1.25
 """
 
 
-def pair(loop: str, *models: str) -> Pair:
-    found = object.__new__(Pair)
+def pair(loop: str, *models: str) -> PairRecord:
+    found = object.__new__(PairRecord)
     object.__setattr__(found, "speculative_model", loop)
     object.__setattr__(found, "models", (*models, loop))
     return found

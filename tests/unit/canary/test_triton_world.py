@@ -17,7 +17,7 @@ from pipelines.canary.checks.cold_start import ColdStart, Probe
 from pipelines.canary.checks.memory import memory_of
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.arm_table import arm_table
-from pipelines.canary.controller.candidate import CandidatePair, Pair
+from pipelines.canary.controller.candidate import CandidatePair, read_pair
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress, Rollout
@@ -26,6 +26,7 @@ from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.models import PAIR_FILE, models_at_start
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 from pipelines.router.arms import read_table
 from tests.unit.canary.requests import LIMITS
@@ -144,7 +145,7 @@ def test_it_loads_also_after_a_controller_was_killed_while_it_did(
     assert first.evidence["socket"] == again.evidence["socket"]
 
 
-def promote(run: Path) -> Pair:
+def promote(run: Path) -> PairRecord:
     """Promote a candidate as a whole rollout does; return the new pair."""
     world, stable = world_of(run), find_in_service(run).stable
     assert world.preflight().is_good
@@ -193,7 +194,7 @@ def test_what_stands_in_for_a_promoted_pair_is_its_own_target(
     assert second.control_model == second.speculative_model
     control = read_table(arms_file(run)).control
     assert control is not None
-    assert control.socket == second.control_socket != Pair.read(run).control_socket
+    assert control.socket == second.control_socket != read_pair(run).control_socket
 
 
 def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines: Callable[..., None]) -> None:
@@ -211,7 +212,7 @@ def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines:
     del told[:]
     assert world.unload() == "the recipe's own pair stays for generate"
     assert told == []
-    assert Pair.read(run) == first
+    assert read_pair(run) == first
     assert promote(run) == first
     assert read_table(arms_file(run)).stable.socket == first.socket
     assert sorted(path.name for path in (run / "model_repository").iterdir()) == files
@@ -227,7 +228,7 @@ def test_a_promoted_pair_is_refused_as_a_candidate_and_goes_on(
     checked = world_of(run).preflight()
     assert not checked.is_good
     assert "it differs from the pair in service" in checked.reason
-    assert Pair.read(run, second.speculative_model) == second
+    assert read_pair(run, second.speculative_model) == second
     assert second.loads_at_start
     assert socket.exists()
 
@@ -243,7 +244,7 @@ def test_the_pair_in_service_stays_if_its_own_rollout_is_aborted(
     del told[:]
     world.unload()
     assert told == []
-    assert Pair.read(run, second.speculative_model) == second
+    assert read_pair(run, second.speculative_model) == second
 
 
 def test_a_candidate_with_the_recipes_target_leaves_it_its_socket(
@@ -299,7 +300,7 @@ def test_the_memory_of_all_loaded_pairs_counts(
     assert world_of(run).preflight().is_good  # it is loaded already
     own, stable, new = (
         replace(each, runtime="tensorrt_llm", gpu_bytes={"0": taken}, gpu_usable_bytes=10, loads_at_start=on)
-        for each, taken, on in ((Pair.read(run), 4, True), (second, 3, True), (second, 5, False))
+        for each, taken, on in ((read_pair(run), 4, True), (second, 3, True), (second, 5, False))
     )
     [room] = memory_of(new, [own, stable], lambda: 0)
     assert (room.needed, room.available) == (5, 3)
@@ -361,7 +362,7 @@ def test_the_probes_decide_on_the_cold_start(
 ) -> None:
     found = ColdStart(Probe(), verdict, "mean acceptance length 1.00", {"prompts": []})  # type: ignore[arg-type]
 
-    def probed(url: str, key: str, pair: Pair, recipe: str, limits: Any) -> ColdStart:
+    def probed(url: str, key: str, pair: PairRecord, recipe: str, limits: Any) -> ColdStart:
         assert key == "key", "probes ask a model that is closed to clients"
         return found
 

@@ -65,6 +65,13 @@ def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> N
     assert reason in str(refused.value)
 
 
+def test_a_port_that_is_taken_is_refused() -> None:
+    with FrontDoorSettings().listen(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerStartError, match=f"cannot be listened on.*:{port}.*OPENAI_PORT"):
+            FrontDoorSettings().listen(port)
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ServerStartError, match="cannot be read"):
         FrontDoorSettings.read(tmp_path / "absent.yaml")

@@ -1,0 +1,109 @@
+"""The record of a pair of engines, ``pair.json``, which lies in the folder of each of its models.
+
+``build`` writes it when it renders the models (``build/rendering/pair_record.py``). Servers read whether they
+load a model when they start, and a rollout reads what it must know of both pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import configuration
+from pipelines.atomic_file import write_whole
+from pipelines.errors import DraftproofError, RepositoryError
+
+PAIR_FILE = "pair.json"
+FORMAT = 3
+_HASH_DIGITS = 8  # few, as the path of a socket is limited
+
+
+@configuration.strict
+@dataclass(frozen=True)
+class PairRecord:
+    """A pair of engines in a repository.
+
+    Attributes:
+        name: Name of the recipe.
+        fingerprint: Hash of everything that decides the pair's output and speed, hexadecimal.
+        runtime: ``embedded`` or ``tensorrt_llm``.
+        speculative_model: Model that runs the speculative loop.
+        control_model: Model whose process answers by the target alone. On TensorRT-LLM, that of the other
+            pair if they share the target.
+        models: Models that were rendered for this pair, in loading order.
+        socket: Socket of ``speculative_model``, as its process sees it.
+        control_socket: Socket at which it does.
+        draft_engine_dir: Engine directory of the draft.
+        draft_fingerprint: Hash of everything that the draft's engine was built from.
+        draft_digest: Hash of the files of the draft's engine.
+        target_engine_dir: Engine directory of the target.
+        target_fingerprint: Hash of everything that the target's engine was built from.
+        target_digest: Hash of the files of the target's engine.
+        max_draft_len: Most draft tokens of a round.
+        num_draft_tokens: Draft tokens of a round, a number or ``adaptive``.
+        draft_length_file: File that overrides ``num_draft_tokens`` of both pairs while the server runs.
+        calibration_file: Measurements of the pair; "" on TensorRT-LLM.
+        num_kv_blocks: KV cache blocks by role, on the embedded runtime.
+        gpu_bytes: Estimated memory of the pair on each GPU, by number, on TensorRT-LLM.
+        gpu_usable_bytes: Memory of a GPU for all pairs together.
+        loads_at_start: Whether a server loads the models when it starts.
+    """
+
+    name: str
+    fingerprint: str
+    runtime: str
+    speculative_model: str
+    control_model: str
+    models: tuple[str, ...]
+    socket: str
+    control_socket: str
+    draft_engine_dir: str
+    draft_fingerprint: str
+    draft_digest: str
+    target_engine_dir: str
+    target_fingerprint: str
+    target_digest: str
+    max_draft_len: int
+    num_draft_tokens: str
+    draft_length_file: str
+    calibration_file: str
+    num_kv_blocks: dict[str, int]
+    gpu_bytes: dict[str, int]
+    gpu_usable_bytes: int
+    loads_at_start: bool
+
+    @property
+    def hash(self) -> str:
+        """Suffix of the names of its models, unless it is the pair of the repository's own recipe."""
+        return short_hash(self.fingerprint)
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {"format": FORMAT, **asdict(self), "models": list(self.models)}
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a model's folder."""
+        write_whole(folder / PAIR_FILE, json.dumps(self.document(), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path, error: type[DraftproofError] = RepositoryError) -> PairRecord:
+        """Read the file in a model's folder.
+
+        Args:
+            folder: The model's folder.
+            error: The error of the caller.
+
+        Raises:
+            DraftproofError: The file is missing, or another version of Draftproof wrote it.
+        """
+        remedy = (
+            "run 'make repository', then 'make stop serve'; if the error persists, remove the model's folder"
+        )
+        return configuration.read_json(cls, folder / PAIR_FILE, FORMAT, error, remedy)
+
+
+def short_hash(fingerprint: str) -> str:
+    """Return the digits of a fingerprint that are in the names of a second pair's models."""
+    return fingerprint[:_HASH_DIGITS]
