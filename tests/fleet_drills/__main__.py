@@ -21,19 +21,12 @@ from pipelines.program import stopped_by_signals
 from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.fleet_drills.crowd import Asked, Crowd
 from tests.fleet_drills.doors import NUM_DOORS
+from tests.fleet_drills.faults import FAULTS, kill_front_door
 from tests.fleet_drills.place import NUM_SERVERS, Place
 
 FORMAT = 2
 _NUM_CLIENTS = 3  # of each server
 _BETWEEN_S = 2.0
-
-FAULTS: dict[str, Callable[[Place, int], None]] = {
-    "a server is killed": Place.kill,
-    "a server hangs": Place.hang,
-    "a server is drained": Place.drain,
-    "all servers are restarted, one after the other": Place.drain_all,
-    "a front door is killed": Place.kill_front_door,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         crowd = Crowd(place.doors.url)
         for name, fault in FAULTS.items():
-            results.append({"drill": name, **_drill(place, crowd, fault, options.rounds)})
+            results.append({"drill": name, **_drill(place, crowd, fault, options.num_requests)})
             print(results[-1], flush=True)
         context |= {"engines": engine_conditions({"target": place.target})}
     document = {
@@ -66,26 +59,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_well(result: Mapping[str, Any]) -> bool:
     """Return whether nothing was lost or wrong; connections break only with a front door."""
-    may_break = FAULTS[result["drill"]] is Place.kill_front_door
+    may_break = FAULTS[result["drill"]] is kill_front_door
     return not (result["num_lost"] or result["num_wrong"] or (result["num_broken"] and not may_break))
 
 
-def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], rounds: int) -> dict[str, Any]:
+def _drill(
+    place: Place, crowd: Crowd, fault: Callable[[Place, int], None], num_requests: int
+) -> dict[str, Any]:
     """Let something happen to each server or front door in turn, and say what clients noticed.
 
     Args:
         place: The servers.
         crowd: The clients.
         fault: What happens, until everything is as it was.
-        rounds: How often.
+        num_requests: It happens until clients have sent so many requests.
     """
     sessions = [place.sessions_of(number, _NUM_CLIENTS) for number in range(NUM_SERVERS)]
     crowd.start([name for names in sessions for name in names])
     faults: list[tuple[float, list[str]]] = []
-    for index in range(rounds):
+    while len(crowd.asked) < num_requests or len(faults) < NUM_SERVERS:
         time.sleep(_BETWEEN_S)
-        number = index % NUM_SERVERS
-        hit = [] if fault is Place.kill_front_door else sessions[number]
+        number = len(faults) % NUM_SERVERS
+        hit = [] if fault is kill_front_door else sessions[number]
         faults.append((time.monotonic(), hit))
         fault(place, number)
     asked = crowd.stop()
@@ -95,7 +90,12 @@ def _drill(place: Place, crowd: Crowd, fault: Callable[[Place, int], None], roun
         for each in asked
         if each.session_id in names and each.is_open(at_s)
     ]
-    return {**_counts(asked), "rounds": rounds, "num_interrupted": len(interrupted), **_pauses(interrupted)}
+    return {
+        **_counts(asked),
+        "rounds": len(faults),
+        "num_interrupted": len(interrupted),
+        **_pauses(interrupted),
+    }
 
 
 def _counts(asked: Sequence[Asked]) -> dict[str, Any]:
@@ -117,7 +117,9 @@ def _pauses(pauses_s: Sequence[float]) -> dict[str, float | None]:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fleet_drills", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="faults of each kind (%(default)s)")
+    parser.add_argument(
+        "--num-requests", type=int, default=1000, help="fewest requests of each drill (%(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
     return parser.parse_args(arguments)
 

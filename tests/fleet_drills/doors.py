@@ -41,6 +41,7 @@ class Doors:
     """The front doors, each on a port that stays its own.
 
     Attributes:
+        ports: Where front doors and HAProxy listen.
         url: Where HAProxy listens.
 
     Args:
@@ -52,7 +53,8 @@ class Doors:
         self._stack = ExitStack()
         self._servers = servers
         self._folders = [folder / f"door{number}" for number in range(NUM_DOORS)]
-        *self._ports, port = _free_ports(NUM_DOORS + 1)
+        self.ports = _free_ports(NUM_DOORS + 1)
+        *self._ports, port = self.ports
         self._running: list[FrontDoorAlone] = []
         self._stacks = [self._stack.enter_context(ExitStack()) for _ in self._folders]
         for own in self._folders:

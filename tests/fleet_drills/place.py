@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 
@@ -14,21 +13,26 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
+from pipelines.errors import PortInUseError
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
-from tests.fleet_drills.doors import NUM_DOORS, Doors
+from tests.fleet_drills.doors import Doors
+from tests.fleet_drills.network import bring_up, mount_small_disk, reserve, unmount
 from tests.integration.conftest import tiny_recipe
 from tests.support.tiny_engines import build_tiny_pair
 
 NUM_SERVERS = 3
-HANGS_FOR_S = 8.0
 _RETURNS_WITHIN_S = 300.0
+_DISK_MEGABYTES = 64
 
 
 class Place:
     """The servers, the front doors and HAProxy.
 
     Attributes:
+        directories: The run directory of each server, on a disk of its own.
+        ports: The ports of each server.
+        servers: The servers.
         doors: The front doors.
         target: Directory of the target's engine.
 
@@ -37,19 +41,26 @@ class Place:
     """
 
     def __init__(self, folder: Path) -> None:
+        bring_up()
         draft, self.target = build_tiny_pair(folder / "engines", draft="noisy")
-        self._directories = [
-            render_recipe(tiny_recipe("tiny"), draft, self.target, folder / f"server{number}").parent
-            for number in range(NUM_SERVERS)
+        self._disks = [folder / f"server{number}" for number in range(NUM_SERVERS)]
+        for disk in self._disks:
+            disk.mkdir()
+            mount_small_disk(disk, _DISK_MEGABYTES)
+        self.directories = [
+            render_recipe(tiny_recipe("tiny"), draft, self.target, disk).parent for disk in self._disks
         ]
-        self._ports = [Ports.free() for _ in self._directories]
-        self._servers = [self._start(number) for number in range(NUM_SERVERS)]
-        for server in self._servers:
+        older = build_tiny_pair(folder / "older_engines", seed=1, draft="noisy")
+        self._older = render_recipe(tiny_recipe("tiny"), *older, folder / "older").parent
+        self.ports = [Ports.free() for _ in self.directories]
+        self.servers = [self._start(number) for number in range(NUM_SERVERS)]
+        for server in self.servers:
             server.wait_ready(_RETURNS_WITHIN_S)
         # A folder of its own: the processes of a server are found by their folder.
         (folder / "front_doors").mkdir()
         addresses = [self.address(number) for number in range(NUM_SERVERS)]
         self.doors = Doors(folder / "front_doors", addresses)
+        reserve([*self.doors.ports, *(port for each in self.ports for port in astuple(each))])
 
     def __enter__(self) -> Place:
         """Return the place."""
@@ -60,12 +71,14 @@ class Place:
     ) -> None:
         """Stop everything."""
         self.doors.close()
-        for server in self._servers:
+        for server in self.servers:
             server.stop(kill_after_s=0)
+        for disk in self._disks:
+            unmount(disk)
 
     def address(self, number: int) -> str:
         """Return where the gRPC server of a server listens."""
-        return f"127.0.0.1:{self._ports[number].grpc}"
+        return f"127.0.0.1:{self.ports[number].grpc}"
 
     def sessions_of(self, number: int, count: int) -> list[str]:
         """Return sessions that are answered by a server while all are ready."""
@@ -79,50 +92,35 @@ class Place:
         )
         return [next(chosen) for _ in range(count)]
 
-    def kill(self, number: int) -> None:
-        """Kill a server without a warning."""
-        os.kill(self._servers[number].process.pid, signal.SIGKILL)
-        self._restore(number)
+    def processes(self, number: int) -> list[int]:
+        """Return all processes of a server."""
+        return [process.pid for process, _ in processes_with(str(self.directories[number]))]
 
-    def hang(self, number: int) -> None:
-        """Stop all processes of a server, and let them go on after ``HANGS_FOR_S``."""
-        processes = [process.pid for process, _ in processes_with(str(self._directories[number]))]
-        for pid in processes:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(HANGS_FOR_S)
-        for pid in processes:
-            os.kill(pid, signal.SIGCONT)
-        self._restore(number)
+    def start_older(self, number: int) -> None:
+        """Start a server with the older target at the ports of one that was killed, and wait for it."""
+        self.servers[number].stop(kill_after_s=0)
+        self.servers[number] = self._start(number, self._older)
+        self.servers[number].wait_ready(_RETURNS_WITHIN_S)
 
-    def drain(self, number: int) -> None:
-        """Tell a server to end, wait until it has, and start it again."""
-        process = self._servers[number].process
-        os.kill(process.pid, signal.SIGTERM)
-        while process.is_alive:
-            time.sleep(0.05)
-        self._restore(number)
-
-    def drain_all(self, number: int) -> None:
-        """Drain all servers, one after the other, beginning with one of them."""
-        for each in range(NUM_SERVERS):
-            self.drain((number + each) % NUM_SERVERS)
-
-    def kill_front_door(self, number: int) -> None:
-        """Kill a front door without a warning."""
-        self.doors.kill(number % NUM_DOORS)
-        self.doors.restore(number % NUM_DOORS)
-
-    def _restore(self, number: int) -> None:
+    def restore(self, number: int) -> None:
         """Start a server again if it has ended, and wait until all front doors use it."""
-        if not self._servers[number].process.is_alive or not self._servers[number].is_ready():
-            self._servers[number].stop(kill_after_s=0)
-            self._servers[number] = self._start(number)
-            self._servers[number].wait_ready(_RETURNS_WITHIN_S)
+        if not self.servers[number].process.is_alive or not self.servers[number].is_ready():
+            self.servers[number].stop(kill_after_s=0)
+            self.servers[number] = self._start(number)
+            self.servers[number].wait_ready(_RETURNS_WITHIN_S)
         deadline_s = time.monotonic() + _RETURNS_WITHIN_S
         while self.doors.latest_words(self.address(number)) != {"ready"}:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"{self.address(number)} has not returned to all front doors")
             time.sleep(0.05)
 
-    def _start(self, number: int) -> Server:
-        return Server.start(self._directories[number], self._ports[number])
+    def _start(self, number: int, directory: Path | None = None) -> Server:
+        """Start a server, as soon as what was killed has left its ports."""
+        deadline_s = time.monotonic() + _RETURNS_WITHIN_S
+        while True:
+            try:
+                return Server.start(directory or self.directories[number], self.ports[number])
+            except PortInUseError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
