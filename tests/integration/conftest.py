@@ -39,6 +39,20 @@ MAX_DRAFT_LEN = 8
 
 TIMEOUTS = Timeouts(connect_s=60, read_s=120, write_s=60, total_s=240)
 
+LOG_CHARACTERS = 8000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any) -> Iterator[None]:
+    """Add the logs of its servers to the report of a test that failed, without Triton's tables."""
+    report = yield
+    if report.failed:
+        fixtures = (getattr(value, "server", value) for value in item.funcargs.values())
+        for log in sorted({fixture.log for fixture in fixtures if isinstance(fixture, Server)}):
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line[:1] not in "|+"]
+            report.sections.append((str(log), "\n".join(lines)[-LOG_CHARACTERS:]))
+    return report
+
 
 def tiny_recipe(name: str) -> Recipe:
     """Return a recipe whose serving limits are small enough to reach in a test."""

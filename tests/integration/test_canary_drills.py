@@ -20,7 +20,7 @@ ANY = Limit(5.0, 5.0)  # tiny engines on a shared machine: their speed does not 
 LIMITS = replace(
     drill_limits(),
     answers=Limit(0.05, 0.01),
-    errors=Limit(0.1, 0.003),
+    errors=Limit(0.1, 0.003),  # a few requests are enough where nothing fails
     timeouts=Limit(0.3, 0.1),
     goodput=Limit(0.9, 0.9),
     acceptance_rate=Limit(0.1, 0.05),
@@ -43,7 +43,7 @@ REQUESTS = tuple(
         temperature=0.9 * (number % 2),
         seed=number % 2 or None,
     )
-    for number in range(100)
+    for number in range(1000)
 )
 
 
@@ -81,5 +81,7 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
     ids=lambda drill: drill.name,
 )
 def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setting, tmp_path: Path) -> None:
+    if drill is FAILING:  # within the limit above, a share of 2 % may pass
+        setting = replace(setting, limits=replace(LIMITS, errors=drill_limits().errors))
     result = run_drill(drill, setting, tmp_path)
     assert result.faults == (), result

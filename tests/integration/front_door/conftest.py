@@ -51,7 +51,7 @@ TOOLS_TEMPLATE = (
 @pytest.fixture(scope="session")
 def door_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the engines of draft and target, which has a chat template."""
-    draft, target = build_tiny_pair(tmp_path_factory.mktemp("door"), draft="noisy")
+    draft, target = build_tiny_pair(tmp_path_factory.mktemp("door"), draft="noisy", num_threads=1)
     document = {
         "templates": {"default": TEMPLATE, "tool_use": TOOLS_TEMPLATE},
         "special_tokens": {},

@@ -13,12 +13,12 @@ from pathlib import Path
 import openai
 import pytest
 
+from benchmarks.other_servers.fault_proxy import Sometimes, change_a_token, fault_proxy
 from build.repository import render_recipe
 from pipelines.canary.report.record import judgement
 from pipelines.deploy.server import Server
 from tests.integration.conftest import tiny_recipe
 from tests.integration.front_door.conftest import MODEL, openai_client, url_of
-from tests.support.fault_proxy import Sometimes, change_a_token, fault_proxy
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.upstreams.running import Running, ended, running, write_plan
@@ -32,7 +32,7 @@ _WITH_IDS = {"return_token_ids": True}
 @pytest.fixture(scope="module")
 def other_draft(door_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server with the same target, whose draft guesses at random."""
-    engines = build_tiny_pair(tmp_path_factory.mktemp("other"), draft="random")
+    engines = build_tiny_pair(tmp_path_factory.mktemp("other"), draft="random", num_threads=1)
     shutil.copy(door_pair[1] / "chat.json", engines[1])
     directory = render_recipe(tiny_recipe(MODEL), *engines, tmp_path_factory.mktemp("run")).parent
     with ready_server(directory, with_openai=True) as server:

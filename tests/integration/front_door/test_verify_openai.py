@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.other_servers import fault_proxy as faults
+from benchmarks.other_servers.fault_proxy import Fault, Sometimes, fault_proxy
 from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
@@ -16,8 +18,6 @@ from pipelines.validation.audit.arms import Arm
 from pipelines.validation.openai.baseline.baseline import Answers
 from pipelines.validation.openai.baseline.file import read_baseline, write_baseline
 from tests.integration.front_door.conftest import url_of
-from tests.support import fault_proxy as faults
-from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
 pytestmark = pytest.mark.triton
 
@@ -230,9 +230,17 @@ def test_a_server_that_does_not_sample_is_found(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", [faults.change_a_token, faults.let_the_draft_stand, faults.garble])
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        (faults.change_a_token, "fail"),
+        (faults.garble, "fail"),
+        # Second best tokens of random weights: 1 % of prompts, the limit itself, with margins below 1.
+        (faults.let_the_draft_stand, "inconclusive"),
+    ],
+)
 def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_prompts(
-    fault: Fault, door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: Fault, verdict: str, door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rare = Sometimes(fault, 100)
     with fault_proxy(url_of(door), rare, with_ids=fault is not faults.let_the_draft_stand) as url:
@@ -240,7 +248,8 @@ def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_pr
         code, report, printed = run(tmp_path, capsys, *servers, *SIZE, "--num-prompts", "320")
     one_at_a_time, *_ = judged(report)
     figures = one_at_a_time["figures"]
-    assert (code, one_at_a_time["verdict"]) == (1, "fail"), printed
+    assert (code, one_at_a_time["verdict"]) == (1, verdict), printed  # a question about a feature fails
+    assert figures["non_ties"] > 0, printed
     assert 0 < figures["prompts"] - figures["equal"] <= 10, "the fault is not rare"
 
 
