@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.peers.peers import Peer
 from pipelines.errors import PeerError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -35,17 +34,20 @@ def _run(command: Sequence[str], log: Path) -> None:
 
 
 def ensure_environment(
-    peer: Peer,
+    name: str,
+    *,
+    needs_torch: bool,
     environments: Path = ENVIRONMENTS,
     requirements: Path = REQUIREMENTS,
     run: Callable[[Sequence[str], Path], None] = _run,
 ) -> Path:
-    """Create a peer's environment, unless it exists with the same requirements.
+    """Create an environment, unless it exists with the same requirements.
 
     Args:
-        peer: The peer.
+        name: Its name; ``peers-<name>.txt`` has its requirements.
+        needs_torch: Whether those in ``torch.txt`` belong to it.
         environments: Folder of all environments.
-        requirements: Folder with ``peers-<name>.txt`` and ``torch.txt``.
+        requirements: Folder with the files of requirements.
         run: Run a command with its output appended to a log; raises ``PeerError``.
 
     Returns:
@@ -54,19 +56,19 @@ def ensure_environment(
     Raises:
         PeerError: The installation failed.
     """
-    folder = environments / peer.name
+    folder = environments / name
     interpreter = folder / "bin" / "python"
-    files = [requirements / f"peers-{peer.name}.txt", *([requirements / "torch.txt"] * peer.needs_torch)]
+    files = [requirements / f"peers-{name}.txt", *([requirements / "torch.txt"] * needs_torch)]
     identity = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
     stamp = folder / "installed.sha256"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == identity:
         return interpreter
     environments.mkdir(parents=True, exist_ok=True)
-    log = environments / f"{peer.name}.log"
+    log = environments / f"{name}.log"
     log.write_text("", encoding="utf-8")
     run([sys.executable, "-m", "venv", "--clear", str(folder)], log)
     run([str(interpreter), *_INSTALL, "--no-deps", "--require-hashes", "-r", str(files[0])], log)
-    if peer.needs_torch:
+    if needs_torch:
         # Without hashes, because the user chooses the build of torch.
         run([str(interpreter), *_INSTALL, "--no-deps", "-r", str(files[1])], log)
     stamp.write_text(identity, encoding="utf-8")

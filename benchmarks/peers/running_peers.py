@@ -38,7 +38,9 @@ def running_peers(
     max_concurrency: int,
     timeout_s: float,
     report: Callable[[str], None],
-    install: Callable[[Peer], Path] = ensure_environment,
+    install: Callable[[Peer], Path] = lambda peer: ensure_environment(
+        peer.name, needs_torch=peer.needs_torch
+    ),
 ) -> Iterator[RunningPeers]:
     """Install and start peers, one program per arm; failures are recorded.
 

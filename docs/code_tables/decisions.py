@@ -8,7 +8,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).resolve().parents[1] / "decisions"
 
 TOPICS: dict[str, tuple[int, ...]] = {
-    "Losslessness": (2, 6, 9, 10, 11, 12, 42, 57, 64, 67, 70, 72),
+    "Losslessness": (2, 6, 9, 10, 11, 12, 42, 57, 64, 67, 70, 72, 77),
     "Speculation and draft length": (13, 14, 16, 21, 22, 23, 33, 43, 51, 59, 61),
     "Server and models": (1, 4, 5, 7, 8, 25, 39, 40, 49, 53, 58, 62, 63, 66),
     "Gateway and security": (37, 38, 60),

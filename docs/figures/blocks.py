@@ -27,7 +27,7 @@ from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
 from docs.figures.kv_caches import kv_caches
 from docs.figures.memory import server_memory
-from docs.figures.other_servers import other_servers
+from docs.figures.other_servers import other_server
 from docs.figures.pair import pair
 from docs.figures.peers import peers
 from docs.figures.quantization import quantized_pair, quantized_steps
@@ -37,7 +37,7 @@ from docs.figures.sampler import sampler
 from docs.figures.structured import schema_suite, structured_answers
 from docs.figures.token_overlap import token_overlap
 from docs.figures.upstream_rollouts import upstream_rollouts
-from docs.figures.verify import distribution, distribution_line, verdict_line, verify
+from docs.figures.verify import verdict_line, verify
 from docs.figures.versions import versions
 from docs.figures.words import Document
 from pipelines.bench.report.document import FORMAT
@@ -56,8 +56,6 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "demo": (RESULTS / "demo.json", "make results", demo),
     "verdict": (RESULTS / "verify-demo.json", "make results", verdict_line),
     "verify": (RESULTS / "verify-demo.json", "make results", verify),
-    "law-verdict": (RESULTS / "law-demo.json", "make results", distribution_line),
-    "law": (RESULTS / "law-demo.json", "make results", distribution),
     "sampler": (RESULTS / "sampler-demo-large.json", "make results", sampler),
     "acceptance": (RESULTS / "acceptance-demo.json", "make results", predicted_acceptance),
     "router": (RESULTS / "router-demo-large.json", "make results", router_cost),
@@ -96,14 +94,17 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     ),
     "upstreams-vllm": (
         RESULTS / "upstreams-vllm.json",
-        "python -m benchmarks.upstream_rollouts --python <vLLM's interpreter>",
+        "python -m benchmarks.other_servers.rollouts --output docs/results/upstreams-vllm.json",
         upstream_rollouts,
     ),
-    "verify-vllm": (
-        RESULTS / "verify-vllm.json",
-        "draftproof verify --against ... --control ...",
-        other_servers,
-    ),
+    **{
+        f"verify-{engine}": (
+            RESULTS / f"verify-{engine}.json",
+            f"python -m benchmarks.other_servers --engine {engine} --output {RESULTS}/verify-{engine}.json",
+            other_server,
+        )
+        for engine in ("vllm", "llama-cpp")
+    },
     "versions": (RESULTS / "versions-demo.json", "make bench-versions BEFORE=a943c91", versions),
     "pair": (PAIR, "make evaluate-demo", pair),
 }

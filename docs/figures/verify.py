@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from docs.figures.words import Document, conditions, listed, times
 
 _EQUALITY, _DISTRIBUTION = "Equality with the target alone", "Distribution without a seed"
+_COUNTS = (
+    "prompts",
+    "answers",
+    "tokens",
+    "tokens_with_log_probs",
+    "prompt_tokens_with_log_probs",
+    "prompts_that_diverged",
+)
 
 
 def verify(report: Document) -> str:
-    """Return what was run, the verdict, what was compared, and the acceptance of both rules."""
+    """Return what was run, the verdicts, what was compared, and the acceptance of both rules."""
     sections = {section["title"]: section["figures"] for section in report["sections"]}
     equality = sections[_EQUALITY]
     passes = sections["Passes"]["passes"]
@@ -30,29 +38,19 @@ def verify(report: Document) -> str:
         f"{equality['answers_missing']} missing; "
         f"`num_draft_tokens` {lengths}, {listed(loads)} concurrent requests, {len(asked)} passes.",
         "",
-        "| Compared | Prompts | Answers | Tokens | With log probs | Prompts that diverged | A fault is seen "
-        "with 95 % if it changes | with 99 % |",
-        "|---|---|---|---|---|---|---|---|",
+        "| Compared | Prompts | Answers | Tokens | With log probs | Prompt tokens with log probs "
+        "| Prompts that diverged | A fault is seen with 95 % if it changes | with 99 % |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for group in equality["groups"]:
-        counts = ("prompts", "answers", "tokens", "tokens_with_log_probs", "prompts_that_diverged")
-        cells = [group["name"], *(f"{group[count]:,}" for count in counts)]
+        cells = [group["name"], *(f"{group[count]:,}" for count in _COUNTS)]
         cells += [f"{group[rate]:.2%} of prompts" for rate in ("detectable_rate_95", "detectable_rate_99")]
         lines.append("| " + " | ".join(cells) + " |")
     for section in report["sections"]:
-        if section["verdict"] in ("fail", "inconclusive"):
-            lines += ["", f"{section['title']}: {section['verdict']}: {section['summary']}"]
+        is_distribution = section["title"].startswith(_DISTRIBUTION)
+        if is_distribution or section["verdict"] in ("fail", "inconclusive"):
+            lines += ["", f"{section['title']}: {_bold(section['verdict'])}: {section['summary']}"]
     lines += _acceptance(sections["Acceptance of seeded sampling, coupled and uncoupled"])
-    return "\n".join([*lines, "", conditions(report["conditions"])])
-
-
-def distribution(report: Document) -> str:
-    """Return what was run, and the verdict for each rule of acceptance."""
-    lines = [f"{_run(report)}:", ""]
-    lines += [
-        f"- {section['title']}: **{section['verdict']}**: {section['summary']}"
-        for section in report["sections"]
-    ]
     return "\n".join([*lines, "", conditions(report["conditions"])])
 
 
@@ -94,22 +92,13 @@ def verdict_line(report: Document) -> str:
     return "\n".join([run, "", *lines])
 
 
-def distribution_line(report: Document) -> str:
-    """Return the verdict for each rule of acceptance, in one sentence."""
-    rules = [section for section in report["sections"] if section["title"].startswith(_DISTRIBUTION)]
-    words = [f"{rule['title'].split(': ')[-1]}: {_bold(rule['verdict'])}" for rule in rules]
-    answers = rules[0]["figures"]["answers_per_prompt_and_model"]
-    date = report["conditions"]["date"][:10]
-    return f"{_run(report)}, with {answers:,} answers per prompt and model ({date}): {'; '.join(words)}."
-
-
 def _run(report: Document) -> str:
     """Return which parts of ``make verify`` were run, by the sections of their report."""
     titles = [section["title"] for section in report["sections"]]
     with_distributions = any(title.startswith(_DISTRIBUTION) for title in titles)
     if _EQUALITY in titles and with_distributions:
-        return "A run of both parts of `make verify`"
-    part = "equality" if _EQUALITY in titles else "the distributions"
+        return "A whole run of `make verify`"
+    part = "the distributions" if with_distributions else "equality"
     return f"A run of {part} alone, one of the two parts of `make verify`"
 
 

@@ -26,7 +26,7 @@ BASELINE = Baseline(
     abilities=Abilities(
         **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
         **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
-        **{"streams": True, "counts_drafts": False},
+        **{"streams": True, "ends_streams": True, "counts_drafts": False},
     ),
     plain=Answers(
         _QUESTIONS,

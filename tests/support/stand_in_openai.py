@@ -56,6 +56,8 @@ class StandIn:
         faults: What it does wrong; may be changed while it runs.
         key: The API key that it requires; "" for none.
         model: Name of its model.
+        metrics: What it publishes at ``/metrics``; "" if it has none.
+        lists_models: Whether it has a list of its models, or fails when it is asked for one.
         requests: Bodies of the requests for answers that came.
         headers: Headers of the same requests.
     """
@@ -64,6 +66,8 @@ class StandIn:
     faults: Faults = field(default_factory=Faults)
     key: str = ""
     model: str = "stand-in"
+    metrics: str = ""
+    lists_models: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -107,7 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.path == "/v1/models" and not self.served.lists_models:
+            self._send(500, {"detail": "no cache"})
+        elif self.path == "/metrics" and self.served.metrics:
+            self._send_bytes(200, self.served.metrics.encode(), {"Content-Type": "text/plain"})
+        elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": self.served.model, "owned_by": "tests"}]})
         else:
             self._send(404, {"error": {"message": "no such path"}})

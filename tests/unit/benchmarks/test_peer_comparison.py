@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,23 +120,31 @@ def test_an_environment_is_made_once_and_anew_when_its_requirements_change(tmp_p
         commands.append(list(line))
         (tmp_path / "environments" / "other").mkdir(exist_ok=True)
 
-    peer = replace(stand_in(""), needs_torch=True)
+    make = partial(
+        ensure_environment,
+        "other",
+        needs_torch=True,
+        environments=tmp_path / "environments",
+        requirements=tmp_path,
+    )
     for _ in range(2):
-        interpreter = ensure_environment(peer, tmp_path / "environments", tmp_path, run)
+        interpreter = make(run=run)
     assert interpreter == tmp_path / "environments" / "other" / "bin" / "python"
     assert len(commands) == 3  # the second time it existed
     assert commands[0][1:3] == ["-m", "venv"]
     assert "--require-hashes" in commands[1] and "--require-hashes" not in commands[2]
     assert commands[2][-1] == str(tmp_path / "torch.txt")
     (tmp_path / "torch.txt").write_text("torch==2.14.0\n", encoding="utf-8")
-    ensure_environment(peer, tmp_path / "environments", tmp_path, run)
+    make(run=run)
     assert len(commands) == 6
 
 
 def test_an_environment_that_cannot_be_made_says_what_the_installer_said(tmp_path: Path) -> None:
     (tmp_path / "peers-other.txt").write_text("--no-such-option\n", encoding="utf-8")
     with pytest.raises(PeerError, match="no-such-option"):
-        ensure_environment(stand_in(""), tmp_path / "environments", tmp_path)
+        ensure_environment(
+            "other", needs_torch=False, environments=tmp_path / "environments", requirements=tmp_path
+        )
     assert not (tmp_path / "environments" / "other" / "installed.sha256").exists()
 
 

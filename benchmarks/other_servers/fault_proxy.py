@@ -30,6 +30,7 @@ class Sometimes:
     one_in: int
 
     def __call__(self, request: Body, ask: Ask) -> Body:
+        """Answer with the fault, if it concerns the prompt."""
         digest = hashlib.sha256(json.dumps(request.get("prompt")).encode()).digest()
         return self.fault(request, ask) if digest[0] % self.one_in == 0 else ask(request)
 
@@ -43,9 +44,10 @@ def change_a_token(request: Body, ask: Ask) -> Body:
     """Replace a token by a rare one, in the ids and in the text."""
     answer = ask(request)
     for choice in answer["choices"]:
-        ids = choice.get("token_ids") or []
-        if len(ids) > FAULT_AT:
+        ids = choice.get("token_ids")
+        if ids and len(ids) > FAULT_AT:
             ids[FAULT_AT] = (ids[FAULT_AT] + 1000) % 2000
+        if ids is None or len(ids) > FAULT_AT:
             choice["text"] = choice["text"][:-1] + "~"
     return answer
 
@@ -56,8 +58,8 @@ def drop_a_token(request: Body, ask: Ask) -> Body:
     for choice in answer["choices"]:
         if choice.get("token_ids"):
             del choice["token_ids"][FAULT_AT : FAULT_AT + 1]
-            choice["text"] = choice["text"][:-1]
             answer["usage"]["completion_tokens"] = len(choice["token_ids"])
+        choice["text"] = choice["text"][:-1]
     return answer
 
 
@@ -73,16 +75,32 @@ def always_choose_the_best(request: Body, ask: Ask) -> Body:
 
 def let_the_draft_stand(request: Body, ask: Ask) -> Body:
     """Keep a token that the target would have rejected, and continue from there."""
-    first = ask({**request, "logprobs": 2, "max_tokens": FAULT_AT + 1})
-    row = first["choices"][0]["logprobs"]
-    if len(row["tokens"]) <= FAULT_AT or not isinstance(request.get("prompt"), str):
+    if not isinstance(request.get("prompt"), str):
         return ask(request)
-    kept = "".join(row["tokens"][:FAULT_AT])
-    drafted = min(row["top_logprobs"][FAULT_AT].items(), key=lambda pair: pair[1])[0]
-    rest = {**request, "prompt": request["prompt"] + kept + drafted}
-    answer = ask({**rest, "max_tokens": request["max_tokens"] - FAULT_AT - 1})
-    answer["choices"][0]["text"] = kept + drafted + answer["choices"][0]["text"]
+    (first,) = ask({**request, "max_tokens": FAULT_AT})["choices"]
+    prompt = request["prompt"] + first["text"]
+    (second,) = ask({**request, "prompt": prompt, "max_tokens": 1, "logprobs": 2})["choices"]
+    if first["finish_reason"] != "length" or not second["text"] or not second.get("logprobs"):
+        return ask(request)
+    drafted = min(_alternatives(second["logprobs"]).items(), key=lambda pair: pair[1])[0]
+    rest = request["max_tokens"] - FAULT_AT - 1
+    answer = ask({**request, "prompt": prompt + drafted, "max_tokens": rest})
+    (choice,) = answer["choices"]
+    choice["text"] = first["text"] + drafted + choice["text"]
+    if choice.get("token_ids") is not None:
+        choice["token_ids"] = (
+            choice["prompt_token_ids"][len(first["prompt_token_ids"]) :] + choice["token_ids"]
+        )
+        choice["prompt_token_ids"] = first["prompt_token_ids"]
+        answer["usage"]["completion_tokens"] = len(choice["token_ids"])
     return answer
+
+
+def _alternatives(row: Body) -> dict[str, float]:
+    """Return the likeliest first tokens, from either form of log probabilities."""
+    if "content" in row:
+        return {each["token"]: each["logprob"] for each in row["content"][0]["top_logprobs"]}
+    return dict(row["top_logprobs"][0])
 
 
 def lie_about_ids(request: Body, ask: Ask) -> Body:
@@ -155,11 +173,16 @@ def cut_streams(request: Body, ask: Ask) -> Body:
 
 def cut_streams_of(content: bytes) -> bytes:
     """Return a stream whose last chunk with text has none."""
-    *events, last, done, end = content.split(b"\n\n")
-    chunk = json.loads(last.removeprefix(b"data:"))
-    for choice in chunk["choices"]:
-        choice["text"], choice["token_ids"] = "", []
-    return b"\n\n".join([*events, b"data: " + json.dumps(chunk).encode(), done, end])
+    events = content.split(b"\n\n")
+    for place, event in reversed(list(enumerate(events))):
+        data = event.removeprefix(b"data:").strip()
+        chunk = json.loads(data) if data.startswith(b"{") else {}
+        if any(choice.get("text") for choice in chunk.get("choices", ())):
+            for choice in chunk["choices"]:
+                choice["text"], choice["token_ids"] = "", []
+            events[place] = b"data: " + json.dumps(chunk).encode()
+            break
+    return b"\n\n".join(events)
 
 
 def cut_calls(request: Body, ask: Ask) -> Body:
@@ -213,7 +236,8 @@ def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bo
             if self.path not in paths or is_probe or request.get("stream"):
                 response = http.post(self.path, json=request)
                 of_streams = [_OF_STREAMS[fault] for fault in planted if fault in _OF_STREAMS]
-                if self.path in paths and request.get("stream") and not is_probe and of_streams:
+                is_faulty = self.path in paths and request.get("stream") and not is_probe and of_streams
+                if is_faulty and response.status_code == httpx.codes.OK:
                     self._send(200, of_streams[0](response.content), None)
                 else:
                     self._pass_on(response)

@@ -1,4 +1,4 @@
-"""Roll servers of vLLM out against each other: ``python -m benchmarks.upstream_rollouts --python <vLLM's>``.
+"""Roll servers of vLLM out against each other: ``python -m benchmarks.other_servers.rollouts --output FILE``.
 
 The demonstration pair's target is served twice by vLLM on this machine. The candidate is once the same
 checkpoint in another server, and once its weights rounded to INT8. Clients stream without a pause.
@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -23,10 +22,9 @@ from typing import Any
 import httpx
 import yaml
 
-from build.checkpoints.checkpoint import read_checkpoint
-from build.hugging_face.write import write_hugging_face
-from build.networks.network import network_from_checkpoint
-from build.networks.weight_only import apply_quantization
+from benchmarks.other_servers.checkpoints import folder_for
+from benchmarks.other_servers.engines import PAIR, VLLM, model_of, serving, version
+from benchmarks.peers.environment import ensure_environment
 from pipelines.atomic_file import write_whole
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.state import Store
@@ -38,21 +36,10 @@ from pipelines.errors import CanaryError, PeerError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 from pipelines.reporting.conditions import conditions
 
-_PAIR = Path("engines/demo_pair")
-_MODEL = "demo"
 _MAX_TOKENS = 24
 _NUM_CLIENTS = 3
-_READY_WITHIN_S = 600.0
 _ENDS_WITHIN_S = 600.0
 _FIRST_PORT = 9401
-_SETTINGS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # servers share two cores
-}
 _CANDIDATES = (
     ("the same checkpoint", "none", "promoted"),
     ("its weights rounded to INT8", "int8", "rolled_back"),
@@ -62,19 +49,18 @@ _TIMES = {"pass_below": 0.5, "rollback_above": 0.5}  # other programs use this m
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream_rollouts", description=__doc__)
-    parser.add_argument("--python", type=Path, required=True, help="interpreter of vLLM's environment")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.other_servers.rollouts", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="result file")
     options = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments
 
     def work() -> int:
-        folder = RUN / "upstream-rollouts"
-        folder.mkdir(parents=True, exist_ok=True)
-        about = conditions("benchmarks.upstream_rollouts", _without_paths(given))
+        python = ensure_environment(VLLM.name, needs_torch=VLLM.needs_torch)
+        folder = folder_for(PAIR, RUN / "upstream-rollouts")
+        about = conditions("benchmarks.other_servers.rollouts", given)
         with stopped_by_signals():
-            found = _roll_all_out(options.python, folder)
-        about["vllm"] = _version(options.python)
+            found = _roll_all_out(python, folder)
+        about["vllm"] = version(VLLM, python)
         write_whole(options.output, json.dumps({"rollouts": found, "conditions": about}, indent=1) + "\n")
         return EXIT_PASS
 
@@ -83,14 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _roll_all_out(python: Path, folder: Path) -> list[dict[str, Any]]:
     """Start all servers together, and roll one candidate out after the other."""
-    checkpoints = [_checkpoint(folder, each) for each in ("none", *(each[1] for each in _CANDIDATES))]
+    weights = ("none", *(each[1] for each in _CANDIDATES))
     with contextlib.ExitStack() as stack:
-        old, *others = [
-            stack.enter_context(_vllm(python, checkpoint, _FIRST_PORT + number))
-            for number, checkpoint in enumerate(checkpoints)
+        servers = [
+            stack.enter_context(
+                serving(VLLM, python, folder, _FIRST_PORT + number, speculative=False, target=each)
+            )
+            for number, each in enumerate(weights)
         ]
-        for url in (old, *others):
-            _wait_for(url)
+        old, *others = [each.wait() for each in servers]
         return [
             _roll_out(folder, old, new, *candidate)
             for new, candidate in zip(others, _CANDIDATES, strict=True)
@@ -126,49 +113,6 @@ def _roll_out(
         "seconds": round(time.monotonic() - began_s),
         "phases": [each.to_phase for each in record.transitions],
     }
-
-
-def _checkpoint(folder: Path, quantization: str) -> Path:
-    directory = folder / f"target-{quantization}"
-    if not (directory / "config.json").is_file():
-        network = network_from_checkpoint(read_checkpoint(_PAIR / "target"))
-        weights = apply_quantization(network, quantization, "checkpoint")
-        write_hugging_face(directory, weights, _PAIR / "target" / "tokenizer.json", [0])
-    return directory
-
-
-@contextlib.contextmanager
-def _vllm(python: Path, checkpoint: Path, port: int) -> Iterator[str]:
-    """Serve a checkpoint during the block."""
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    command += ["--served-model-name", _MODEL, "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
-    with checkpoint.with_suffix(f".{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_SETTINGS})
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_for(url: str) -> None:
-    ends_at_s = time.monotonic() + _READY_WITHIN_S
-    while not _is_ready(url):
-        if time.monotonic() > ends_at_s:
-            raise PeerError("vLLM does not serve", values=url, limit=f"within {_READY_WITHIN_S:g} s")
-        time.sleep(1.0)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def _write_settings(folder: Path, service: str, old: str, new: str) -> Path:
@@ -214,7 +158,7 @@ def _service(settings: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _clients(url: str) -> Iterator[list[int]]:
     """Ask during the block, each prompt in turn; yields the statuses of the answers."""
-    prompts = [each.text for each in choose_prompts(_PAIR / "prompts", "").for_judging().all]
+    prompts = [each.text for each in choose_prompts(PAIR / "prompts", "").for_judging().all]
     statuses: list[int] = []
     ending = threading.Event()
 
@@ -222,7 +166,11 @@ def _clients(url: str) -> Iterator[list[int]]:
         for number in itertools.count(first, _NUM_CLIENTS):
             if ending.is_set():
                 return
-            body = {"model": _MODEL, "prompt": prompts[number % len(prompts)], "temperature": 0}
+            body = {
+                "model": model_of(VLLM, speculative=False),
+                "prompt": prompts[number % len(prompts)],
+                "temperature": 0,
+            }
             body |= {"max_tokens": _MAX_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600, trust_env=False)
             statuses.append(answer.status_code)
@@ -247,15 +195,6 @@ def _ended(state: Path) -> RolloutRecord:
                 return record
         time.sleep(2.0)
     raise PeerError("a rollout has not ended", values=str(state), limit=f"{_ENDS_WITHIN_S:g} s")
-
-
-def _version(python: Path) -> str:
-    command = [str(python), "-c", "import vllm; print(vllm.__version__)"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-
-
-def _without_paths(arguments: list[str]) -> list[str]:
-    return [Path(each).name if each.startswith("/") else each for each in arguments]
 
 
 if __name__ == "__main__":

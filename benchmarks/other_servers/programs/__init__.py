@@ -1,0 +1,1 @@
+"""Programs that the interpreters of other engines run."""
