@@ -249,8 +249,8 @@ drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under l
 	@$(venv) -m docs.figures
 
 .PHONY: drills-fleet
-drills-fleet: .venv/test.stamp ## kill, stop and drain servers and front doors of a fleet under load (needs haproxy; 20 minutes), then `figures`
-	@$(venv) -m tests.fleet_drills --output docs/results/fleet-drills.json $(ARGS)
+drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour), then `figures`
+	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills --output docs/results/fleet-drills.json $(ARGS)
 	@$(venv) -m docs.figures
 
 .PHONY: check
@@ -288,8 +288,7 @@ results: .venv/run.stamp ## repeat the measurements that the documents quote (ne
 	$(call record,server-memory,$(venv) -m benchmarks.server_memory)
 	$(call record,token-overlap,$(venv) -m benchmarks.token_overlap)
 	$(call record,demo,make -s demo RECIPE=demo)
-	$(call record,verify-demo,make -s verify RECIPE=demo ARGS="--only equality")
-	$(call record,law-demo,make -s verify RECIPE=demo ARGS="--only distribution")
+	$(call record,verify-demo,make -s verify RECIPE=demo)
 	$(call record,sampler-demo-large,$(venv) -m benchmarks.sampler_cost --engine engines/demo-large/target-*)
 	$(call record,acceptance-demo,make -s acceptance RECIPE=demo)
 	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
@@ -345,6 +344,8 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
 	$(uv_compile_peers) --python-version 3.10 --extra peers-hf -o requirements/peers-hf.txt
 	$(uv_compile_peers) --python-version 3.11 --extra peers-vllm -o requirements/peers-vllm.txt
+	$(uv_compile_peers) --python-version 3.11 --extra peers-llama-cpp -o requirements/peers-llama-cpp.txt
+	$(uv_compile_peers) --python-version 3.11 --extra peers-transformers -o requirements/peers-transformers.txt
 	$(uv_compile_peers) --python-version 3.11 --extra clients -o requirements/clients.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml

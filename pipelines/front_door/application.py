@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import DraftproofError, ServerBusyError, ServerUnavailableError
+from pipelines.errors import DraftproofError
 from pipelines.front_door.access.clients import client_of, set_client
 from pipelines.front_door.access.key_ring import KeyRing
 from pipelines.front_door.access.origins import Origins
+from pipelines.front_door.access.requests_in_progress import RequestsInProgress
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver
 from pipelines.front_door.endpoints.chat import answer_chat
@@ -23,27 +22,20 @@ from pipelines.front_door.endpoints.completions import answer_completion
 from pipelines.front_door.endpoints.models import describe_model, list_models
 from pipelines.front_door.endpoints.responses import answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from pipelines.front_door.errors import DEFECT, error_of_http, error_response
+from pipelines.front_door.errors import response_to
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
 from pipelines.front_door.observing.metrics_page import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.playground.pages import FILES, show_file
+from pipelines.front_door.requests.body import receive_body, refuse_compressed
 from pipelines.front_door.requests.chat import ChatBody
 from pipelines.front_door.requests.completion import CompletionBody
 from pipelines.front_door.requests.responses import ResponsesBody
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.time_limit import within
-
-_LOG = logging.getLogger(__name__)
-
-MAX_OPEN = 1024
-"""Most requests at a time, as many as the gateway admits."""
 
 OPEN_PATHS = ("/health", "/openapi.json", *FILES)
 """Paths that need no API key."""
-
-_DRAIN_POLL_S = 0.05
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Endpoint = Callable[[web.Request, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
@@ -75,6 +67,9 @@ POSTS: tuple[tuple[Operation, Endpoint], ...] = (
 class FrontDoor:
     """Answers OpenAI's API.
 
+    Attributes:
+        in_progress: The requests that are being answered.
+
     Args:
         model: The model that is served.
         router: Connection to ``router``.
@@ -94,6 +89,7 @@ class FrontDoor:
         metrics: MetricsPage,
         observers: Sequence[Callable[[Exchange], None]],
     ) -> None:
+        self.in_progress = RequestsInProgress()
         self._model = model
         self._router = router
         self._settings = settings
@@ -101,8 +97,6 @@ class FrontDoor:
         self._observers = observers
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
         self._origins = Origins(settings.cors_origins)
-        self._is_draining = False
-        self._num_open = 0
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
@@ -119,13 +113,6 @@ class FrontDoor:
         for operation, endpoint in POSTS:
             application.router.add_post(operation.path, self._post(endpoint))
         return application
-
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait for the running ones, at most for ``timeout_s``."""
-        self._is_draining = True
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while self._num_open and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(_DRAIN_POLL_S)
 
     def _gets(self) -> tuple[tuple[Operation, Handler], ...]:
         return (
@@ -157,60 +144,28 @@ class FrontDoor:
                 set_client(request, client)
                 request[EXCHANGE].key_name = client.key.name
             return await handler(request)
-        except DraftproofError as error:
-            request[EXCHANGE].error = error
-            return error_response(error)
-        except web.HTTPException as error:  # from aiohttp: unknown path, body too large
-            return error_of_http(request, error, self._settings)
         except ConnectionError:
             raise  # the client has left
-        except Exception:
-            _LOG.exception("%s %.200r", request.method, request.path)
-            return error_response(DEFECT)
+        except Exception as error:
+            if isinstance(error, DraftproofError):
+                request[EXCHANGE].error = error
+            return response_to(error, request, self._settings)
 
     def _post(self, endpoint: Endpoint) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._check_open()
-            if hdrs.CONTENT_ENCODING in request.headers:
-                raise web.HTTPUnsupportedMediaType
-            self._num_open += 1
-            try:
+            with self.in_progress.one_more():
+                refuse_compressed(request)
                 with client_of(request).request():
-                    await self._read_body(request)
+                    await receive_body(request, self._settings.body_timeout_s)
                     response = await endpoint(request, self._model, self._router)
                     await deliver(request, response)  # until then it counts, and a drain waits for it
                     return response
-            finally:
-                self._num_open -= 1
 
         return handle
 
-    def _check_open(self) -> None:
-        if self._is_draining:
-            raise ServerUnavailableError(
-                "the server is shutting down",
-                values=f"{self._num_open} requests are still answered",
-                limit="no new requests",
-                remedy="send the request to another server, or later",
-            )
-        if self._num_open >= MAX_OPEN:
-            raise ServerBusyError(
-                "too many requests are open",
-                values=f"{self._num_open} requests",
-                limit=f"{MAX_OPEN} at a time",
-                remedy="send the request again later",
-            )
-
-    async def _read_body(self, request: web.Request) -> None:
-        try:
-            await within(self._settings.body_timeout_s, request.read())
-        except asyncio.TimeoutError:
-            raise web.HTTPRequestTimeout from None
-        except web.RequestPayloadError:
-            raise web.HTTPBadRequest from None
-
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if not self._is_draining and await self._router.is_ready() else 503)
+        is_ready = not self.in_progress.is_draining and await self._router.is_ready()
+        return web.Response(status=200 if is_ready else 503)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return json_response(self._openapi_document)

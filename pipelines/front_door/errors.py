@@ -112,8 +112,18 @@ def error_response(error: DraftproofError, status: int = 0) -> web.Response:
     )
 
 
-def error_of_http(
-    request: web.Request, error: web.HTTPException, settings: FrontDoorSettings
+def response_to(error: Exception, request: web.Request, settings: FrontDoorSettings) -> web.Response:
+    """Return the response to an error of any class; a defect of ours is logged with its traceback."""
+    if isinstance(error, DraftproofError):
+        return error_response(error)
+    if isinstance(error, web.HTTPException):  # from aiohttp: unknown path, body too large
+        return _response_to_http(error, request, settings)
+    _LOG.error("%s %.200r", request.method, request.path, exc_info=error)
+    return error_response(DEFECT)
+
+
+def _response_to_http(
+    error: web.HTTPException, request: web.Request, settings: FrontDoorSettings
 ) -> web.Response:
     """Return the response for an error of aiohttp."""
     limits = {

@@ -101,7 +101,7 @@ async def serve(
         context = tls.context if tls else None
         await stack.enter_async_context(listen(door.application(), settings, listening, context))
         await stopping.wait()
-        await door.drain(drain_s + _SHUTDOWN_S)
+        await door.in_progress.drain(drain_s + _SHUTDOWN_S)
 
 
 @contextlib.asynccontextmanager

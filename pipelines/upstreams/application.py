@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import DraftproofError, EngineFailedError, ServerUnavailableError
+from pipelines.errors import EngineFailedError, ServerUnavailableError
 from pipelines.front_door.access.key_ring import KeyRing
+from pipelines.front_door.access.requests_in_progress import RequestsInProgress
 from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver, dropped_after
-from pipelines.front_door.errors import DEFECT, error_of_http, error_response
-from pipelines.time_limit import within
+from pipelines.front_door.errors import error_response, response_to
+from pipelines.front_door.requests.body import receive_body, refuse_compressed
 from pipelines.upstreams.call import Piece
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.routing import UpstreamRouter
 from pipelines.upstreams.upstream import head_of, name_of
-
-_LOG = logging.getLogger(__name__)
 
 ARM = "X-Draftproof-Arm"
 """Header of a request that chooses an arm, and of a response that names the one that answered."""
@@ -32,13 +30,15 @@ SESSION = "X-Session-Id"
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 _BAD_GATEWAY = 502
-_DRAIN_POLL_S = 0.05
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Application:
     """Passes OpenAI's API on.
+
+    Attributes:
+        in_progress: The requests that are being answered.
 
     Args:
         router: Who answers.
@@ -49,18 +49,10 @@ class Application:
     """
 
     def __init__(self, router: UpstreamRouter, settings: FrontDoorSettings) -> None:
+        self.in_progress = RequestsInProgress()
         self._router = router
         self._settings = settings
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
-        self._is_draining = False
-        self._num_open = 0
-
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait for the running ones, at most for ``timeout_s``."""
-        self._is_draining = True
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while self._num_open and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(_DRAIN_POLL_S)
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
@@ -90,18 +82,13 @@ class Application:
             return await handler(request)
         except EngineFailedError as error:
             return error_response(error, _BAD_GATEWAY)
-        except DraftproofError as error:
-            return error_response(error)
-        except web.HTTPException as error:  # from aiohttp: unknown path, body too large
-            return error_of_http(request, error, self._settings)
         except ConnectionError:
             raise  # the client has left
-        except Exception:
-            _LOG.exception("%s %.200r", request.method, request.path)
-            return error_response(DEFECT)
+        except Exception as error:
+            return response_to(error, request, self._settings)
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self._is_draining else 200)
+        return web.Response(status=503 if self.in_progress.is_draining else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         """Pass on what the server in service lists."""
@@ -121,27 +108,16 @@ class Application:
             ) from None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if hdrs.CONTENT_ENCODING in request.headers:
-            raise web.HTTPUnsupportedMediaType
-        if self._is_draining:
-            raise ServerUnavailableError(
-                "the server is shutting down",
-                values=f"{self._num_open} requests are still answered",
-                limit="no new requests",
-                remedy="send the request again later",
-            )
-        self._num_open += 1
-        try:
+        with self.in_progress.one_more():
+            refuse_compressed(request)
             response = await self._forward(request)
             await deliver(request, response)  # until then it counts, and a drain waits for it
             return response
-        finally:
-            self._num_open -= 1
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         forwarded = ForwardedRequest.of(
             request.path,
-            await self._read_body(request),
+            await receive_body(request, self._settings.body_timeout_s),
             request.headers.get(SESSION, ""),
             request.headers.get(ARM, ""),
         )
@@ -157,14 +133,6 @@ class Application:
                 await _send(request, response, piece)
         assert response is not None  # the router yields a piece or raises
         return response
-
-    async def _read_body(self, request: web.Request) -> bytes:
-        try:
-            return await within(self._settings.body_timeout_s, request.read())
-        except asyncio.TimeoutError:
-            raise web.HTTPRequestTimeout from None
-        except web.RequestPayloadError:
-            raise web.HTTPBadRequest from None
 
 
 async def _send(request: web.Request, response: web.StreamResponse, piece: Piece) -> None:

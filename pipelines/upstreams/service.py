@@ -20,7 +20,7 @@ from pipelines.canary.roll_out import canary_id_at, one_server, read_together, r
 from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import CanaryError, DraftproofError, ServerStartError
+from pipelines.errors import CanaryError, DraftproofError
 from pipelines.front_door.access.tls import TlsContext
 from pipelines.front_door.serving import listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
@@ -80,15 +80,7 @@ class Service:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        try:
-            listening = front_door.listen(port)
-        except OSError as error:
-            raise ServerStartError(
-                "the port cannot be listened on",
-                values=f"{front_door.address}:{port}: {error}",
-                limit="it must be free, and the address of this machine",
-                remedy="choose another one with --port",
-            ) from None
+        listening = front_door.listen(port)
         async with contextlib.AsyncExitStack() as stack:
             upstreams = {
                 name: Upstream(name, endpoint, self._settings.timeout_s)
@@ -111,7 +103,7 @@ class Service:
             rollout.start()
             await stopping.wait()
             self._stopping.set()
-            await application.drain(DRAIN_S)
+            await application.in_progress.drain(DRAIN_S)
             await asyncio.to_thread(rollout.join, _ENDS_WITHIN_S)
 
     def _roll_out(self) -> None:

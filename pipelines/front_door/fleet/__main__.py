@@ -62,7 +62,7 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         drain_s: How long to wait for running requests after the signal.
 
     Raises:
-        ServerStartError: A setting cannot be used, or the servers serve different pairs.
+        ServerStartError: A setting or the port cannot be used, or the servers serve different pairs.
     """
     settings = FrontDoorSettings.read(path)
     if not settings.has_fleet:
@@ -77,16 +77,7 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    try:
-        listening = settings.listen(port)
-    except OSError as error:
-        raise ServerStartError(
-            "the port cannot be listened on",
-            values=f"{settings.address}:{port}: {error}",
-            limit="it must be free, and the address of this machine",
-            remedy="choose another one with --openai-port, or another address in the settings",
-        ) from None
-    with listening:
+    with settings.listen(port) as listening:
         addresses = Addresses(settings.servers, settings.server_name)
         tls = TlsContext(settings.tls).context if settings.tls else None
         async with listen(_waiting(), settings, listening.dup(), tls):

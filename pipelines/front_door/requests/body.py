@@ -5,17 +5,46 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic_core import from_json, to_json
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
+from pipelines.time_limit import within
 
 _QUICK_BYTES = 16 << 10  # take less than a millisecond; larger bodies are read on another thread
 _MAX_VALUES = 100_000  # objects, lists and keys; each holds the interpreter up for microseconds
 _REMEDY = "send a JSON object with the fields of docs/reference/openai.md"
 
 _Body = TypeVar("_Body")
+
+
+def refuse_compressed(request: web.Request) -> None:
+    """Refuse a request whose body is compressed.
+
+    Raises:
+        HTTPUnsupportedMediaType: It is.
+    """
+    if hdrs.CONTENT_ENCODING in request.headers:
+        raise web.HTTPUnsupportedMediaType
+
+
+async def receive_body(request: web.Request, within_s: float) -> bytes:
+    """Wait for the body of a request.
+
+    Args:
+        request: The request.
+        within_s: Longest time until it has arrived.
+
+    Raises:
+        HTTPException: It did not arrive in time, is too large, or broke off.
+    """
+    try:
+        return await within(within_s, request.read())
+    except asyncio.TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    except web.RequestPayloadError:
+        raise web.HTTPBadRequest from None
 
 
 async def read_body(kind: type[_Body], request: web.Request) -> _Body:

@@ -83,6 +83,13 @@ def features(control: Answers, audit: Audit) -> Section:
     return Section("Features of requests", "info", summary, Table(columns, rows), document=document)
 
 
+def compares_streams(baseline: Baseline, candidate: OpenAIServer) -> bool:
+    """Return whether the candidate is asked for streams: unless neither server ends its own."""
+    control, judged = baseline.abilities, candidate.abilities
+    control_leaves_open = control.streams and not control.ends_streams
+    return judged.streams and (judged.ends_streams or not control_leaves_open)
+
+
 def not_checked(baseline: Baseline, candidate: OpenAIServer, unchecked: Unchecked) -> Section:
     """List what was not checked, and what both servers can tell."""
     able = {"control": baseline.abilities, "candidate": candidate.abilities}
@@ -92,6 +99,8 @@ def not_checked(baseline: Baseline, candidate: OpenAIServer, unchecked: Unchecke
         notes.append("sampled answers, which --sampled compares if both servers return token ids")
     if not able["candidate"].streams:
         notes.append("streams: the candidate has none")
+    elif not compares_streams(baseline, candidate):
+        notes.append("streams: both servers end them without data: [DONE], so a cut one would look whole")
     for name, abilities in able.items():
         if not abilities.token_ids:
             notes.append(

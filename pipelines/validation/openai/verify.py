@@ -23,7 +23,7 @@ from pipelines.validation.openai.features.choice import refused_features
 from pipelines.validation.openai.sampled import compare_samples
 from pipelines.validation.openai.server.asking import ask_each
 from pipelines.validation.openai.server.server import OpenAIServer
-from pipelines.validation.openai.unjudged import Unchecked, failures, features, not_checked
+from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0
 _NUM_AUDITS = 2  # of plain answers and of features
@@ -54,7 +54,7 @@ def compare(
     _check_paths([question.prompt for question in baseline.plain.questions], baseline, candidate)
     load = baseline.settings.num_at_once
     asker = _Asker(baseline, candidate, on_answer)
-    streamed = [(load, True)] if candidate.abilities.streams else []
+    streamed = [(load, True)] if compares_streams(baseline, candidate) else []
     audit = asker.audit("candidate", baseline.plain, [(1, False), (load, False), *streamed])
     judged = _judged(audit, expect)
     refused = refused_features(candidate, baseline.featured.questions)

@@ -105,7 +105,7 @@ def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None
     async def work(running: Running) -> None:
         with running.connect() as client:
             client.sendall(BODY[:-1])
-            while not running.door._num_open:
+            while not len(running.door.in_progress):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)  # it waits for the rest of the body
             client.sendall(BODY[-1:])
@@ -129,7 +129,7 @@ def test_an_answer_counts_until_it_is_read(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.1)  # its answer is sent, as far as it is taken
                 assert (await session.post(url, data=BODY)).status == 429
-                draining = asyncio.create_task(running.door.drain(_WITHIN_S))
+                draining = asyncio.create_task(running.door.in_progress.drain(_WITHIN_S))
                 await asyncio.sleep(0.1)
                 assert not draining.done()
             await draining

@@ -10,7 +10,10 @@ from build.tensorrt_llm.settings import TensorRtLlm
 from tests.conftest import REPOSITORY_ROOT
 
 LOCKS = ("run", "test", "train", "build")
-PEER_LOCKS = ("peers-genai", "peers-hf", "peers-vllm", "clients", "otel")  # without our numpy
+PEER_LOCKS = (  # without our numpy
+    *("peers-genai", "peers-hf", "peers-vllm", "peers-llama-cpp", "peers-transformers"),
+    *("clients", "otel"),
+)
 
 
 def _lines(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -34,8 +35,13 @@ WORDS = {
 }
 
 
-def _docstrings(path: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each docstring, including those of attributes."""
+@functools.cache
+def _docstrings(path: str) -> tuple[tuple[int, str], ...]:
+    """Return line and text of each docstring, including those of attributes."""
+    return tuple(_find_docstrings(path))
+
+
+def _find_docstrings(path: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse((REPOSITORY_ROOT / path).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -50,8 +50,10 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _copy_to(tmp_path_factory.mktemp("untouched"))
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """Return a checkout and the state of its files, which no test changes."""
+    folder = _copy_to(tmp_path_factory.mktemp("untouched"))
+    return folder, _state(folder)
 
 
 def _state(folder: Path) -> dict[str, int]:
@@ -78,11 +80,13 @@ def test_the_targets_that_the_documents_promise_exist() -> None:
 
 
 @pytest.mark.parametrize("target", _targets())
-def test_every_target_can_be_planned_without_warning_or_effect(target: str, untouched: Path) -> None:
-    before = _state(untouched)
-    planned = _make("-n", target, folder=untouched)
+def test_every_target_can_be_planned_without_warning_or_effect(
+    target: str, untouched: tuple[Path, dict[str, int]]
+) -> None:
+    folder, before = untouched
+    planned = _make("-n", target, folder=folder)
     assert (planned.returncode, planned.stderr) == (0, "")
-    assert _state(untouched) == before
+    assert _state(folder) == before
 
 
 def test_every_phony_target_is_declared_and_none_is_a_file() -> None:

@@ -18,9 +18,10 @@ from tests.unit.repository.test_figures import any_conditions, fill
 
 def test_the_distribution_is_shown_with_its_verdicts(tmp_path: Path) -> None:
     title = "Distribution without a seed: ratio rule"
-    section = {"title": title, "verdict": "inconclusive", "summary": "501 would do"}
-    text = fill("law", {"sections": [section], **any_conditions()}, tmp_path)
-    assert f"- {title}: **inconclusive**: 501 would do" in text
+    section = {"title": title, "verdict": "inconclusive", "summary": "501 would do", "figures": {}}
+    proof = _proof("pass", 0)
+    text = fill("verify", {**proof, "sections": [*proof["sections"], section]}, tmp_path)
+    assert f"{title}: **inconclusive**: 501 would do" in text
 
 
 def _proof(verdict: str, num_different: int, server_chooses: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def _proof(verdict: str, num_different: int, server_chooses: tuple[str, ...] = (
         "answers": 1600,
         "tokens": 204800,
         "tokens_with_log_probs": 1234,
+        "prompt_tokens_with_log_probs": 567,
         "rate_upper_bound_95": 0.0093,
         "detectable_rate_95": 0.0093,
         "detectable_rate_99": 0.0143,
@@ -79,8 +81,8 @@ def _proof(verdict: str, num_different: int, server_chooses: tuple[str, ...] = (
     ("verdict", "num_different", "words"),
     [
         ("pass", 0, ("Passed:", ", 0 answers differ")),
-        ("fail", 3, ("**Failed**:", "**3 answers differ**", "Passes: fail: fail, as it were")),
-        ("inconclusive", 0, ("**Inconclusive**:", "Passes: inconclusive: inconclusive, as it were")),
+        ("fail", 3, ("**Failed**:", "**3 answers differ**", "Passes: **fail**: fail, as it were")),
+        ("inconclusive", 0, ("**Inconclusive**:", "Passes: **inconclusive**: inconclusive, as it were")),
     ],
 )
 def test_the_proof_block_says_what_was_compared_and_how_it_ended(
@@ -90,25 +92,21 @@ def test_the_proof_block_says_what_was_compared_and_how_it_ended(
     assert all(word in text for word in words)
     assert "1,600 answers and 204,800 tokens" in text
     assert "`num_draft_tokens` 0 to 2, 1 and 8 concurrent requests, 6 passes" in text
-    assert f"| greedy | 320 | 1,600 | 204,800 | 1,234 | {num_different} | 0.93% of prompts | 1.43% of" in text
+    assert (
+        f"| greedy | 320 | 1,600 | 204,800 | 1,234 | 567 | {num_different} | 0.93% of prompts | 1.43% of"
+        in text
+    )
     assert "| 4 | 0.500 (3.00), 2,000 of 4,000 | 0.525 (3.00), 2,100 of 4,000 |" in text
 
 
 def test_the_blocks_of_verify_say_which_parts_were_run(tmp_path: Path) -> None:
     equality = _proof("pass", 0)
-    rule = {"title": "Distribution without a seed: ratio rule", "verdict": "pass", "summary": "no difference"}
-    rules = [{**rule, "figures": {"answers_per_prompt_and_model": 500}}]
-    distributions = {**equality, "sections": rules}
-    both = {**equality, "sections": [*equality["sections"], *rules]}
-    part = "one of the two parts of `make verify`"
-    for number, (names, document, words) in enumerate(
-        [
-            (("verify", "verdict"), equality, f"A run of equality alone, {part}"),
-            (("law", "law-verdict"), distributions, f"A run of the distributions alone, {part}"),
-            (("verify", "verdict", "law", "law-verdict"), both, "A run of both parts of `make verify`"),
-        ]
-    ):
-        for name in names:
+    title = "Distribution without a seed: ratio rule"
+    rule = {"title": title, "verdict": "pass", "summary": "no difference", "figures": {}}
+    whole = {**equality, "sections": [*equality["sections"], rule]}
+    runs = ((equality, "A run of equality alone, one of"), (whole, "A whole run of `make verify`"))
+    for number, (document, words) in enumerate(runs):
+        for name in ("verify", "verdict"):
             assert f"-->\n{words}" in fill(name, document, tmp_path / f"{number}-{name}")
 
 

@@ -108,7 +108,7 @@ def test_a_server_without_echo_cannot_score() -> None:
     able = Abilities(
         **{"model": "m", "engine": "", "completions": True, "chat": False, "token_ids": True},
         **{"log_probs": 20, "named_ids": True, "prompt_ids": True, "echo": True, "seed": True},
-        **{"streams": True, "counts_drafts": False},
+        **{"streams": True, "ends_streams": True, "counts_drafts": False},
     )
     assert can_score(able)
     assert not can_score(Abilities(**{**vars(able), "echo": False}))

@@ -14,7 +14,7 @@ from pipelines.atomic_file import whole_file
 from pipelines.errors import InvalidRequestError
 from pipelines.validation.openai.baseline.baseline import Baseline
 
-FORMAT = "draftproof-baseline-1"
+FORMAT = "draftproof-baseline-2"
 """Changes with the questions about features too, whose answers are checked against this version's forms."""
 
 _ADAPTER = TypeAdapter(

@@ -106,7 +106,7 @@ class _Asker:
         )
         loaded = self._each(f"{name} x{self._load}", questions, self._load, self._control.ask)
         streamed: list[Outcome] = []
-        if self._control.abilities.streams:
+        if self._control.abilities.ends_streams:
             streamed = self._each(
                 f"{name} x{self._load}, streamed",
                 questions,

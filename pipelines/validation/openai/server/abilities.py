@@ -12,16 +12,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
+from pipelines.errors import (
+    DraftproofError,
+    EngineFailedError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    VerificationError,
+)
 from pipelines.validation.openai.server.answers import Answer, id_of, read_answer
-from pipelines.validation.openai.server.connection import Connection
+from pipelines.validation.openai.server.connection import ENDED_EARLY, Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _TEXT = "The quick brown fox"
 _NUM_TOKENS = 8
 _COUNTS_OF_ALTERNATIVES = (20, 5)  # vLLM's limit, and OpenAI's for completions
-_DRAFTED = re.compile(r"^(?:vllm:)?spec_decode_num_draft_tokens(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_DRAFTED = re.compile(r"^(?:\w+:)?spec_decode_num_draft_tokens(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
 _ENGINES = re.compile(r"^(vllm|sglang|llamacpp):", re.MULTILINE)
 
 
@@ -42,6 +48,7 @@ class Abilities:
         echo: Whether answers may begin with the prompt and its log probabilities.
         seed: Whether a sampled answer came again with its seed.
         streams: Whether answers can be streamed.
+        ends_streams: Whether streams end with ``data: [DONE]``.
         counts_drafts: Whether its metrics count draft tokens.
     """
 
@@ -56,6 +63,7 @@ class Abilities:
     echo: bool
     seed: bool
     streams: bool
+    ends_streams: bool
     counts_drafts: bool
 
     def document(self) -> dict[str, Any]:
@@ -88,6 +96,7 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
     named = asked.complete(logprobs=log_probs, return_tokens_as_token_ids=True) if log_probs else None
     has_ids = with_ids is not None and bool(with_ids.token_ids)
     ids = with_ids.prompt_ids if with_ids else ()
+    streams, ends_streams = asked.streams()
     return Abilities(
         model=model,
         engine=owner or (engine[1] if engine else ""),
@@ -99,7 +108,8 @@ def find_abilities(endpoint: Endpoint, connection: Connection) -> Abilities:
         prompt_ids=bool(ids) and asked.same(asked.complete(), asked.complete(prompt=list(ids))),
         echo=asked.echoes(),
         seed=asked.same(*(asked.any(temperature=1.0, seed=7) for _ in range(2))),
-        streams=asked.streams(),
+        streams=streams,
+        ends_streams=ends_streams,
         counts_drafts=_DRAFTED.search(metrics) is not None,
     )
 
@@ -135,14 +145,20 @@ class _Probe:
         answer = self.complete(echo=True, logprobs=1, max_tokens=1)
         return answer is not None and answer.text.startswith(_TEXT) and len(answer.log_probs) > 1
 
-    def streams(self) -> bool:
+    def streams(self) -> tuple[bool, bool]:
+        """Return whether an answer comes in events, and whether these end with ``data: [DONE]``."""
         for path, field in ((COMPLETIONS, "prompt"), (CHAT, "messages")):
             content = _TEXT if field == "prompt" else [{"role": "user", "content": _TEXT}]
+            has_begun = False
             try:
-                return any(True for _ in self._connection.events(path, {**self._body, field: content}))
-            except DraftproofError:
-                continue
-        return False
+                for _ in self._connection.events(path, {**self._body, field: content}):
+                    has_begun = True
+            except DraftproofError as error:
+                if has_begun:  # another failure is counted when streams are compared
+                    return True, error.what != ENDED_EARLY
+            else:
+                return has_begun, has_begun
+        return False, False
 
     @staticmethod
     def same(first: Answer | None, second: Answer | None) -> bool:
@@ -161,6 +177,10 @@ def _model(endpoint: Endpoint, connection: Connection) -> tuple[str, str]:
     try:
         listed = {str(each["id"]): str(each.get("owned_by") or "") for each in _models(connection)}
     except (KeyError, TypeError, ValueError, AttributeError):
+        listed = {}
+    except (EngineFailedError, ModelNotFoundError):  # no list, or a server that fails to make one
+        if not endpoint.model:
+            raise
         listed = {}
     if endpoint.model:
         return endpoint.model, listed.get(endpoint.model, "")

@@ -47,6 +47,9 @@ _LONGEST_WAIT_S = 60.0
 _CONNECT_S = 10.0
 _LONGEST_EXCERPT = 300
 
+ENDED_EARLY = "a stream ended early"
+"""Words of the error that a stream without ``data: [DONE]`` is."""
+
 
 class Connection:
     """Connections to one server, for any number of threads.
@@ -114,9 +117,7 @@ class Connection:
                         values=self._excerpt(json.dumps(event["error"])),
                     )
                 yield event
-        raise TransportError(
-            "a stream ended early", values=self._url, limit="a stream ends with data: [DONE]"
-        )
+        raise TransportError(ENDED_EARLY, values=self._url, limit="a stream ends with data: [DONE]")
 
     @contextmanager
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:

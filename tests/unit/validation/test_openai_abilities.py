@@ -1,0 +1,89 @@
+"""Tests of what is found out about an OpenAI-compatible server before it is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.errors import EngineFailedError
+from pipelines.validation.__main__ import main
+from pipelines.validation.openai.server.endpoint import Endpoint
+from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.openai.unjudged import compares_streams
+from tests.support.stand_in_openai import Faults, stand_in_openai
+
+SIZE = ("--num-prompts", "6", "--max-tokens", "8", "--num-at-once", "2")
+
+
+def opened(url: str, model: str = "") -> OpenAIServer:
+    return OpenAIServer(Endpoint.of(url, model, "", {}), 10.0)
+
+
+def compared(control: Faults, candidate: Faults, folder: Path, capsys: Any) -> tuple[int, dict[str, Any]]:
+    with stand_in_openai(control) as first, stand_in_openai(candidate) as second:
+        servers = ("--against", second.url, "--control", first.url)
+        code = main([*servers, *SIZE, "--html", str(folder / "page.html")])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("engine", ["vllm:", "llamacpp:", ""])
+def test_draft_tokens_are_counted_under_the_name_of_any_engine(engine: str) -> None:
+    counters = (
+        f'{engine}spec_decode_num_draft_tokens_total{{slot="0"}} 40',
+        f'{engine}spec_decode_num_draft_tokens_total{{slot="1"}} 2',
+        f"{engine}spec_decode_num_accepted_tokens_total 7",
+    )
+    with stand_in_openai(metrics="\n".join(counters)) as server:
+        found = opened(server.url)
+        assert found.abilities.counts_drafts
+        assert found.draft_tokens() == 42
+
+
+def test_a_named_model_needs_no_list() -> None:
+    """Such as that of ``transformers serve``, which fails where the hub's cache does not exist."""
+    with stand_in_openai(lists_models=False) as server:
+        assert opened(server.url, "stand-in").abilities.completions
+        with pytest.raises(EngineFailedError):
+            opened(server.url)
+
+
+def test_streams_that_neither_server_ends_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, report = compared(Faults(ends=1.0), Faults(ends=1.0), tmp_path, capsys)
+    assert report["verdict"] != "fail"
+    assert not [section for section in report["sections"] if "streamed" in section["title"]]
+    notes = report["sections"][-1]["figures"]["not_checked"]
+    assert "streams: both servers end them without data: [DONE], so a cut one would look whole" in notes
+
+
+def test_streams_that_only_the_candidate_does_not_end_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = compared(Faults(), Faults(ends=1.0), tmp_path, capsys)
+    assert (code, report["verdict"]) == (1, "fail")
+    failed = [section["title"] for section in report["sections"] if section["verdict"] == "fail"]
+    assert failed and all("streamed" in title for title in failed)
+
+
+def test_streams_without_an_end_are_compared_with_a_control_that_has_no_streams() -> None:
+    def able(*, streams: bool, ends_streams: bool) -> Any:
+        return SimpleNamespace(abilities=SimpleNamespace(streams=streams, ends_streams=ends_streams))
+
+    without, open_ends = able(streams=False, ends_streams=False), able(streams=True, ends_streams=False)
+    whole = able(streams=True, ends_streams=True)
+    assert compares_streams(without, open_ends)
+    assert compares_streams(whole, open_ends)
+    assert compares_streams(open_ends, whole)
+    assert not compares_streams(open_ends, open_ends)
+    assert not compares_streams(whole, without)
+
+
+def test_a_stream_that_breaks_does_not_count_as_one_without_an_end() -> None:
+    with stand_in_openai(Faults(cuts=1.0)) as server:
+        abilities = opened(server.url).abilities
+    assert (abilities.streams, abilities.ends_streams) == (True, True)
