@@ -20,6 +20,7 @@ from tests.support.distribution import ByGroupOrFile, in_turn
 from tests.support.fake_triton import SERVER_KEY
 
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
+NOT_RUN = "draftproof/not_run"
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
@@ -85,6 +86,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:  # `keywords` also holds parameter names
             item.add_marker(no_gpu)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Record how many of the collected tests did not run, which ``tests.again`` asks."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    cache = getattr(session.config, "cache", None)
+    if terminal is None or cache is None or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    reports = [report for reports in terminal.stats.values() for report in reports]
+    ran = {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
+    cache.set(NOT_RUN, session.testscollected - len(ran))
 
 
 def tracked_files() -> list[str]:
