@@ -86,7 +86,7 @@ async def all_of(ask: Ask) -> Counter[str]:
     return Counter(await asyncio.wait_for(asked, ENOUGH_S))
 
 
-@pytest.mark.parametrize("send", [over_grpc, over_http])
+@pytest.mark.parametrize("send", [over_grpc, pytest.param(over_http, marks=pytest.mark.long)])
 def test_a_burst_is_answered_or_busy_and_blames_nobody(
     burst_server: tuple[Server, Path], send: Callable[[Server], Awaitable[Counter[str]]]
 ) -> None:

@@ -84,7 +84,7 @@ def essence(generation: Generation) -> tuple[Any, ...]:
 
 
 # The fixtures live as long as the module, so an example costs a round trip, not a server.
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_combination_is_answered_as_by_the_target_alone(
     clients: dict[str, Client], data: st.DataObject

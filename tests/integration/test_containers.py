@@ -252,6 +252,7 @@ print(urllib.request.urlopen("http://127.0.0.1:" + sys.argv[1], timeout=120).rea
 """
 
 
+@pytest.mark.long
 def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     log, controller_log, said = (tmp_path / f"{name}.log" for name in ("server", "controller", "said"))
 

@@ -73,6 +73,7 @@ def verify(server: Server, scheme: str, num_prompts: int, **changes: object) -> 
     )
 
 
+@pytest.mark.long
 def test_a_right_loop_on_kernels_that_depend_on_the_batch_passes(healthy: Server) -> None:
     noise, audit, not_checked = verify(healthy, "grpc", 480)
     assert audit.verdict == joint_verdict([noise, audit, not_checked]) == "pass", audit.summary

@@ -56,6 +56,7 @@ def prompt_of(seed: int) -> CompletionRequest:
     return CompletionRequest(prompt_ids=ids, max_tokens=24, num_draft_tokens=4)
 
 
+@pytest.mark.long
 def test_a_prompt_of_32k_tokens_has_the_answer_of_the_target_alone(long_server: Server) -> None:
     request = prompt_of(seed=1)
     with connect(long_server, "http") as client:

@@ -46,7 +46,15 @@ Ask = Callable[..., Generation]
 """(request, changes) -> answer."""
 
 
-@pytest.fixture(params=list(itertools.product(MODELS, ("grpc", "http"))), ids="-".join)
+# The other ways are shown to give the same answers to all parameters together.
+EACH_PARAMETER = {("generate", "grpc"), ("ensemble", "http")}
+WAYS = [
+    pytest.param(way, id="-".join(way), marks=() if way in EACH_PARAMETER else pytest.mark.long)
+    for way in itertools.product(MODELS, ("grpc", "http"))
+]
+
+
+@pytest.fixture(params=WAYS)
 def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
     """Ask one model over one transport, streamed where possible, otherwise whole."""
     model, transport = request.param
@@ -228,7 +236,9 @@ def test_all_parameters_together_give_the_same_from_all_models_streamed_or_not(s
         assert any(answer.total_accepted_draft_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("model", LOOP_MODELS)
+@pytest.mark.parametrize(
+    "model", ["generate", pytest.param("generate_unary", marks=pytest.mark.long), "ensemble"]
+)
 def test_the_ratio_rule_answers_can_be_repeated_and_are_not_the_targets_own(
     client: Client, model: str
 ) -> None:

@@ -124,8 +124,15 @@ def post_or_raise(server: Server, body: dict[str, Any], model: str) -> None:
         raise refusal(reply.json()["error"])
 
 
-@pytest.mark.parametrize("model", ["generate", "generate_target"])
-@pytest.mark.parametrize("transport", ["grpc", "http"])
+@pytest.mark.parametrize(
+    ("transport", "model"),
+    [
+        ("grpc", "generate"),
+        ("http", "generate_target"),
+        pytest.param("grpc", "generate_target", marks=pytest.mark.long),
+        pytest.param("http", "generate", marks=pytest.mark.long),
+    ],
+)
 def test_bad_parameters_are_refused_before_they_take_a_place(
     server: Server, transport: str, model: str
 ) -> None:

@@ -34,7 +34,7 @@ def token_ids(generation: Generation) -> list[int]:
 
 
 @pytest.mark.parametrize("model", (*MODELS, "ensemble"))
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.5])
 def test_streamed_chunks_join_to_the_text_that_is_not_streamed(
     client: Client, model: str, temperature: float
 ) -> None:

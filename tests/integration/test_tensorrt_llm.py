@@ -51,7 +51,16 @@ def client(request: pytest.FixtureRequest, nvidia: Served) -> Any:
         yield connected
 
 
-@pytest.mark.parametrize("num_draft_tokens", [None, 0, 1, 4, MAX_DRAFT_LEN])
+@pytest.mark.parametrize(
+    "num_draft_tokens",
+    [
+        None,
+        0,
+        pytest.param(1, marks=pytest.mark.long),
+        4,
+        pytest.param(MAX_DRAFT_LEN, marks=pytest.mark.long),
+    ],
+)
 def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: int | None) -> None:
     drafted = accepted = 0
     reasons = set()
@@ -72,7 +81,7 @@ def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: in
 
 
 @pytest.mark.parametrize("model", (*MODELS, "ensemble"))
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.5])
 def test_streamed_chunks_join_to_the_whole(client: Client, model: str, temperature: float) -> None:
     for seed, prompt in enumerate(PROMPTS):
         request = CompletionRequest(prompt, max_tokens=40, temperature=temperature, seed=seed)
@@ -277,6 +286,7 @@ def test_errors_have_four_parts(nvidia: Served) -> None:
     assert len(str(refused.value).split("; ")) == 4
 
 
+@pytest.mark.long
 def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
     size = Size(

@@ -217,6 +217,7 @@ def test_requests_in_work_are_answered_before_their_pair_goes(served: Served) ->
     assert (seen.wrong, seen.not_ready) == ([], [])
 
 
+@pytest.mark.long
 def test_a_pair_that_is_asked_without_pause_can_be_unloaded(served: Served) -> None:
     """Its gauges are written until the end, into memory of Triton's that goes with the model."""
     server, api, model = served.server, served.api, served.model

@@ -17,7 +17,9 @@ from tests.statistical.table_engine import count_served
 NUM_ANSWERS = 1_500
 
 
-@pytest.mark.parametrize("use_draft_logits", [False, True], ids=["coupled", "ratio"])
+@pytest.mark.parametrize(
+    "use_draft_logits", [False, pytest.param(True, marks=pytest.mark.long)], ids=["coupled", "ratio"]
+)
 def test_served_answers_follow_the_targets_distribution(
     use_draft_logits: bool, accept: Callable[[Judgement], None]
 ) -> None:

@@ -83,6 +83,7 @@ def clients(service: Running) -> Iterator[dict[int, str]]:
     assert failures == []
 
 
+@pytest.mark.long
 def test_a_server_with_another_draft_is_promoted_and_every_answer_is_the_targets(
     door: Server, other_draft: Server, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.triton
 
 NUM_PROMPTS, MAX_TOKENS = 20, 10
 SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"
+BEYOND_ROUNDING = "differ by more than any rounding"
 FEATURES = ("stop words", "structured output", "required tool calls", "offered tools", "long prompts")
 Run = tuple[int, dict[str, Any], str]
 
@@ -121,15 +122,17 @@ def test_a_recorded_baseline_replaces_the_control(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (Sometimes(faults.change_a_token, 4), "differ by more than any rounding"),
-        (Sometimes(faults.drop_a_token, 4), "differ by more than any rounding"),
-        (faults.ignore_the_temperature, "non-ties in more than"),
-        (Sometimes(faults.lie_about_ids, 4), "differ by more than any rounding"),
-        (faults.change_the_model, "differ by more than any rounding"),
-        (Sometimes(faults.cut, 4), "differ by more than any rounding"),
-        (Sometimes(faults.garble, 4), "differ by more than any rounding"),
+        pytest.param(*each, id=getattr(each[0], "fault", each[0]).__name__, marks=marks)
+        for each, *marks in (
+            ((Sometimes(faults.change_a_token, 4), BEYOND_ROUNDING),),
+            ((Sometimes(faults.drop_a_token, 4), BEYOND_ROUNDING), pytest.mark.long),
+            ((faults.ignore_the_temperature, "non-ties in more than"),),
+            ((Sometimes(faults.lie_about_ids, 4), BEYOND_ROUNDING), pytest.mark.long),
+            ((faults.change_the_model, BEYOND_ROUNDING), pytest.mark.long),
+            ((Sometimes(faults.cut, 4), BEYOND_ROUNDING),),
+            ((Sometimes(faults.garble, 4), BEYOND_ROUNDING), pytest.mark.long),
+        )
     ],
-    ids=lambda each: getattr(getattr(each, "fault", each), "__name__", None),
 )
 def test_a_planted_fault_is_found(
     fault: Fault,
@@ -199,7 +202,7 @@ def test_a_draft_token_that_stands_is_found_without_token_ids(
         code, report, printed = run(tmp_path, capsys, *servers, *size, "--num-prompts", "10")
     whole = [each for each in judged(report) if "streamed" not in each["title"]]
     assert (code, len(whole)) == (1, 2), printed
-    assert all("differ by more than any rounding" in each["summary"] for each in whole), printed
+    assert all(BEYOND_ROUNDING in each["summary"] for each in whole), printed
 
 
 def test_a_stream_without_its_last_chunk_is_found(
@@ -211,10 +214,11 @@ def test_a_stream_without_its_last_chunk_is_found(
         )
     *whole, streamed = judged(report)
     assert (code, streamed["title"]) == (1, "First-divergence audit: candidate x3, streamed"), printed
-    assert "differ by more than any rounding" in streamed["summary"], printed
+    assert BEYOND_ROUNDING in streamed["summary"], printed
     assert all(each["figures"]["equal"] == NUM_PROMPTS for each in whole), printed
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_sample_is_found(
     door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

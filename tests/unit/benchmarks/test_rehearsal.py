@@ -118,7 +118,9 @@ def test_steps_are_timed_for_each_number_of_rows(pair: Any) -> None:
     assert all(times["low"] > 0 for role in ("draft", "target") for times in pair.steps[role].values())
 
 
-@pytest.mark.parametrize("rate", speed.RATES)
+@pytest.mark.parametrize(
+    "rate", [pytest.param(rate, marks=[pytest.mark.long] * (rate != 0.75)) for rate in speed.RATES]
+)
 def test_a_random_draft_is_accepted_at_the_stated_rate(pair: Any, rate: float) -> None:
     prompt = np.arange(1, 65, dtype=np.int32)
     expected = pair.alone(prompt, 120)

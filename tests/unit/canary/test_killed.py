@@ -262,9 +262,10 @@ def kill_in(folder: Path, phase: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "fault", "last"),
     [
+        *((phase, "none", "promoted") for phase in ("preflight", "cold_start", "step/2", "promoting")),
         *(
-            (phase, "none", "promoted")
-            for phase in ("preflight", "loading", "cold_start", "shadow", "step/1", "step/2", "promoting")
+            pytest.param(phase, "none", "promoted", marks=pytest.mark.long)
+            for phase in ("loading", "shadow", "step/1")
         ),
         ("shadow", "acceptance", "rolled_back"),
         ("rolling_back", "acceptance", "rolled_back"),

@@ -159,7 +159,7 @@ def test_without_triton_the_server_runs_in_a_container(with_docker: GpuMachine, 
     assert len(lines) == 1, "an image that is there is not built again"
 
 
-@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "rootless"])
+@pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.long), 1000], ids=["root", "rootless"])
 def test_podman_starts_it_too(
     machine: GpuMachine, run: Path, monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:

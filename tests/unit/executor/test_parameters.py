@@ -119,7 +119,7 @@ def bits(output: Answer) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: st.DataObject) -> None:
     """The runs include batch mates, preemption and split verifications; log probabilities equal in bits."""

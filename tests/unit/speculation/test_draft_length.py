@@ -124,8 +124,15 @@ def _fit(proposals: list[Proposal], budget: RowBudget) -> tuple[list[int], int]:
     ], rows
 
 
-@pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("agreement", [1.0, 0.7, 0.4, 0.1, 0.0])
+# What lies between these is left to `make test-all`.
+@pytest.mark.parametrize(
+    "num_requests",
+    [1, pytest.param(2, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long), 16],
+)
+@pytest.mark.parametrize(
+    "agreement",
+    [1.0, 0.7, pytest.param(0.4, marks=pytest.mark.long), pytest.param(0.1, marks=pytest.mark.long), 0.0],
+)
 def test_adaptive_is_as_fast_as_the_best_fixed_length_and_as_no_draft(
     num_requests: int, agreement: float
 ) -> None:

@@ -166,7 +166,7 @@ def test_an_end_among_accepted_draft_tokens_ends_the_output(
 
 @pytest.mark.parametrize(
     "num_draft_tokens",
-    [pytest.param(0, marks=pytest.mark.long), 1, 4, pytest.param(8, marks=pytest.mark.long)],
+    [pytest.param(length, marks=pytest.mark.long) for length in (0, 1, 8)] + [4],
 )
 def test_each_end_token_ends_the_output_alone_and_in_rounds(
     engines: TensorRtLlmEngines, calls: InProcessCalls, num_draft_tokens: int
@@ -251,7 +251,7 @@ def test_sampled_rounds_follow_the_targets_distribution(engines: TensorRtLlmEngi
     assert distance(alone, again) < 0.11
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unscaled_draft_logits_would_change_the_distribution(
     engines: TensorRtLlmEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

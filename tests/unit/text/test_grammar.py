@@ -56,7 +56,7 @@ def ids(tokens: list[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(guide=st.sampled_from(GUIDES), data=st.data())
 def test_a_mask_depends_on_nothing_but_the_output(guide: Guide, data: st.DataObject) -> None:
     """One state proposes, goes back and looks ahead; another sees the output for the first time."""
