@@ -15,9 +15,10 @@ from pipelines.client.generation import Chunk
 from pipelines.client.request import CompletionRequest
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.front_door.access.clients import client_of
-from pipelines.front_door.errors import DEFECT
+from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.events import EventStream
 from pipelines.front_door.observing.exchange import EXCHANGE
+from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.front_door.router_calls import RouterCalls, merged
 
 _LOG = logging.getLogger(__name__)
@@ -47,8 +48,7 @@ async def answer(
     router: RouterCalls,
     asked: Sequence[CompletionRequest],
     form: Format,
-    *,
-    streaming: bool,
+    body: SamplingFields,
 ) -> web.StreamResponse:
     """Ask ``router`` for every answer of a request and send them.
 
@@ -59,7 +59,7 @@ async def answer(
         router: Connection to ``router``.
         asked: One request for each answer.
         form: Writes the answers.
-        streaming: Whether they are sent as events.
+        body: The fields of the client's request.
 
     Raises:
         DraftproofError: The request failed before anything was sent.
@@ -68,13 +68,16 @@ async def answer(
     _check_number(len(asked), router.max_requests)
     with client_of(request).tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
         exchange = request[EXCHANGE]
-        exchange.ask(asked, streaming=streaming)
-        if not streaming:
+        exchange.ask(asked, streaming=body.stream)
+        try:
+            if body.stream:
+                return await _stream(request, router, asked, form)
             answers = await router.generate_all(asked)
-            for number, chunk in enumerate(answers):
-                exchange.add(number, chunk)
-            return await asyncio.to_thread(lambda: json_response(form.whole(answers)))
-        return await _stream(request, router, asked, form)
+        except InvalidRequestError as error:
+            raise in_the_clients_words(error, body.guide_field) from None
+        for number, chunk in enumerate(answers):
+            exchange.add(number, chunk)
+        return await asyncio.to_thread(lambda: json_response(form.whole(answers)))
 
 
 async def _stream(

@@ -61,6 +61,17 @@ _KINDS: tuple[tuple[type[DraftproofError], int, str, str | None], ...] = (
 _AGAIN = "send the request again later, or to another server"
 
 
+_GUIDE = "guided_decoding_guide_type="
+
+
+def in_the_clients_words(error: InvalidRequestError, guide_field: str) -> InvalidRequestError:
+    """Return an error of the models with the client's field in place of Triton's tensor of guides."""
+    if not error.values.startswith(_GUIDE):
+        return error
+    values = f"{guide_field}={error.values.removeprefix(_GUIDE)}"
+    return type(error)(error.what, values=values, limit=error.limit, remedy=error.remedy)
+
+
 def status_of(error: DraftproofError) -> int:
     """Return the HTTP status of an error."""
     return _kind(error)[0]

@@ -58,7 +58,7 @@ async def answer_chat(request: web.Request, model: ServedModel, router: RouterCa
     asked = [replace(common, seed=seed_of_choice(common.seed, number)) for number in range(body.n)]
     readers = [plan.new_reader(prompt.thinking) for _ in asked]
     form = _ChatFormat(body, model, asked, readers)
-    return await answer(request, router, asked, form, streaming=body.stream)
+    return await answer(request, router, asked, form, body)
 
 
 class _ChatFormat:

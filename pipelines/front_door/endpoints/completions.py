@@ -53,7 +53,7 @@ async def answer_completion(
         for number in range(body.n)
     ]
     form = _CompletionFormat(body, model, texts, prompts, asked)
-    return await answer(request, router, asked, form, streaming=body.stream)
+    return await answer(request, router, asked, form, body)
 
 
 def _request_without_prompt(body: CompletionBody, model: ServedModel) -> CompletionRequest:

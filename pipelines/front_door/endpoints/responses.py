@@ -50,7 +50,7 @@ async def answer_response(
         skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
     )
     form = _ResponseFormat(body, model, asked, plan.new_reader(prompt.thinking))
-    return await answer(request, router, [asked], form, streaming=body.stream)
+    return await answer(request, router, [asked], form, body)
 
 
 class _ResponseFormat:

@@ -61,6 +61,11 @@ class ChatBody(SamplingFields):
             continue_final_message=self.continue_final_message,
         )
 
+    @property
+    def guide_field(self) -> str:
+        """Return the name of the field that decides the answer's guide."""
+        return super().guide_field if self.response_format or self.structured_outputs else "tools"
+
     def plan(self, style: MessageStyle) -> AnswerPlan:
         """Return what the answer may have.
 

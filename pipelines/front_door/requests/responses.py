@@ -129,6 +129,13 @@ class ResponsesBody(SamplingFields):
             variables={**effort, **(self.chat_template_kwargs or {})},
         )
 
+    @property
+    def guide_field(self) -> str:
+        """Return the name of the field that decides the answer's guide."""
+        if self.structured_outputs:
+            return "structured_outputs"
+        return "text.format" if self.text is not None and self.text.format is not None else "tools"
+
     def plan(self, style: MessageStyle) -> AnswerPlan:
         """Return what the answer may have.
 

@@ -89,6 +89,11 @@ class SamplingFields:
     priority: Any = None
     request_id: Any = None
 
+    @property
+    def guide_field(self) -> str:
+        """Return the name of the field that decides the answer's guide."""
+        return "structured_outputs" if self.structured_outputs else "response_format"
+
 
 def check_model(given: str, model: ServedModel) -> None:
     """Refuse a model that is not served; a request may leave the name out.

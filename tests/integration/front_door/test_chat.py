@@ -118,6 +118,9 @@ def test_texts_longer_than_any_prompt_are_counted(door: Server) -> None:
         assert found["count"] > found["max_model_len"]
 
 
+STRANGE = {"name": "a", "parameters": {"type": "strange"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
@@ -130,6 +133,7 @@ def test_texts_longer_than_any_prompt_are_counted(door: Server) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": STRANGE}], "tool_choice": "required"}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "maybe"}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),

@@ -175,6 +175,9 @@ def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:
     assert post(door, "/v1/completions", {**body, "num_draft_tokens": 0}).json()["metrics"] is None
 
 
+UNKNOWN_TYPE = {"name": "a", "strict": True, "schema": {"type": "strange"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "param"),
     [
@@ -199,6 +202,8 @@ def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:
         ({"model": "another"}, 404, "model"),
         ({"arm": "nobody"}, 400, None),
         ({"n": 13}, 400, None),
+        ({"structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": UNKNOWN_TYPE}}, 400, "response_format"),
         ({"x" * 10000: 1}, 400, "x" * 300),
         ({"model": "y" * 10000}, 404, "model"),
     ],

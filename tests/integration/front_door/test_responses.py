@@ -243,6 +243,7 @@ def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
         ({"include": [LOG_PROBS], "top_logprobs": 21}, "top_logprobs"),
         ({"include": LOG_PROBS}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}}}, "text"),
     ],
 )
 def test_what_cannot_be_done_is_refused(door: Server, changes: Any, param: str) -> None:
