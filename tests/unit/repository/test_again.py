@@ -1,4 +1,4 @@
-"""Which failed tests are run again, and which runs are not tried again."""
+"""Tests which failed tests are run again, and which runs are not tried again."""
 
 from __future__ import annotations
 
