@@ -6,21 +6,35 @@ mark ``xdist_group``, which share something expensive: a server, or the import o
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
+_GROUP = re.compile(r'pytest\.mark\.xdist_group\("(.+?)"\)')
 _COMPUTING_PER_WAITING = 2
 
 
-class ByGroupOrFile(LoadGroupScheduling):
-    """Gives each worker the tests of one group or file at a time."""
+class ByGroupOrFile(LoadScopeScheduling):
+    """Gives each worker the tests of one group or file at a time.
+
+    xdist's own ``loadgroup`` reads groups from ids of tests, where pytest 9.2 no longer shows them
+    (pytest-xdist 1386). So the mark is read from the file.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return super()._split_scope(nodeid).split("::")[0]
+        file = nodeid.split("::")[0]
+        return _group_in(self.config.rootpath / file) or file
+
+
+@cache
+def _group_in(file: Path) -> str:
+    mark = _GROUP.search(file.read_text(encoding="utf-8"))
+    return mark[1] if mark else ""
 
 
 def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
