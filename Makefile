@@ -219,7 +219,7 @@ test-unit: .venv/test.stamp .venv/torch.stamp ## run the tests that start no ser
 
 .PHONY: test-statistical
 test-statistical: .venv/test.stamp ## test the distribution of sampled output at full size, with the power of each test (minutes)
-	@$(venv) -m pytest tests/statistical -m statistical -o timeout=3600 -o faulthandler_timeout=0 $(ARGS)
+	@$(venv) -m pytest tests/statistical -m statistical -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: test-sample
 test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of `test-all`, chosen by the commit
@@ -232,7 +232,7 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
 	-@$(MAKE) -s .venv-clients/clients.stamp # where they cannot be installed, the tests with other clients are skipped
-	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=0 $(ARGS)
+	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day
 gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine with NVIDIA's container: build, serve, probe, verify and bench RECIPE, and write one result file (an hour)

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 
-from tests.conftest import NOT_RUN, REPOSITORY_ROOT
+from tests.conftest import NOT_RUN, REPOSITORY_ROOT, UNKNOWN
 
 MAX_TESTS = 5  # more that fail at once have a cause in the code
 NEVER_AGAIN = (
@@ -33,17 +33,19 @@ def main() -> int:
     print(f"failed beside others: {', '.join(failed)}")
     not_run = json.loads((CACHE / NOT_RUN).read_text())
     if not_run:
-        print(f"not tried again, because {not_run} tests did not run")
+        number = "some" if not_run == UNKNOWN else not_run
+        print(f"not tried again, because {number} tests did not run")
         return 1
     if not 0 < len(failed) <= MAX_TESTS or any(test.startswith(NEVER_AGAIN) for test in failed):
         print(f"not tried again; only 1 to {MAX_TESTS} tests are, and none of {', '.join(NEVER_AGAIN)}")
         return 1
     for test in failed:
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", ""]
-        pytest += ["-o", "timeout=1800", "-o", "faulthandler_timeout=0", test]
+        pytest += ["-o", "timeout=1800", "-o", "faulthandler_timeout=2100", test]
         if subprocess.run(pytest, cwd=REPOSITORY_ROOT, check=False).returncode:
             print(f"{test} fails alone, too")
             return 1
+    (CACHE / "cache" / "lastfailed").unlink()  # they are not tried again after the next run
     print(f"passed alone; look for the reason in the log above: {', '.join(failed)}")
     return 0
 

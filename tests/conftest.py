@@ -21,6 +21,7 @@ from tests.support.fake_triton import SERVER_KEY
 
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 NOT_RUN = "draftproof/not_run"
+UNKNOWN = -1
 
 # For models that tests run in this process; a real server draws its own key.
 os.environ["DRAFTPROOF_KEY"] = SERVER_KEY
@@ -88,15 +89,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Forget the last run: one that is killed records nothing."""
+    _record(session, UNKNOWN)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Record how many of the collected tests did not run, which ``tests.again`` asks."""
+    """Record how many of the collected tests did not run, which ``tests.again`` reads."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    cache = getattr(session.config, "cache", None)
-    if terminal is None or cache is None or "PYTEST_XDIST_WORKER" in os.environ:
+    if terminal is None or not session.testscollected:
         return
     reports = [report for reports in terminal.stats.values() for report in reports]
-    ran = {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
-    cache.set(NOT_RUN, session.testscollected - len(ran))
+    tests = [report for report in reports if isinstance(report, pytest.TestReport)]
+    ended = {report.nodeid for report in tests if report.when == "teardown"}  # not if it ended its worker
+    _record(session, session.testscollected - len(ended))
+
+
+def _record(session: pytest.Session, num_not_run: int) -> None:
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        cache.set(NOT_RUN, num_not_run)
 
 
 def tracked_files() -> list[str]:

@@ -14,7 +14,7 @@ NUM_TESTS = 4
 def main() -> int:
     """Run the sample and return pytest's exit code."""
     pytest = [sys.executable, "-m", "pytest", "-m", "long", "-o", "timeout=3600"]
-    pytest += ["-o", "faulthandler_timeout=0"]
+    pytest += ["-o", "faulthandler_timeout=3900"]
     listed = subprocess.run(
         [*pytest, "--collect-only", "-q", "tests"],
         cwd=REPOSITORY_ROOT,

@@ -47,8 +47,14 @@ def pytest_runtest_makereport(item: Any) -> Iterator[None]:
     """Add the logs of its servers to the report of a test that failed, without Triton's tables."""
     report = yield
     if report.failed:
-        fixtures = (getattr(value, "server", value) for value in item.funcargs.values())
-        for log in sorted({fixture.log for fixture in fixtures if isinstance(fixture, Server)}):
+        values = [
+            each
+            for value in item.funcargs.values()
+            for each in (value if isinstance(value, tuple) else (value,))
+        ]
+        servers = (getattr(value, "server", value) for value in values)
+        logs = {server.log for server in servers if isinstance(server, Server)}
+        for log in sorted(filter(Path.is_file, logs)):
             lines = [line for line in log.read_text(errors="replace").splitlines() if line[:1] not in "|+"]
             report.sections.append((str(log), "\n".join(lines)[-LOG_CHARACTERS:]))
     return report

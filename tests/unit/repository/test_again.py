@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import again
-from tests.conftest import NOT_RUN, REPOSITORY_ROOT
+from tests.conftest import NOT_RUN, REPOSITORY_ROOT, UNKNOWN
 
 WAITED = "tests/integration/test_bursts.py::test_waits"
 
@@ -47,6 +47,7 @@ def test_a_test_that_fails_alone_is_not(tmp_path: Path, monkeypatch: pytest.Monk
     ("failed", "not_run"),
     [
         pytest.param([WAITED], 3, id="tests that did not run"),
+        pytest.param([WAITED], UNKNOWN, id="a run that was killed"),
         pytest.param([WAITED, "tests/exact/test_exact_distribution.py::test_a"], 0, id="a wrong token"),
         pytest.param([f"{WAITED}[{number}]" for number in range(6)], 0, id="too many"),
         pytest.param([], 0, id="none that failed"),
@@ -58,12 +59,16 @@ def test_nothing_is_tried_again(
     assert run(failed, not_run, tmp_path, monkeypatch) == 11
 
 
-def test_tests_that_a_dead_worker_left_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dies_in", "not_run"), [(3, 6), (8, 1)])
+def test_tests_that_a_dead_worker_left_are_counted(dies_in: int, not_run: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {REPOSITORY_ROOT}\n")
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_sessionfinish\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_sessionfinish, pytest_sessionstart\n"
+    )
     (tmp_path / "test_worker.py").write_text(
         "import os\nimport pytest\n"
-        "@pytest.mark.parametrize('n', range(9))\ndef test_it(n):\n    os._exit(1) if n == 3 else None\n"
+        "@pytest.mark.parametrize('n', range(9))\n"
+        f"def test_it(n):\n    os._exit(1) if n == {dies_in} else None\n"
     )
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "1", "--max-worker-restart", "0"],
@@ -75,4 +80,4 @@ def test_tests_that_a_dead_worker_left_are_counted(tmp_path: Path) -> None:
         timeout=120,
     )
     assert "worker restarting disabled" in ended.stdout
-    assert json.loads((tmp_path / ".pytest_cache" / "v" / NOT_RUN).read_text()) == 5
+    assert json.loads((tmp_path / ".pytest_cache" / "v" / NOT_RUN).read_text()) == not_run
