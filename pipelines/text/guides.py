@@ -160,8 +160,8 @@ class GrammarCompiler:
         if len(guide.text.encode()) > most_bytes:
             raise InvalidRequestError(
                 "the guide is too long",
-                values=f"{len(guide.text.encode())} bytes",
-                limit=f"at most {most_bytes} bytes for {guide.kind}",
+                values=f"guided_decoding_guide_type={guide.kind}, {len(guide.text.encode())} bytes",
+                limit=f"at most {most_bytes} bytes",
                 remedy="send a smaller schema or grammar",
             )
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pipelines.errors import ServerBusyError, ServerUnavailableError
 
 MAX_REQUESTS = 1024
-"""Most requests at a time."""
+"""Most requests at a time: as many as the gateway has open calls (``gateway.open_calls``)."""
 
 _POLL_S = 0.05
 

@@ -64,7 +64,7 @@ class ChatBody(SamplingFields):
     @property
     def guide_field(self) -> str:
         """Return the name of the field that decides the answer's guide."""
-        return super().guide_field if self.response_format or self.structured_outputs else "tools"
+        return super().guide_field or "tools"
 
     def plan(self, style: MessageStyle) -> AnswerPlan:
         """Return what the answer may have.

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.answer_format import content_guide
+from pipelines.front_door.messages.answer_format import content_guide, guide_of_format
 from pipelines.front_door.messages.plan import AnswerPlan
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.front_door.messages.tools import Function, calling_of
@@ -132,9 +132,10 @@ class ResponsesBody(SamplingFields):
     @property
     def guide_field(self) -> str:
         """Return the name of the field that decides the answer's guide."""
-        if self.structured_outputs:
-            return "structured_outputs"
-        return "text.format" if self.text is not None and self.text.format is not None else "tools"
+        form = self.text.format if self.text is not None else None
+        return super().guide_field or (
+            "text.format" if guide_of_format(_nested(form)) is not None else "tools"
+        )
 
     def plan(self, style: MessageStyle) -> AnswerPlan:
         """Return what the answer may have.

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from pipelines.client.request import CompletionRequest
 from pipelines.errors import InvalidRequestError, ModelNotFoundError
+from pipelines.front_door.messages.answer_format import guide_of_format
 from pipelines.front_door.served_model import SAMPLING_PARAMETERS, ServedModel
 
 MAX_CHOICES = 128
@@ -91,8 +92,10 @@ class SamplingFields:
 
     @property
     def guide_field(self) -> str:
-        """Return the name of the field that decides the answer's guide."""
-        return "structured_outputs" if self.structured_outputs else "response_format"
+        """Return the name of the field that decides the answer's guide; empty if none of these does."""
+        if self.structured_outputs:
+            return "structured_outputs"
+        return "response_format" if guide_of_format(self.response_format) is not None else ""
 
 
 def check_model(given: str, model: ServedModel) -> None:

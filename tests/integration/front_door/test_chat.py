@@ -134,6 +134,14 @@ STRANGE = {"name": "a", "parameters": {"type": "strange"}}
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": STRANGE}], "tool_choice": "required"}, "tools"),
+        (
+            {
+                "tools": [{"type": "function", "function": STRANGE}],
+                "tool_choice": "required",
+                "response_format": {"type": "text"},
+            },
+            "tools",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "maybe"}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),

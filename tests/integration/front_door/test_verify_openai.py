@@ -218,7 +218,6 @@ def test_a_stream_without_its_last_chunk_is_found(
     assert all(each["figures"]["equal"] == NUM_PROMPTS for each in whole), printed
 
 
-@pytest.mark.long
 def test_a_server_that_does_not_sample_is_found(
     door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
