@@ -46,10 +46,10 @@ def checkpoint(folder: Path, pair: Path, role: str, quantization: str) -> Path:
     return directory
 
 
-def looking_up(folder: Path, checkpoint: Path, num_draft_tokens: int) -> Path:
+def looking_up(folder: Path, original: Path, num_draft_tokens: int) -> Path:
     """Return a copy with which transformers drafts from the prompt."""
     directory = folder / "lookup"
-    shutil.copytree(checkpoint, directory, dirs_exist_ok=True)
+    shutil.copytree(original, directory, dirs_exist_ok=True)
     _change(directory / "generation_config.json", prompt_lookup_num_tokens=num_draft_tokens)
     return directory
 

@@ -123,7 +123,7 @@ class CutShort(Exception):
 
 
 class Garbage(Exception):
-    """The proxy answers with something else than JSON."""
+    """The proxy answers with something other than JSON."""
 
 
 def cut(request: Body, ask: Ask) -> Body:
@@ -257,6 +257,8 @@ def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bo
                 content = json.dumps(ask(request)).encode()
                 self._send(200, content[:-20], len(content))
                 self.close_connection = True
+            except httpx.HTTPStatusError as refused:
+                self._pass_on(refused.response)
             except Garbage:
                 self._send(200, b"<html>busy</html>", 17)
 

@@ -44,8 +44,9 @@ def find_planted(url: str, verify: Callable[[str], dict[str, Any]]) -> list[dict
 
     Returns:
         For each fault the verdict, the sections that failed, and numbers of completions that were no streams:
-        of those that it changed (None for faults of streams) and of all. A fault of streams is left out where
-        streams are not compared.
+        of those that it was planted in (None for faults of streams) and of all. A fault that asks another
+        question counts, also where the answer is the same. A fault of streams is left out where streams are
+        not compared.
     """
     found = []
     for name, fault in {**_RARE, **_CONSTANT}.items():
@@ -77,7 +78,7 @@ def find_planted(url: str, verify: Callable[[str], dict[str, Any]]) -> list[dict
 
 
 class _Counted:
-    """A fault that counts the answers that it changed."""
+    """A fault that counts the answers that it may have changed."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault

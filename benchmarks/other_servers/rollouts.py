@@ -36,6 +36,7 @@ from pipelines.errors import CanaryError, PeerError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 from pipelines.reporting.conditions import conditions
 
+_BROKEN = 0
 _MAX_TOKENS = 24
 _NUM_CLIENTS = 3
 _ENDS_WITHIN_S = 600.0
@@ -157,7 +158,7 @@ def _service(settings: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _clients(url: str) -> Iterator[list[int]]:
-    """Ask during the block, each prompt in turn; yields the statuses of the answers."""
+    """Ask during the block, each prompt in turn; yields the status of each answer, 0 for a broken one."""
     prompts = [each.text for each in choose_prompts(PAIR / "prompts", "").for_judging().all]
     statuses: list[int] = []
     ending = threading.Event()
@@ -172,8 +173,11 @@ def _clients(url: str) -> Iterator[list[int]]:
                 "temperature": 0,
             }
             body |= {"max_tokens": _MAX_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600, trust_env=False)
-            statuses.append(answer.status_code)
+            try:
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600, trust_env=False)
+                statuses.append(answer.status_code)
+            except httpx.HTTPError:
+                statuses.append(_BROKEN)
 
     threads = [threading.Thread(target=ask, args=(each,)) for each in range(_NUM_CLIENTS)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The table of ``make drills-fleet``: what clients noticed of killed, stopped and drained servers."""
+"""The table of ``make drills-fleet``: what clients noticed of faults of servers, networks and disks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fleet_drills(document: Document) -> str:
         "structured answers of up to 240 tokens, four of five streamed; text, tokens, log probabilities and "
         "finish reason are compared with the right ones. A request whose connection broke with its front "
         "door is sent again, and what had arrived must be the beginning of the right answer. Interrupted are "
-        "the streams of the first server that was hit which had begun. Their pause is the longest time "
+        "the streams of the server that was hit which had begun. Their pause is the longest time "
         "without an event after that. A drained server finishes them, so their "
         "pauses are those of a busy machine.",
         "",

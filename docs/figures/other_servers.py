@@ -22,9 +22,10 @@ def other_server(report: Document) -> str:
             lines.append(f"| {' | '.join(map(str, _cells(section)))} |")
     lines += ["", *_failed(report), *_faults(report)]
     about = report["conditions"]
+    when = "start" if "engine" in report else "end"
     lines.append(
-        f"Conditions: {about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} at the "
-        f"start; {about['date'][:10]}, {_commit(about)}`{about['command']}`."
+        f"Conditions: {about['cpu']}, {about['num_cores']} cores, load {about['load_average_1min']} "
+        f"at the {when}; {about['date'][:10]}, {_commit(about)}`{about['command']}`."
     )
     return "\n".join(lines)
 
@@ -64,7 +65,7 @@ def _faults(report: Document) -> list[str]:
     if not report.get("faults"):
         return []
     lines = [
-        "| Planted fault | In | Answers changed | Verdict | Found by |",
+        "| Planted fault | In | Planted in answers | Verdict | Found by |",
         "|---|---|---|---|---|",
     ]
     for fault in report["faults"]:

@@ -31,29 +31,30 @@ _BETWEEN_S = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    context = conditions("tests.fleet_drills", sys.argv[1:])
     (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
-    results = []
+    results: list[dict[str, Any]] = []
     with (
         stopped_by_signals(),
         tempfile.TemporaryDirectory(prefix="fleet-", dir=REPOSITORY_ROOT / ".run") as folder,
         Place(Path(folder)) as place,
     ):
+        document = {
+            "format": FORMAT,
+            "num_servers": NUM_SERVERS,
+            "num_front_doors": NUM_DOORS,
+            "num_clients": NUM_SERVERS * _NUM_CLIENTS,
+            "drills": results,
+            "conditions": {
+                **conditions("tests.fleet_drills", sys.argv[1:]),
+                "engines": engine_conditions({"target": place.target}),
+            },
+        }
         crowd = Crowd(place.doors.url)
         for name, fault in FAULTS.items():
             results.append({"drill": name, **_drill(place, crowd, fault, options.num_requests)})
             print(results[-1], flush=True)
-        context |= {"engines": engine_conditions({"target": place.target})}
-    document = {
-        "format": FORMAT,
-        "num_servers": NUM_SERVERS,
-        "num_front_doors": NUM_DOORS,
-        "num_clients": NUM_SERVERS * _NUM_CLIENTS,
-        "drills": results,
-        "conditions": context,
-    }
-    if options.output:
-        write_whole(options.output, json.dumps(document, indent=1) + "\n")
+            if options.output:
+                write_whole(options.output, json.dumps(document, indent=1) + "\n")
     return int(not all(map(_is_well, results)))
 
 
@@ -72,7 +73,7 @@ def _drill(
         place: The servers.
         crowd: The clients.
         fault: What happens, until everything is as it was.
-        num_requests: It happens until clients have sent so many requests.
+        num_requests: It happens until clients have sent this many requests.
     """
     sessions = [place.sessions_of(number, _NUM_CLIENTS) for number in range(NUM_SERVERS)]
     crowd.start([name for names in sessions for name in names])
@@ -118,7 +119,10 @@ def _pauses(pauses_s: Sequence[float]) -> dict[str, float | None]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fleet_drills", description=__doc__)
     parser.add_argument(
-        "--num-requests", type=int, default=1000, help="fewest requests of each drill (%(default)s)"
+        "--num-requests",
+        type=int,
+        default=1000,
+        help="at least this many requests in each drill (%(default)s)",
     )
     parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
     return parser.parse_args(arguments)

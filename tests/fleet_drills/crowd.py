@@ -118,7 +118,7 @@ class Crowd:
                 try:
                     ask = self._streamed if number % 5 else self._whole
                     self._check(ask, client, question, self._expected[number % len(QUESTIONS)], asked)
-                except (httpx.HTTPError, KeyError, ValueError) as error:
+                except Exception as error:  # of any class: an answer that cannot be read is lost
                     asked.error = repr(error)[:300]
                 self.asked.append(asked)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tests.fleet_drills.doors import NUM_DOORS
@@ -13,6 +13,7 @@ from tests.fleet_drills.network import lost_packets
 from tests.fleet_drills.place import NUM_SERVERS, Place
 
 LASTS_S = 8.0
+DRAINS_WITHIN_S = 300.0
 _STOPPED_S, _RUNNING_S = 0.09, 0.01  # a tenth of its speed
 _CHUNK_BYTES = 1 << 16
 
@@ -25,20 +26,21 @@ def kill(place: Place, number: int) -> None:
 
 def hang(place: Place, number: int) -> None:
     """Stop all processes of a server, and let them go on."""
-    _stop_for(place, number, LASTS_S)
+    _stop_for(place.processes(number), LASTS_S)
     place.restore(number)
 
 
 def slow_down(place: Place, number: int) -> None:
     """Let all processes of a server run for a tenth of the time."""
+    processes = place.processes(number)
     ends_at_s = time.monotonic() + LASTS_S
     while time.monotonic() < ends_at_s:
-        _stop_for(place, number, _STOPPED_S)
+        _stop_for(processes, _STOPPED_S)
         time.sleep(_RUNNING_S)
     place.restore(number)
 
 
-def part(place: Place, number: int) -> None:
+def cut_off(place: Place, number: int) -> None:
     """Lose all packets between a server and the front doors."""
     with lost_packets(place.ports[number].grpc):
         time.sleep(LASTS_S)
@@ -57,9 +59,9 @@ def fill_the_disk(place: Place, number: int) -> None:
 
 
 def return_with_another_engine(place: Place, number: int) -> None:
-    """Kill a server and start one with an older target in its place, which the front doors must not ask."""
+    """Kill a server and start one with another target in its place, which the front doors must not ask."""
     os.kill(place.servers[number].process.pid, signal.SIGKILL)
-    place.start_older(number)
+    place.start_other(number)
     time.sleep(LASTS_S)
     assert place.doors.latest_words(place.address(number)) == {"not ready"}
     place.servers[number].stop(kill_after_s=0)
@@ -70,7 +72,10 @@ def drain(place: Place, number: int) -> None:
     """Tell a server to end, wait until it has, and start it again."""
     process = place.servers[number].process
     os.kill(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + DRAINS_WITHIN_S
     while process.is_alive:
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{place.address(number)} has not drained within {DRAINS_WITHIN_S:g} s")
         time.sleep(0.05)
     place.restore(number)
 
@@ -87,22 +92,25 @@ def kill_front_door(place: Place, number: int) -> None:
     place.doors.restore(number % NUM_DOORS)
 
 
-def _stop_for(place: Place, number: int, seconds: float) -> None:
-    processes = place.processes(number)
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
+def _stop_for(processes: Sequence[int], seconds: float) -> None:
+    _send(signal.SIGSTOP, processes)
     time.sleep(seconds)
+    _send(signal.SIGCONT, processes)
+
+
+def _send(number: signal.Signals, processes: Sequence[int]) -> None:
     for pid in processes:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, number)
 
 
 FAULTS: dict[str, Callable[[Place, int], None]] = {
     "a server is killed": kill,
     "a server hangs": hang,
     "a server has a tenth of its speed": slow_down,
-    "no packet passes between front doors and a server": part,
+    "no packet passes between front doors and a server": cut_off,
     "the disk of a server is full": fill_the_disk,
-    "a server comes back with an older engine": return_with_another_engine,
+    "a server comes back with another engine": return_with_another_engine,
     "a server is drained": drain,
     "all servers are restarted, one after the other": drain_all,
     "a front door is killed": kill_front_door,

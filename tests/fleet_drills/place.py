@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
@@ -43,24 +44,30 @@ class Place:
     def __init__(self, folder: Path) -> None:
         bring_up()
         draft, self.target = build_tiny_pair(folder / "engines", draft="noisy")
-        self._disks = [folder / f"server{number}" for number in range(NUM_SERVERS)]
-        for disk in self._disks:
-            disk.mkdir()
-            mount_small_disk(disk, _DISK_MEGABYTES)
-        self.directories = [
-            render_recipe(tiny_recipe("tiny"), draft, self.target, disk).parent for disk in self._disks
-        ]
-        older = build_tiny_pair(folder / "older_engines", seed=1, draft="noisy")
-        self._older = render_recipe(tiny_recipe("tiny"), *older, folder / "older").parent
-        self.ports = [Ports.free() for _ in self.directories]
-        self.servers = [self._start(number) for number in range(NUM_SERVERS)]
-        for server in self.servers:
-            server.wait_ready(_RETURNS_WITHIN_S)
-        # A folder of its own: the processes of a server are found by their folder.
-        (folder / "front_doors").mkdir()
-        addresses = [self.address(number) for number in range(NUM_SERVERS)]
-        self.doors = Doors(folder / "front_doors", addresses)
-        reserve([*self.doors.ports, *(port for each in self.ports for port in astuple(each))])
+        other = build_tiny_pair(folder / "other_engines", seed=1, draft="noisy")
+        self._other = render_recipe(tiny_recipe("tiny"), *other, folder / "other").parent
+        self.directories: list[Path] = []
+        self.ports = [Ports.free() for _ in range(NUM_SERVERS)]
+        self.servers: list[Server] = []
+        with ExitStack() as started:
+            for number in range(NUM_SERVERS):
+                disk = folder / f"server{number}"
+                disk.mkdir()
+                mount_small_disk(disk, _DISK_MEGABYTES)
+                started.callback(unmount, disk)
+                self.directories.append(render_recipe(tiny_recipe("tiny"), draft, self.target, disk).parent)
+            started.callback(self._stop_servers)
+            for number in range(NUM_SERVERS):
+                self.servers.append(self._start(number))
+            for server in self.servers:
+                server.wait_ready(_RETURNS_WITHIN_S)
+            # A folder of its own: the processes of a server are found by their folder.
+            (folder / "front_doors").mkdir()
+            addresses = [self.address(number) for number in range(NUM_SERVERS)]
+            self.doors = Doors(folder / "front_doors", addresses)
+            started.callback(self.doors.close)
+            reserve([*self.doors.ports, *(port for each in self.ports for port in astuple(each))])
+            self._started = started.pop_all()
 
     def __enter__(self) -> Place:
         """Return the place."""
@@ -70,11 +77,7 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop everything."""
-        self.doors.close()
-        for server in self.servers:
-            server.stop(kill_after_s=0)
-        for disk in self._disks:
-            unmount(disk)
+        self._started.close()
 
     def address(self, number: int) -> str:
         """Return where the gRPC server of a server listens."""
@@ -96,10 +99,10 @@ class Place:
         """Return all processes of a server."""
         return [process.pid for process, _ in processes_with(str(self.directories[number]))]
 
-    def start_older(self, number: int) -> None:
-        """Start a server with the older target at the ports of one that was killed, and wait for it."""
+    def start_other(self, number: int) -> None:
+        """Start a server with another target at the ports of one that was killed, and wait for it."""
         self.servers[number].stop(kill_after_s=0)
-        self.servers[number] = self._start(number, self._older)
+        self.servers[number] = self._start(number, self._other)
         self.servers[number].wait_ready(_RETURNS_WITHIN_S)
 
     def restore(self, number: int) -> None:
@@ -113,6 +116,10 @@ class Place:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"{self.address(number)} has not returned to all front doors")
             time.sleep(0.05)
+
+    def _stop_servers(self) -> None:
+        for server in self.servers:
+            server.stop(kill_after_s=0)
 
     def _start(self, number: int, directory: Path | None = None) -> Server:
         """Start a server, as soon as what was killed has left its ports."""
