@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import uvloop
+
 from pipelines.client.timeouts import Timeouts
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
@@ -44,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = FrontDoorSettings.read(options.settings)
         directory = options.directory.resolve()
         gateway = Gateway(options.gateway, options.metrics)
-        asyncio.run(_serve(directory, settings, gateway, options.fd, options.drain_s))
+        uvloop.run(_serve(directory, settings, gateway, options.fd, options.drain_s))
         return EXIT_PASS
 
     return run_program(work)

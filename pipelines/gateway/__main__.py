@@ -15,6 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
+import uvloop
+
 from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
 from pipelines.deploy.ports import HOST, PORTS, Ports
 from pipelines.deploy.triton.command import triton_command
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     endpoint = Endpoint(ports, options.address, options.exit_timeout_s, options.drain_s, options.front_door)
 
     def work() -> int:
-        asyncio.run(run(options.directory.resolve(), endpoint))
+        uvloop.run(run(options.directory.resolve(), endpoint))
         return EXIT_PASS
 
     return run_program(work)

@@ -10,6 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+import uvloop
+
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
@@ -73,7 +75,7 @@ class Service:
         Raises:
             ServerStartError: The port cannot be listened on, or keys or certificate cannot be read.
         """
-        asyncio.run(self._serve(front_door, port))
+        uvloop.run(self._serve(front_door, port))
         return self._exit_code
 
     async def _serve(self, front_door: FrontDoorSettings, port: int) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+import uvloop
 from aiohttp import web
 
 from pipelines.deploy.endpoint import DRAIN_S
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> int:
         port = Ports.from_environment().openai if options.openai_port is None else options.openai_port
-        asyncio.run(_run(options.front_door, port, options.drain_s))
+        uvloop.run(_run(options.front_door, port, options.drain_s))
         return EXIT_PASS
 
     return run_program(work)
