@@ -31,7 +31,7 @@ from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from pipelines.atomic_file import remove_directory, write_whole
 from pipelines.available_memory import available_bytes
 from pipelines.errors import RecipeError
-from pipelines.program import EXIT_PASS, run_program
+from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 from pipelines.reporting.conditions import conditions, engine_conditions
 
 MAX_SEQ_LEN = 1024
@@ -146,7 +146,8 @@ def rehearse(name: str, quantization: str | None, parent: Path) -> dict[str, Any
 
 def _rehearse_and_record(options: argparse.Namespace, command_line: list[str]) -> int:
     before = conditions("benchmarks.rehearsal", command_line)
-    entry = {**rehearse(options.recipe, options.quantization, options.folder), "conditions": before}
+    with stopped_by_signals():
+        entry = {**rehearse(options.recipe, options.quantization, options.folder), "conditions": before}
     known = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
     known[f"{options.recipe}-{entry['quantization']['target']}"] = entry
     write_whole(options.output, json.dumps(dict(sorted(known.items())), indent=4) + "\n")
