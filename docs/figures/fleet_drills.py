@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from docs.figures.words import Document, conditions, times
 
 
@@ -34,9 +36,19 @@ def fleet_drills(document: Document) -> str:
         "without an event after that. A drained server finishes them, so their "
         "pauses are those of a busy machine.",
         "",
-        conditions(document["conditions"]),
+        *_conditions(document["drills"]),
     ]
     return "\n".join(lines)
+
+
+def _conditions(drills: Sequence[Document]) -> list[str]:
+    """Return one line for each run, with the load at the start of its first drill."""
+    runs = {each["conditions"]["command"]: each for each in reversed(drills)}
+    if len(runs) == 1:
+        return [conditions(drills[0]["conditions"])]
+    return [
+        f'- From "{each["drill"]}" on: {conditions(each["conditions"])}' for each in reversed(runs.values())
+    ]
 
 
 def _seconds(value: float | None) -> str:

@@ -1,6 +1,7 @@
-"""Runs all drills of a fleet: ``python -m tests.fleet_drills`` (``make drills-fleet``).
+"""Runs the drills of a fleet: ``python -m tests.fleet_drills`` (``make drills-fleet``).
 
-Exits with 0 if no answer was lost or wrong. ``--output`` writes all results as JSON.
+Exits with 0 if no answer was lost or wrong. ``--output`` writes the results as JSON after each drill, and
+keeps those of other drills that the file has, so that an hour of drills can be divided.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.fleet_drills.doors import NUM_DOORS
 from tests.fleet_drills.faults import FAULTS, kill_front_door
 from tests.fleet_drills.place import NUM_SERVERS, Place
 
-FORMAT = 2
+FORMAT = 3
 _NUM_CLIENTS = 3  # of each server
 _BETWEEN_S = 2.0
 
@@ -38,24 +39,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="fleet-", dir=REPOSITORY_ROOT / ".run") as folder,
         Place(Path(folder)) as place,
     ):
-        document = {
-            "format": FORMAT,
-            "num_servers": NUM_SERVERS,
-            "num_front_doors": NUM_DOORS,
-            "num_clients": NUM_SERVERS * _NUM_CLIENTS,
-            "drills": results,
-            "conditions": {
-                **conditions("tests.fleet_drills", sys.argv[1:]),
-                "engines": engine_conditions({"target": place.target}),
-            },
-        }
         crowd = Crowd(place.doors.url)
-        for name, fault in FAULTS.items():
-            results.append({"drill": name, **_drill(place, crowd, fault, options.num_requests)})
+        engines = engine_conditions({"target": place.target})
+        for name in options.drills:
+            about = {**conditions("tests.fleet_drills", sys.argv[1:]), "engines": engines}
+            result = _drill(place, crowd, FAULTS[name], options.num_requests)
+            results.append({"drill": name, **result, "conditions": about})
             print(results[-1], flush=True)
             if options.output:
-                write_whole(options.output, json.dumps(document, indent=1) + "\n")
+                _write(options.output, results)
     return int(not all(map(_is_well, results)))
+
+
+def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write results, and what the file has of other drills, in the order of the drills."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = known["drills"] if known.get("format") == FORMAT else []
+    found = {each["drill"]: each for each in (*kept, *results)}
+    document = {
+        "format": FORMAT,
+        "num_servers": NUM_SERVERS,
+        "num_front_doors": NUM_DOORS,
+        "num_clients": NUM_SERVERS * _NUM_CLIENTS,
+        "drills": [found[name] for name in FAULTS if name in found],
+    }
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def _is_well(result: Mapping[str, Any]) -> bool:
@@ -124,6 +132,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=1000,
         help="at least this many requests in each drill (%(default)s)",
     )
+    parser.add_argument("--drills", nargs="+", choices=FAULTS, default=list(FAULTS), help="(default: all)")
     parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
     return parser.parse_args(arguments)
 

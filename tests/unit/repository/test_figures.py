@@ -267,8 +267,23 @@ def test_the_drills_of_a_fleet_say_what_clients_noticed(num_lost: int, words: st
     drill = {"drill": "a server is killed", "rounds": 8, "num_requests": 1234, "num_lost": num_lost}
     drill |= {"num_wrong": 0, "num_interrupted": 31, "median_pause_s": 0.214, "longest_pause_s": None}
     drill["num_broken"] = 5
+    drill |= any_conditions()
     about = {"num_servers": 3, "num_front_doors": 2, "num_clients": 9, "drills": [drill]}
-    assert words in fill("fleet-drills", {**about, **any_conditions()}, tmp_path)
+    assert words in fill("fleet-drills", about, tmp_path)
+
+
+def test_drills_of_several_runs_have_the_conditions_of_each(tmp_path: Path) -> None:
+    counts = {"rounds": 8, "num_requests": 1234, "num_lost": 0, "num_wrong": 0, "num_broken": 0}
+    counts |= {"num_interrupted": 0, "median_pause_s": None, "longest_pause_s": None}
+    drills = []
+    for name, command in (("killed", "first"), ("hangs", "first"), ("drained", "second")):
+        about = {**any_conditions()["conditions"], "command": command}
+        drills.append({"drill": name, **counts, "conditions": about})
+    about = {"num_servers": 3, "num_front_doors": 2, "num_clients": 9, "drills": drills}
+    text = fill("fleet-drills", about, tmp_path)
+    assert text.count("- From ") == 2
+    assert '- From "killed" on: ' in text
+    assert '- From "drained" on: ' in text
 
 
 def _fault_drill(**changes: Any) -> dict[str, Any]:
