@@ -25,6 +25,7 @@ from benchmarks.families.chats import Chat, compare_chat, num_equal, transformer
 from benchmarks.families.divergence import Divergence
 from benchmarks.families.engines import (
     TokenIds,
+    attention_for,
     compile_network,
     decoded_rows,
     greedy_tokens,
@@ -104,11 +105,12 @@ def compare(name: str, folder: Path) -> Family:
         truth = model(torch.tensor(ids[None].astype(np.int64))).logits[0].numpy()
     prompt = ids[:_NUM_PROMPT]
     network = open_network(folder / "checkpoint", _MAX_SEQ_LEN).read()
-    exact = compile_network(folder / "none", network, "none")
+    attention = attention_for(network.config)
+    exact = compile_network(folder / "none", network, "none", attention)
     logits = prompt_logits(exact, ids, _NUM_PROMPT)
 
     def closeness(quantization: str) -> Closeness:
-        engine = compile_network(folder / quantization, network, quantization)
+        engine = compile_network(folder / quantization, network, quantization, attention)
         found = prompt_logits(engine, ids, _NUM_PROMPT)
         return Closeness(Divergence.measure(logits, found, ids), count_rows_differing(engine, ids))
 
