@@ -77,8 +77,8 @@ class EngineRecipe:
         num_threads: Threads of one step; embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
             Which is faster depends on what else runs; ``make tune`` measures it.
-        attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts,
-            is needed where a network caps attention scores (Gemma 2), and is compiled with g++ when the
+        attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
+            and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
             engine is built; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.

@@ -46,8 +46,8 @@ def check_compiler() -> None:
             "the attention operator cannot be compiled",
             values=f"{COMPILER} is not on the PATH",
             limit="'attention: draftproof' compiles it with the engine",
-            remedy=f"install it (Debian: apt install {COMPILER}), or, unless the network caps attention scores, "
-            "set 'attention: openvino' in the recipe",
+            remedy=f"install it (Debian: apt install {COMPILER}), or set 'attention: openvino' in the recipe "
+            "unless the network caps attention scores",
         )
 
 
