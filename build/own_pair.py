@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from build.attention.library import check_compiler
 from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
 from build.files.free_space import Need
@@ -65,6 +66,7 @@ def write_recipe(
 
     Raises:
         CheckpointError, IncompatiblePairError: The two are not a pair that can be served.
+        EngineBuildError: One needs attention of our own, and there is no compiler for it.
         RecipeError: Memory or disk do not hold it, or another recipe is in the file.
     """
     name = _name(target, draft)
@@ -75,6 +77,9 @@ def write_recipe(
     configs = [open_settings(_directory(checkpoint), max_seq_len).config for checkpoint in checkpoints]
     length = min(max_seq_len, *(config.max_position_embeddings for config in configs))
     document = _document(name, checkpoints, _quantizations(configs, quantization), length)
+    for role, config in zip(("target", "draft"), configs, strict=True):
+        if config.attention_softcap is not None:  # only this operator caps scores
+            document[role]["attention"] = "draftproof"
     if prompts is not None:
         document["prompts"] = str(prompts.resolve())
     if _is_written(path, document):
@@ -82,6 +87,10 @@ def write_recipe(
         report("the recipe exists and is kept")
         return path
     recipe = parse_recipe(document, path)
+    for role in ("target", "draft"):
+        if document[role].get("attention") == "draftproof":
+            report(f"{role}: 'attention: draftproof' is set, because this network caps attention scores")
+            check_compiler()
     plan = plan_recipe(recipe, *check_settings(recipe), free)
     for line in plan.lines():
         report(line)

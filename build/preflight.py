@@ -147,6 +147,23 @@ def check_pair(recipe: Recipe, draft: EngineSource, target: EngineSource) -> Non
             )
 
 
+def check_attention(recipe: Recipe, draft: EngineSource, target: EngineSource) -> None:
+    """Check that the recipe has attention that can compute each network.
+
+    Raises:
+        RecipeError: A network caps attention scores, and the recipe has OpenVINO's attention for it.
+    """
+    for role, engine, source in (("draft", recipe.draft, draft), ("target", recipe.target, target)):
+        softcap = source.network.config.attention_softcap
+        if softcap is not None and engine.attention == "openvino":
+            raise RecipeError(
+                f"recipe {recipe.name}: OpenVINO's attention cannot compute the {role}",
+                values=f"{role}.attention: openvino, attn_logit_softcapping={softcap:g}",
+                limit="only attention of our own caps attention scores; it is compiled with g++",
+                remedy=f"set 'attention: draftproof' in section '{role}' of the recipe",
+            )
+
+
 def check_recipe(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines"
 ) -> tuple[EngineSource, EngineSource]:
@@ -161,7 +178,7 @@ def check_recipe(
 
     Raises:
         CheckpointError: A checkpoint is invalid.
-        RecipeError: A network cannot be grown as requested.
+        RecipeError: A network cannot be grown as requested, or needs other attention.
         IncompatiblePairError: The two do not fit together.
     """
     draft, target = (
@@ -187,6 +204,7 @@ def check_settings(recipe: Recipe) -> tuple[EngineSource, EngineSource]:
 def _paired(recipe: Recipe, draft: EngineSource, target: EngineSource) -> tuple[EngineSource, EngineSource]:
     draft = _with_tokens_of(target, draft, recipe)
     check_pair(recipe, draft, target)
+    check_attention(recipe, draft, target)
     return draft, target
 
 

@@ -78,7 +78,8 @@ class EngineRecipe:
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
             Which is faster depends on what else runs; ``make tune`` measures it.
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
-            and is compiled with g++ when the engine is built; embedded only.
+            and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
+            engine is built; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
         pad_vocab_size_to: Number of rows that embedding and output head are padded to during quantization, or

@@ -25,6 +25,7 @@ from benchmarks.families.chats import Chat, compare_chat, num_equal, transformer
 from benchmarks.families.divergence import Divergence
 from benchmarks.families.engines import (
     TokenIds,
+    attention_for,
     compile_network,
     decoded_rows,
     greedy_tokens,
@@ -104,11 +105,12 @@ def compare(name: str, folder: Path) -> Family:
         truth = model(torch.tensor(ids[None].astype(np.int64))).logits[0].numpy()
     prompt = ids[:_NUM_PROMPT]
     network = open_network(folder / "checkpoint", _MAX_SEQ_LEN).read()
-    exact = compile_network(folder / "none", network, "none")
+    attention = attention_for(network.config)
+    exact = compile_network(folder / "none", network, "none", attention)
     logits = prompt_logits(exact, ids, _NUM_PROMPT)
 
     def closeness(quantization: str) -> Closeness:
-        engine = compile_network(folder / quantization, network, quantization)
+        engine = compile_network(folder / quantization, network, quantization, attention)
         found = prompt_logits(engine, ids, _NUM_PROMPT)
         return Closeness(Divergence.measure(logits, found, ids), count_rows_differing(engine, ids))
 
@@ -137,9 +139,9 @@ def count_rows_differing(engine: Any, ids: TokenIds) -> int:
     return int(sum((one != other).any(axis=1).sum() for one, other in pairs))
 
 
-def _compare_all(command_line: list[str]) -> int:
+def _compare_all(names: list[str], command_line: list[str]) -> int:
     found = {}
-    for name in FAMILY_CONFIGS:
+    for name in names or FAMILY_CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             family = found[name] = compare(name, Path(folder))
         print(
@@ -159,8 +161,16 @@ def _compare_all(command_line: list[str]) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__).parse_args(arguments)
-    return run_program(lambda: _compare_all(sys.argv[1:] if arguments is None else arguments))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(FAMILY_CONFIGS)} (default: all)"
+    )
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(FAMILY_CONFIGS))
+    if unknown:
+        parser.error(f"there is no network {unknown[0]}")
+    command_line = sys.argv[1:] if arguments is None else arguments
+    return run_program(lambda: _compare_all(options.names, command_line))
 
 
 if __name__ == "__main__":

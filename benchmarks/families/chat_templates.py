@@ -166,6 +166,19 @@ GEMMA = """\
 {%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}
 """
 
+GEMMA_2 = """\
+{{ bos_token }}
+{%- for message in messages -%}
+    {%- if message['role'] == 'system' -%}{{ raise_exception('Messages of the system are not supported') }}
+    {%- elif (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception('Roles must alternate: user, assistant, user, ...') }}
+    {%- endif -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
+"""
+
 PHI = """\
 {% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>
 ' + message['content'] + '<|end|>
@@ -234,6 +247,7 @@ TEMPLATES = {
     "llama_3": LLAMA_3,
     "mistral": MISTRAL,
     "gemma": GEMMA,
+    "gemma_2": GEMMA_2,
     "phi": PHI,
     "granite": GRANITE,
     "olmo_2": OLMO_2,

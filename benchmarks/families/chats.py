@@ -36,6 +36,7 @@ TEMPLATE_OF = {
     "qwen3": "chatml",
     "smollm3": "chatml",
     "phi3": "phi",
+    "gemma2": "gemma_2",
     "gemma3_text": "gemma",
     "granite": "granite",
     "olmo2": "olmo_2",
@@ -47,6 +48,7 @@ NUM_ANSWER = 16
 _NAME = re.compile(r"<\|\w+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 # Longer than the original contexts of our networks: below them, transformers scales LongRoPE otherwise.
 _REQUEST = [system(), user("What is a draft model good for? " * 3)]
+_REFUSES_SYSTEM = ("gemma_2",)
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,17 @@ def compare_chat(model_type: str, engine: Engine, model: Any) -> Chat | None:
         tokenizer_object=tokenizer, chat_template=source, **SPECIAL_TOKENS
     )
     template = ChatTemplate({"default": source}, SPECIAL_TOKENS, tuple(names))
+    request = _REQUEST[1:] if name in _REFUSES_SYSTEM else _REQUEST
     with ChatRenderer(template) as renderer:
         pairs = [
             (_ours(renderer, messages, end), _theirs(reference, messages, end))
             for messages in CONVERSATIONS.values()
             for end in ENDS
         ]
-        text = renderer.render(_REQUEST, add_generation_prompt=True)
+        text = renderer.render(request, add_generation_prompt=True)
     prompts = PromptTokenizer(tokenizer.to_str().encode(), Path("tokenizer.json"))
     ids = np.array(prompts.encode(text, add_special_tokens=False, parse_special_tokens=True), np.int32)
-    expected = reference.apply_chat_template(_REQUEST, add_generation_prompt=True, return_dict=False)
+    expected = reference.apply_chat_template(request, add_generation_prompt=True, return_dict=False)
     is_same_prompt = ids.tolist() == expected
     return Chat(
         template=name,

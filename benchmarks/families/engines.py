@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from build.networks.config import NetworkConfig
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
@@ -21,7 +22,18 @@ Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int32]
 
 
-def compile_network(folder: Path, network: Network, quantization: str, attention: str = "openvino") -> Engine:
+def attention_for(config: NetworkConfig) -> str:
+    """Return the attention that a recipe needs for a network: OpenVINO's unless it caps scores."""
+    return "openvino" if config.attention_softcap is None else "draftproof"
+
+
+def compile_network(
+    folder: Path,
+    network: Network,
+    quantization: str,
+    attention: str = "openvino",
+    kv_cache_dtype: str = "float32",
+) -> Engine:
     """Write an engine to a folder and load it.
 
     Args:
@@ -30,6 +42,7 @@ def compile_network(folder: Path, network: Network, quantization: str, attention
         quantization: ``none`` or ``checkpoint``; ``int8`` or ``int4``, with which the output head becomes
             INT8 and activations are rounded.
         attention: ``openvino`` or ``draftproof``.
+        kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
     """
     folder.mkdir(parents=True)
     tokenizer = folder / "tokenizer.json"
@@ -39,7 +52,7 @@ def compile_network(folder: Path, network: Network, quantization: str, attention
         role="target",
         recipe="families",
         quantization=quantization,
-        kv_cache_dtype="float32",
+        kv_cache_dtype=kv_cache_dtype,
         num_threads=2,
         end_ids=(0,),
         fingerprint="0" * 64,

@@ -64,6 +64,21 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 1024,
     },
     "phi3-heads96": {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 384},
+    "gemma2": {  # the factor of the scores is not that of the heads' size, as in Gemma 2 27B
+        "head_dim": 64,
+        "sliding_window": 48,
+        "query_pre_attn_scalar": 48,
+        "attn_logit_softcapping": 2.0,
+    },
+    "gemma2-heads256": {
+        "head_dim": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 48,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 15.0,
+        "tie_word_embeddings": False,  # so that greedy text is more than one token
+    },
     "gemma3_text": {
         "head_dim": 64,
         "sliding_window": 48,

@@ -191,6 +191,7 @@ private:
             float* weights = scores + row * kSegment;
             const int row_begin = plan_.begin_of(tile, row) - start;
             const int row_end = plan_.end_of(tile, row) - start;
+            if (layer_.softcap > 0) cap(weights, layer_.softcap, first * kBlock, last * kBlock);
             const Softmax found = exponentials(weights, row_begin, row_end, first * kBlock, last * kBlock);
             result.largest[row] = found.largest;
             result.total[row] = found.total;

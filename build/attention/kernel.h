@@ -14,6 +14,7 @@ struct Layer {
     int num_kv_heads;
     int head_size;  // a multiple of 16
     float scale;    // factor of the scores
+    float softcap;  // c in c * tanh(score / c), of the scaled scores; 0 to leave them as they are
     int window;     // latest positions that a token attends to, its own included; 0 for all
     Precision precision;
 };

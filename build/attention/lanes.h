@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace LANES {
 
@@ -39,6 +40,7 @@ inline void store(float* to, Lanes x) { _mm512_storeu_ps(to, x.all); }
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline Lanes subtract(Lanes a, Lanes b) { return {_mm512_sub_ps(a.all, b.all)}; }
 inline Lanes multiply(Lanes a, Lanes b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Lanes divide(Lanes a, Lanes b) { return {_mm512_div_ps(a.all, b.all)}; }
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline Lanes nearest_integer(Lanes x) {
@@ -48,9 +50,14 @@ inline Lanes times_power_of_two(Lanes x, Lanes integer) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(integer.all), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.all), exponent))};
 }
-// x, or 0 where `compared` is less than `limit`; NaN is not less.
-inline Lanes zero_where_less(Lanes x, Lanes compared, Lanes limit) {
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(compared.all, limit.all, _CMP_NLT_UQ), x.all)};
+inline Lanes absolute(Lanes x) { return {_mm512_abs_ps(x.all)}; }
+inline Lanes with_sign_of(Lanes sign, Lanes x) {
+    const __m512i bit = _mm512_and_si512(_mm512_castps_si512(sign.all), _mm512_set1_epi32(1u << 31));
+    return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x.all), bit))};
+}
+// `yes` where x is less than `limit`, else `no`; NaN is not less.
+inline Lanes where_less(Lanes x, Lanes limit, Lanes yes, Lanes no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.all, limit.all, _CMP_LT_OQ), no.all, yes.all)};
 }
 
 #else
@@ -83,6 +90,9 @@ inline Lanes subtract(Lanes a, Lanes b) {
 inline Lanes multiply(Lanes a, Lanes b) {
     return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
 }
+inline Lanes divide(Lanes a, Lanes b) {
+    return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
@@ -100,10 +110,19 @@ inline __m256 times_power_of_two(__m256 x, __m256 integer) {
 inline Lanes times_power_of_two(Lanes x, Lanes integer) {
     return {times_power_of_two(x.low, integer.low), times_power_of_two(x.high, integer.high)};
 }
-// x, or 0 where `compared` is less than `limit`; NaN is not less.
-inline Lanes zero_where_less(Lanes x, Lanes compared, Lanes limit) {
-    return {_mm256_and_ps(x.low, _mm256_cmp_ps(compared.low, limit.low, _CMP_NLT_UQ)),
-            _mm256_and_ps(x.high, _mm256_cmp_ps(compared.high, limit.high, _CMP_NLT_UQ))};
+inline Lanes absolute(Lanes x) {
+    const __m256 bit = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(bit, x.low), _mm256_andnot_ps(bit, x.high)};
+}
+inline Lanes with_sign_of(Lanes sign, Lanes x) {
+    const __m256 bit = _mm256_set1_ps(-0.0f);
+    return {_mm256_or_ps(x.low, _mm256_and_ps(sign.low, bit)),
+            _mm256_or_ps(x.high, _mm256_and_ps(sign.high, bit))};
+}
+// `yes` where x is less than `limit`, else `no`; NaN is not less.
+inline Lanes where_less(Lanes x, Lanes limit, Lanes yes, Lanes no) {
+    return {_mm256_blendv_ps(no.low, yes.low, _mm256_cmp_ps(x.low, limit.low, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.high, yes.high, _mm256_cmp_ps(x.high, limit.high, _CMP_LT_OQ))};
 }
 
 #endif
@@ -132,7 +151,21 @@ inline Lanes exponential(Lanes x) {
     Lanes value = every(1.0f / 720);
     for (float coefficient : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
         value = multiply_add(value, rest, every(coefficient));
-    return zero_where_less(times_power_of_two(value, power), x, limit);
+    return where_less(x, limit, every(0), times_power_of_two(value, power));
+}
+
+// tanh x with a relative error below 2e-7; NaN of NaN.
+inline Lanes hyperbolic_tangent(Lanes x) {
+    const Lanes size = absolute(x), square = multiply(x, x);
+    const Lanes power = exponential(multiply(size, every(-2.0f)));
+    const Lanes below_one = divide(add(power, power), add(every(1.0f), power));
+    const Lanes far = with_sign_of(x, subtract(every(1.0f), below_one));
+    // Near 0 that difference cancels: there (tanh x - x) / x^3, a polynomial of x^2 with the least error.
+    Lanes near = every(-5.70498693e-3f);
+    for (float coefficient : {2.06390872e-2f, -5.37397150e-2f, 1.33314422e-1f, -3.33332819e-1f})
+        near = multiply_add(near, square, every(coefficient));
+    near = multiply_add(multiply(x, square), near, x);
+    return where_less(size, every(0.625f), near, far);
 }
 
 }  // namespace LANES

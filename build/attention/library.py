@@ -35,6 +35,22 @@ def source_digest() -> str:
     return sha256_json(sources)
 
 
+def check_compiler() -> None:
+    """Check that there is a compiler.
+
+    Raises:
+        EngineBuildError: There is none.
+    """
+    if shutil.which(COMPILER) is None:
+        raise EngineBuildError(
+            "the attention operator cannot be compiled",
+            values=f"{COMPILER} is not on the PATH",
+            limit="'attention: draftproof' compiles it with the engine",
+            remedy=f"install it (Debian: apt install {COMPILER}), or set 'attention: openvino' in the recipe "
+            "unless the network caps attention scores",
+        )
+
+
 @functools.cache
 def compiled_library() -> bytes:
     """Return the compiled library; the first call takes about 10 seconds.
@@ -42,13 +58,7 @@ def compiled_library() -> bytes:
     Raises:
         EngineBuildError: There is no compiler, or it failed.
     """
-    if shutil.which(COMPILER) is None:
-        raise EngineBuildError(
-            "the attention operator cannot be compiled",
-            values=f"{COMPILER} is not on the PATH",
-            limit="'attention: draftproof' compiles it with the engine",
-            remedy=f"install it (Debian: apt install {COMPILER}), or set 'attention: openvino' in the recipe",
-        )
+    check_compiler()
     with tempfile.TemporaryDirectory(prefix="draftproof-attention-") as name:
         folder = Path(name)
         with ThreadPoolExecutor(len(_PARTS)) as pool:

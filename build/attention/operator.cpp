@@ -31,6 +31,7 @@ public:
         visitor.on_attribute("num_kv_heads", num_kv_heads_);
         visitor.on_attribute("head_size", head_size_);
         visitor.on_attribute("scale", scale_);
+        visitor.on_attribute("softcap", softcap_);
         visitor.on_attribute("window", window_);
         visitor.on_attribute("kv_cache_dtype", kv_cache_dtype_);
         return true;
@@ -70,14 +71,17 @@ private:
         const Precision precision = kv_cache_dtype_ == "int8"      ? Precision::int8
                                     : kv_cache_dtype_ == "float16" ? Precision::float16
                                                                    : Precision::float32;
-        return {static_cast<int>(num_heads_), static_cast<int>(num_kv_heads_), static_cast<int>(head_size_),
-                scale_,                       static_cast<int>(window_),       precision};
+        return {static_cast<int>(num_heads_), static_cast<int>(num_kv_heads_),
+                static_cast<int>(head_size_), scale_,
+                softcap_,                     static_cast<int>(window_),
+                precision};
     }
 
     int64_t num_heads_ = 1;
     int64_t num_kv_heads_ = 1;
     int64_t head_size_ = 16;
     float scale_ = 1;
+    float softcap_ = 0;
     int64_t window_ = 0;
     std::string kv_cache_dtype_ = "float32";
 };

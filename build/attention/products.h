@@ -62,6 +62,13 @@ void add_weighted(const float* weights, int begin, int end, const Number* values
             store(sums + row * size + column * kLanes, added[row][column]);
 }
 
+// Replace the scores from `first` to `last`, which are multiples of 32, by softcap * tanh(score / softcap).
+inline void cap(float* scores, float softcap, int first, int last) {
+    const Lanes most = every(softcap);
+    for (int at = first; at < last; at += kLanes)
+        store(scores + at, multiply(most, hyperbolic_tangent(divide(load(scores + at), most))));
+}
+
 struct Softmax {
     float largest;  // score
     float total;    // of exp(score - largest)

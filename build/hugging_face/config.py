@@ -69,7 +69,8 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
     settings.refuse_unless(
         "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act", family.activation
     )
-    settings.refuse_unless("attn_logit_softcapping")
+    if not family.caps_scores:
+        settings.refuse_unless("attn_logit_softcapping")
     settings.refuse_unless("use_bidirectional_attention", False)
     settings.refuse_unless("rope_interleaved", False)
     heads = settings.integer("num_attention_heads")
@@ -82,7 +83,6 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
             "num_attention_heads must be a multiple of num_key_value_heads, and divide hidden_size unless "
             "head_dim is set",
         )
-    softcap = settings.get("final_logit_softcapping")
     attention_scale = settings.number("query_pre_attn_scalar", head_size) ** -0.5
     is_granite = family.architectures[0].startswith("Granite")
     rotary = rotary_of(settings, "full_attention", head_size, max_seq_len)
@@ -106,13 +106,18 @@ def parse_network_config(raw: Mapping[str, Any], path: Path, max_seq_len: int = 
         biases=_biases(settings, family),
         activation=_ACTIVATIONS[family.activation],
         attention_scale=settings.number("attention_multiplier", 1.0) if is_granite else attention_scale,
+        attention_softcap=_number_or_none(settings, "attn_logit_softcapping"),
         embedding_multiplier=hidden**0.5
         if family.scales_embedding
         else settings.number("embedding_multiplier", 1.0),
         residual_multiplier=settings.number("residual_multiplier", 1.0),
         logits_divisor=settings.number("logits_scaling", 1.0),
-        logits_softcap=None if softcap is None else settings.number("final_logit_softcapping"),
+        logits_softcap=_number_or_none(settings, "final_logit_softcapping"),
     )
+
+
+def _number_or_none(settings: Settings, key: str) -> float | None:
+    return None if settings.get(key) is None else settings.number(key)
 
 
 def _biases(settings: Settings, family: Family) -> tuple[str, ...]:
@@ -167,7 +172,7 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
             full = settings.integer("max_window_layers", 28)
             return [window if index >= full else None for index in range(count)]
     if kinds is None:
-        period = settings.integer("sliding_window_pattern")
+        period = 2 if family.windows == "every_second" else settings.integer("sliding_window_pattern")
         return [window if (index + 1) % period else None for index in range(count)]
     if (
         not isinstance(kinds, list)

@@ -31,8 +31,9 @@ class Family:
         has_stacked_projections: Whether q, k and v are one tensor, and gate and up projection another.
         activation: Only supported value of ``hidden_act`` (``hidden_activation``).
         windows: Layers that attend to ``sliding_window`` positions unless ``layer_types`` names them:
-            ``none``, ``all``, ``from_max_window_layers``, or ``pattern``: all but every
-            ``sliding_window_pattern``-th.
+            ``none``, ``all``, ``from_max_window_layers``, ``every_second``, from the first on, or
+            ``pattern``: all but every ``sliding_window_pattern``-th.
+        caps_scores: Whether attention scores are capped at ``attn_logit_softcapping``.
         scales_embedding: Whether the embedding is multiplied with the root of the hidden size.
         defaults: Values of keys that ``config.json`` may leave out.
         wrapper: Key that holds the settings of the text model, for models that also see images.
@@ -46,40 +47,56 @@ class Family:
     has_stacked_projections: bool = False
     activation: str = "silu"
     windows: str = "none"
+    caps_scores: bool = False
     scales_embedding: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     wrapper: str | None = None
     other_parts: tuple[str, ...] = ()
 
 
-_GEMMA3_DEFAULTS = {
-    "vocab_size": 262208,
+_GEMMA_DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
-    "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-_GEMMA3 = Family(
-    ("Gemma3ForCausalLM",),
+_GEMMA2 = Family(
+    ("Gemma2ForCausalLM",),
     norms={
         "input_layernorm": "input_norm",
         "pre_feedforward_layernorm": "post_norm",
         **_OUTPUT_NORMS,
-        **_QUERY_KEY_NORMS,
     },
     norm_offset=1.0,
     activation="gelu_pytorch_tanh",
-    windows="pattern",
+    windows="every_second",
+    caps_scores=True,
     scales_embedding=True,
-    defaults=_GEMMA3_DEFAULTS,
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    architectures=("Gemma3ForCausalLM",),
+    norms={**_GEMMA2.norms, **_QUERY_KEY_NORMS},
+    windows="pattern",
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+    },
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -98,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         windows="all",
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
+    "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gemma3": replace(
         _GEMMA3,
@@ -117,7 +135,6 @@ FAMILIES: Mapping[str, Family] = {
 _EXPERTS = "a mixture of experts, on which drafting cannot pay (decision 0054)"
 
 REFUSED: Mapping[str, str] = {
-    "gemma2": "soft-capping of attention scores, which the paged attention operator cannot compute",
     "gpt_oss": f"attention sinks and {_EXPERTS}",
     "mixtral": _EXPERTS,
     "olmoe": _EXPERTS,

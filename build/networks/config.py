@@ -80,6 +80,8 @@ class NetworkConfig:
         biases: Projections of a layer that have a bias, under the names of ``Layer``.
         activation: ``silu`` or ``gelu_tanh``, between gate and up projection.
         attention_scale: Factor of the attention scores.
+        attention_softcap: c in c * tanh(score / c), of the scaled scores; None for unchanged scores. Only
+            attention of our own caps them.
         embedding_multiplier: Factor of the embedding's output.
         residual_multiplier: Factor of what each block adds to the residual stream.
         logits_divisor: Divisor of the logits.
@@ -105,6 +107,7 @@ class NetworkConfig:
     biases: tuple[str, ...] = ()
     activation: str = "silu"
     attention_scale: float = field(kw_only=True)
+    attention_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0

@@ -47,7 +47,9 @@ class OwnAttention:
                 "the attention operator cannot compute heads of this size",
                 values=f"head_size={config.head_size}",
                 limit=f"multiples of {_HEAD_STEP}",
-                remedy="set 'attention: openvino' in the recipe",
+                remedy="set 'attention: openvino' in the recipe"
+                if config.attention_softcap is None
+                else "use another model: only this operator caps attention scores",
             )
         self._config = config
         self._dtype = kv_cache_dtype
@@ -70,6 +72,7 @@ class OwnAttention:
             "num_kv_heads": config.num_key_value_heads,
             "head_size": config.head_size,
             "scale": float(config.attention_scale),
+            "softcap": config.attention_softcap or 0.0,
             "window": window,
             "kv_cache_dtype": self._dtype,
         }

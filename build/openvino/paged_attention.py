@@ -14,6 +14,7 @@ from openvino import opset15 as ops
 
 from build.networks.config import NetworkConfig
 from build.openvino.operations import floats, parameter
+from pipelines.errors import EngineBuildError
 
 
 def network_inputs() -> dict[str, Any]:
@@ -36,9 +37,19 @@ class PagedAttention:
 
     Args:
         config: Settings of the network.
+
+    Raises:
+        EngineBuildError: The network caps attention scores.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
+        if config.attention_softcap is not None:  # the preflight of a recipe says it before
+            raise EngineBuildError(
+                "OpenVINO's attention cannot compute this network",
+                values=f"attn_logit_softcapping={config.attention_softcap:g}",
+                limit="none of its inputs caps attention scores",
+                remedy="set 'attention: draftproof' in the recipe",
+            )
         self._config = config
 
     def cache(self, name: str) -> Any:

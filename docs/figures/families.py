@@ -19,6 +19,8 @@ _NAMES = {
     "phi3-mini4": "Phi-4-mini, up to its original 4,096 tokens",
     "phi3-longrope": "Phi-4-mini, Phi-3 with 128k: beyond the original context",
     "phi3-heads96": "Phi-3-mini: heads of 96",
+    "gemma2": "Gemma 2, with attention of our own",
+    "gemma2-heads256": "Gemma 2: heads of 256, with attention of our own",
     "gemma3_text": "Gemma 3, text",
     "gemma3_text-heads256": "Gemma 3: heads of 256",
     "granite": "Granite 3",

@@ -21,6 +21,7 @@ from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import grpc_client, target_alone
+from tests.support.compiler import needs_compiler
 from tests.support.quantized_checkpoints import GROUP, pack_awq, quantize_checkpoint
 from tests.support.tiny_engines import TINY_CALIBRATION
 from tests.support.trained_tokenizers import sentencepiece_bpe
@@ -47,15 +48,18 @@ def write_pair(folder: Path, family: str) -> Path:
     save_model(family, folder / "draft", num_hidden_layers=2, vocab_size=480)
     for role in ("target", "draft"):
         sentencepiece_bpe().save(str(folder / role / "tokenizer.json"))
-    quantization = "int4"
+    quantization, attention = "int4", "draftproof" if family == "gemma2" else "openvino"
     if family == "qwen3":
         awq = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
         quantize_checkpoint(folder / "target", awq, pack_awq, "lm_head")
         quantization = "checkpoint"
     recipe = {
         "name": "hf",
-        "target": {"checkpoint": str(folder / "target"), "quantization": quantization, "lm_head": "int8"},
-        "draft": {"checkpoint": str(folder / "draft")},
+        "target": {
+            **{"checkpoint": str(folder / "target"), "quantization": quantization, "lm_head": "int8"},
+            "attention": attention,
+        },
+        "draft": {"checkpoint": str(folder / "draft"), "attention": attention},
         "serving": {"max_batch_size": 4, "max_seq_len": 512, "num_draft_tokens": 4},
     }
     path = folder / "hf.yaml"
@@ -63,7 +67,14 @@ def write_pair(folder: Path, family: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3",
+        pytest.param("gemma2", marks=[pytest.mark.long, needs_compiler]),
+        pytest.param("gemma3_text", marks=pytest.mark.long),
+    ],
+)
 def test_two_directories_become_a_server_whose_answers_are_those_of_the_target(
     family: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
 }
 
 
@@ -33,6 +34,8 @@ def make_hugging_face(directory: Path, model_type: str = "llama", *, seed: int =
     change_config(directory, model_type=model_type, architectures=[ARCHITECTURES[model_type]])
     if model_type == "qwen3":
         change_weights(directory, _add_norms_of_heads)
+    if model_type == "gemma2":
+        change_weights(directory, _add_norms_of_blocks)
     return directory
 
 
@@ -46,6 +49,14 @@ def _add_norms_of_heads(tensors: dict[str, Tensor]) -> None:
             tensors[f"model.layers.{layer}.self_attn.{kind}_norm.weight"] = Tensor.from_float32(
                 values, "BF16"
             )
+
+
+def _add_norms_of_blocks(tensors: dict[str, Tensor]) -> None:
+    """Norms before and behind the MLP, one factor for each feature; Gemma adds 1 to the stored ones."""
+    for layer in range(2):
+        for place in ("pre", "post"):
+            norm = tensors[f"model.layers.{layer}.input_layernorm.weight"]
+            tensors[f"model.layers.{layer}.{place}_feedforward_layernorm.weight"] = norm
 
 
 def change_config(directory: Path, **changes: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import build.engines as engines
 from benchmarks.families.__main__ import compare
-from benchmarks.families.engines import Logits, compile_network, prompt_logits
+from benchmarks.families.engines import Logits, attention_for, compile_network, prompt_logits
 from benchmarks.families.networks import FAMILY_CONFIGS, save_model
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.xdist_group("torch")
         # Each of these has a part that the others lack; the test below compiles them all.
         pytest.param(
             name,
-            marks=[pytest.mark.long] * (name not in ("gemma3_text", "granite", "olmo2", "phi3", "qwen3")),
+            marks=[pytest.mark.long]
+            * (name not in ("gemma2", "gemma3_text", "granite", "olmo2", "phi3", "qwen3")),
         )
         for name in FAMILY_CONFIGS
     ],
@@ -56,13 +57,14 @@ def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     save_model(name, tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
-    engine = compile_network(tmp_path / "engine", network, "int8")
+    attention = attention_for(network.config)
+    engine = compile_network(tmp_path / "engine", network, "int8", attention)
     operations = engine._compiled.get_runtime_model().get_ops()
     kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in operations)
     layers = network.config.layers
     assert kinds["RMS"] == len(network.layer(0).norms()) * len(layers) + 1
     assert kinds["RoPE"] == 2 * sum(layer.rotary is not None for layer in layers)
-    assert kinds["PagedAttention"] == len(layers)
+    assert kinds["PagedAttention"] == (len(layers) if attention == "openvino" else 0)
     assert kinds["FullyConnected"] == 5 * len(layers) + 1
     assert kinds["Transpose"] == 0
     assert kinds["MatMul"] == len({layer.rotary for layer in layers} - {None})  # tables of angles
@@ -97,7 +99,6 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "gemma2"}, "soft-capping of attention scores"),
         ("llama", {"model_type": "qwen3_moe"}, "a mixture of experts"),
         ("llama", {"model_type": "bert"}, "not implemented"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
@@ -117,7 +118,8 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
         ),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope settings"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0"),
         ("gemma3_text", {"layer_types": ["linear_attention"] * 7}, "linear_attention"),
     ],
 )

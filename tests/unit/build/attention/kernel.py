@@ -24,6 +24,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_size")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         ("window", ctypes.c_int),
         ("precision", ctypes.c_int),
     )
@@ -67,6 +68,7 @@ class Shape:
     head_size: int
     window: int = 0
     dtype: str = "float32"
+    softcap: float = 0.0
 
     @property
     def num_heads(self) -> int:
@@ -149,7 +151,7 @@ class Kernel:
         output = np.full_like(inputs["query"], np.nan)
         shape = self.shape
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size)
-        layer = _Layer(*sizes, shape.scale, shape.window, DTYPES.index(shape.dtype))
+        layer = _Layer(*sizes, shape.scale, shape.softcap, shape.window, DTYPES.index(shape.dtype))
         pointers = [array.ctypes.data for array in inputs.values()]
         step = _Step(*pointers, len(past_lens), output.ctypes.data)
         self._calls.attend(
@@ -174,6 +176,8 @@ def expected_output(shape: Shape, tokens: Tokens) -> npt.NDArray[np.float64]:
     keys, values = (rounded(each, shape.dtype) for each in (tokens.key, tokens.value))
     keys, values = (np.repeat(each, shape.group, axis=1) for each in (keys, values))
     scores = shape.scale * np.einsum("qhd,khd->hqk", tokens.query.astype(np.float64), keys)
+    if shape.softcap:
+        scores = shape.softcap * np.tanh(scores / shape.softcap)
     positions = np.arange(len(tokens))
     distance = positions[:, None] - positions
     is_seen = (distance >= 0) & (distance < (shape.window or len(tokens)))

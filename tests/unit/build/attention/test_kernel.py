@@ -25,6 +25,7 @@ from tests.unit.build.attention.kernel import (
 )
 
 pytestmark = needs_compiler
+needs_wide_lanes = pytest.mark.skipif(not has_wide_lanes(), reason="needs a processor with AVX-512")
 
 LONGEST = 700  # positions: three segments of the kernel
 BLOCKS_EACH = LONGEST // BLOCK + 1
@@ -43,6 +44,7 @@ shapes = st.builds(
     head_size=st.sampled_from([16, 32, 48, 64, 80, 128]),
     window=st.sampled_from([0, 0, 1, 31, 100, 300]),
     dtype=st.sampled_from(DTYPES),
+    softcap=st.sampled_from([0, 0, 0.5, 5, 50, 1e6]),
 )
 
 
@@ -110,10 +112,11 @@ def test_bits_are_those_of_plain_decoding(calls: ctypes.CDLL, shape: Shape, leng
     assert np.array_equal(np.concatenate(found)[begin:], expected)
 
 
-@pytest.mark.skipif(not has_wide_lanes(), reason="needs a processor with AVX-512")
+@needs_wide_lanes
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_both_widths_give_the_same_bits(calls: ctypes.CDLL, dtype: str) -> None:
-    shape = Shape(2, 3, 80, dtype=dtype)
+@pytest.mark.parametrize("softcap", [0, 5])
+def test_both_widths_give_the_same_bits(calls: ctypes.CDLL, softcap: float, dtype: str) -> None:
+    shape = Shape(2, 3, 80, dtype=dtype, softcap=softcap)
     tokens = Tokens.draw(shape, LONGEST, np.random.default_rng(1))
     piece = Piece(tokens, 0, table(0), as_rows=False)
     narrow, wide = (new_kernel(calls, shape, is_wide=is_wide) for is_wide in (False, True))
@@ -129,8 +132,31 @@ def test_large_scores_are_neither_infinite_nor_lost(calls: ctypes.CDLL) -> None:
     np.testing.assert_allclose(found, expected_output(shape, tokens), rtol=0, atol=2e-2)
 
 
-def test_a_query_that_is_no_number_gives_no_number(calls: ctypes.CDLL) -> None:
-    shape = Shape(1, 2, 64)
+@pytest.mark.parametrize("is_wide", [False, pytest.param(True, marks=needs_wide_lanes)])
+def test_a_cap_far_above_the_scores_changes_next_to_nothing(calls: ctypes.CDLL, is_wide: bool) -> None:
+    """An absolute error of 1e-7 in a tangent would be one of 0.1 in a score here."""
+    plain, capped = Shape(1, 2, 64), Shape(1, 2, 64, softcap=1e6)
+    tokens = Tokens.draw(plain, 300, np.random.default_rng(4))
+    piece = Piece(tokens, 0, table(0), as_rows=False)
+    expected, found = (new_kernel(calls, shape, is_wide=is_wide).step(piece)[0] for shape in (plain, capped))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+def test_scores_far_above_the_cap_become_the_cap(calls: ctypes.CDLL) -> None:
+    """All scores are plus or minus 3: those of keys along the query weigh e^6 times as much as the others."""
+    shape = Shape(1, 1, 16, softcap=3)
+    signs = np.array([1, -1, 1, 1, -1], np.float32)
+    key = np.repeat(1e6 * signs[:, None, None], 16, axis=2)
+    value = np.repeat(np.arange(5, dtype=np.float32)[:, None, None], 16, axis=2)
+    tokens = Tokens(np.ones((5, 1, 16), np.float32), key, value)
+    found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]
+    weights = np.exp(3.0 * signs)
+    np.testing.assert_allclose(found[-1], weights @ np.arange(5) / weights.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0, 5])
+def test_a_query_that_is_no_number_gives_no_number(calls: ctypes.CDLL, softcap: float) -> None:
+    shape = Shape(1, 2, 64, softcap=softcap)
     tokens = Tokens.draw(shape, 40, np.random.default_rng(2))
     tokens.query[7, 1, 3] = np.nan
     found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]

@@ -1,0 +1,156 @@
+"""Tests of networks that cap attention scores: only attention of our own computes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.families.__main__ import EXACT, count_rows_differing
+from benchmarks.families.engines import compile_network, decoded_rows, prompt_logits
+from benchmarks.families.networks import save_model
+from build.engines import build_engines
+from build.hugging_face.config import parse_network_config
+from build.networks.source import open_network
+from build.own_pair import write_recipe
+from build.preflight import check_recipe
+from build.recipe import load_recipe, parse_recipe
+from pipelines.errors import EngineBuildError, RecipeError
+from pipelines.executor.attention_library import ATTENTION_LIBRARY
+from tests.support.compiler import needs_compiler
+from tests.support.hugging_face_checkpoints import make_hugging_face
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+IDS = np.random.default_rng(1).integers(0, 448, 150).astype(np.int32)
+NUM_PROMPT = 100  # more than the windows
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_without_the_cap_it_is_another_network(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = save_model("gemma2", tmp_path / "checkpoint")
+    with torch.no_grad():
+        truth = model(torch.tensor(IDS[None].astype(np.int64))).logits[0].numpy()
+    network = open_network(tmp_path / "checkpoint").read()
+    without = dataclasses.replace(network, config=dataclasses.replace(network.config, attention_softcap=None))
+    capped, uncapped = (
+        compile_network(tmp_path / name, each, "none", "draftproof")
+        for name, each in (("capped", network), ("uncapped", without))
+    )
+    assert np.abs(prompt_logits(capped, IDS, NUM_PROMPT) - truth).max() < EXACT
+    assert np.abs(prompt_logits(uncapped, IDS, NUM_PROMPT) - truth).max() > 1000 * EXACT
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
+def test_every_type_of_cache_keeps_the_row_rule(kv_cache_dtype: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save_model("gemma2", tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    exact = compile_network(tmp_path / "exact", network, "none", "draftproof")
+    engine = compile_network(tmp_path / "engine", network, "none", "draftproof", kv_cache_dtype)
+    assert count_rows_differing(engine, IDS) == 0
+    expected = decoded_rows(exact, IDS, NUM_PROMPT, 5)
+    found = decoded_rows(engine, IDS, NUM_PROMPT, 5)
+    assert 0 < np.abs(found - expected).max() < 1  # of logits up to 30
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_openvinos_attention_is_not_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save_model("gemma2", tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint").read()
+    with pytest.raises(EngineBuildError, match="attn_logit_softcapping=2; ") as caught:
+        compile_network(tmp_path / "engine", network, "none", "openvino")
+    assert "'attention: draftproof'" in caught.value.remedy
+
+
+def test_what_the_settings_leave_out_is_as_in_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = {"model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 3}
+    path = Path("config.json")
+    config = parse_network_config(ours, path)
+    theirs = transformers.AutoConfig.for_model(**ours).to_dict()
+    assert config == parse_network_config({**theirs, "architectures": ["Gemma2ForCausalLM"]}, path)
+    assert (config.attention_softcap, config.logits_softcap) == (50.0, 30.0)
+    assert [layer.window for layer in config.layers] == [4096, None, 4096]
+    other = parse_network_config({**ours, "attn_logit_softcapping": None, "sliding_window_pattern": 3}, path)
+    assert other.attention_softcap is None
+    assert other.layers == config.layers, "its class does not read the pattern"
+
+
+def gemma_pair(folder: Path, draft: str = "gemma2") -> tuple[str, str]:
+    target = make_hugging_face(folder / "target", "gemma2")
+    return str(target), str(make_hugging_face(folder / "draft", draft, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "refused"),
+    [
+        ({}, "draft"),
+        ({"draft": "draftproof"}, "target"),
+        ({"target": "draftproof"}, "draft"),
+        ({"target": "draftproof", "draft": "draftproof"}, None),
+    ],
+)
+def test_a_recipe_with_openvinos_attention_is_refused_before_the_build(
+    attention: dict[str, str], refused: str | None, tmp_path: Path
+) -> None:
+    raw: dict[str, Any] = {"name": "gemma", "serving": {"max_seq_len": 512}}
+    for role, checkpoint in zip(("target", "draft"), gemma_pair(tmp_path), strict=True):
+        raw[role] = {"checkpoint": checkpoint, "attention": attention.get(role, "openvino")}
+    recipe = parse_recipe(raw, tmp_path / "gemma.yaml")
+    if refused is None:
+        check_recipe(recipe, tmp_path)
+        return
+    with pytest.raises(RecipeError, match=f"OpenVINO's attention cannot compute the {refused}") as caught:
+        check_recipe(recipe, tmp_path)
+    assert caught.value.values == f"{refused}.attention: openvino, attn_logit_softcapping=50"
+    assert caught.value.limit and "'attention: draftproof'" in caught.value.remedy
+
+
+@needs_compiler
+@pytest.mark.parametrize("draft", ["gemma2", "llama"])
+def test_a_recipe_that_is_written_has_the_attention_that_each_network_needs(
+    draft: str, tmp_path: Path
+) -> None:
+    lines = list[str]()
+    path = write_recipe(
+        *gemma_pair(tmp_path, draft), tmp_path / "gemma.yaml", "int8", 512, 20e9, lines.append
+    )
+    roles = ["target", "draft"] if draft == "gemma2" else ["target"]
+    assert [line.partition(":")[0] for line in lines if "'attention: draftproof' is set" in line] == roles
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert [role for role in ("target", "draft") if written[role].get("attention")] == roles
+    built = build_engines(load_recipe(path), tmp_path / "engines", lambda line: None)
+    for role in ("target", "draft"):
+        assert (Path(built[role]) / ATTENTION_LIBRARY).exists() == (role in roles)
+
+
+@needs_compiler
+def test_another_cap_is_another_engine(tmp_path: Path) -> None:
+    target, draft = gemma_pair(tmp_path)
+    path = write_recipe(target, draft, tmp_path / "gemma.yaml", "int8", 512, 20e9, lambda line: None)
+    first = build_engines(load_recipe(path), tmp_path / "engines", lambda line: None)
+    config = json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))
+    config["attn_logit_softcapping"] = 20.0
+    (Path(target) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    second = build_engines(load_recipe(path), tmp_path / "engines", lambda line: None)
+    assert second["built"] == ["target"] and second["draft"] == first["draft"]
+    assert 'softcap="20"' in (Path(second["target"]) / "engine.xml").read_text(encoding="utf-8")
+
+
+def test_a_machine_without_a_compiler_gets_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = gemma_pair(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineBuildError, match=r"g\+\+ is not on the PATH"):
+        write_recipe(*pair, tmp_path / "gemma.yaml", "int8", 512, 20e9, lambda line: None)
+    assert not (tmp_path / "gemma.yaml").exists()
