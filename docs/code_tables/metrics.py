@@ -16,6 +16,7 @@ _SOURCES = {
     "models": _PIPELINES / "serving" / "triton" / "gauges.py",
     "gateway": _PIPELINES / "gateway" / "metrics.py",
 }
+_COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 _KINDS = ("counter", "gauge", "histogram")
 
 
@@ -60,6 +61,6 @@ def _of_front_door() -> list[tuple[str, str]]:
     registry.register(FleetMetrics({}, lambda: 0))
     own = {family.name: family for family in registry.collect()}
     counters = {name for name, family in own.items() if family.type == "counter"}
-    counters |= {name for name in DESCRIPTIONS if "spec_decode" in name or name == "vllm:generation_tokens"}
+    counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
     words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}
     return sorted((f"{name}_total" if name in counters else name, each) for name, each in words.items())
