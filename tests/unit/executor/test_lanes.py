@@ -258,3 +258,10 @@ def test_tokens_of_prompts_that_were_in_the_cache_are_counted() -> None:
     run([executor], scenario())
     assert (executor.num_looked_up, executor.num_found) == (3 * len(prompt), 3 * size)
     assert executor.lanes[CONTROL].num_found == 0, "each lane has its own cache"
+
+
+def test_a_prompt_is_counted_once_however_many_rounds_its_answer_takes() -> None:
+    draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
+    target = make_executor(RecordingEngine(64), num_lanes=2)
+    run([draft, target], speculated(draft, target, request(PROMPT, 40)))
+    assert (target.num_looked_up, target.num_found) == (len(PROMPT), 0)
