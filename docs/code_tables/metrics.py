@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from pipelines.front_door.observing.fleet_metrics import FleetMetrics
 from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
 from pipelines.front_door.observing.request_metrics import RequestMetrics
+from pipelines.upstreams.metrics import UpstreamMetrics
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCES = {
@@ -21,11 +22,12 @@ _KINDS = ("counter", "gauge", "histogram")
 
 
 def metrics() -> str:
-    """Return one row for each metric: of the models, of the gateway, and of the front door."""
+    """Return one row for each metric, by the process that publishes it."""
     lines = ["| Metric | Published by | Meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | models | {words} |" for name, words in _of_models()]
     lines += [f"| `{name}` | gateway | {words} |" for name, words in _of_gateway()]
     lines += [f"| `{name}` | front door | {words} |" for name, words in _of_front_door()]
+    lines += [f"| `{name}` | upstreams | {words} |" for name, words in _of_upstreams()]
     return "\n".join(lines)
 
 
@@ -64,3 +66,13 @@ def _of_front_door() -> list[tuple[str, str]]:
     counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
     words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}
     return sorted((f"{name}_total" if name in counters else name, each) for name, each in words.items())
+
+
+def _of_upstreams() -> list[tuple[str, str]]:
+    """Ask its registry, for a rollout of which nothing is known."""
+    registry = CollectorRegistry()
+    UpstreamMetrics(dict, str, registry)
+    return sorted(
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation)
+        for family in registry.collect()
+    )
