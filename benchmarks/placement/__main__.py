@@ -1,7 +1,7 @@
 """Measure how the choice of servers changes the time to first token, on three real servers.
 
 ``python -m benchmarks.placement`` starts three servers of a recipe, each with one thread and a cache that
-holds fewer than half of the system prompts, and asks them through front doors that choose servers as the
+holds at most half of the system prompts, and asks them through front doors that choose servers as the
 product does, by load alone, and at random. Each round sends the same requests at the same times with each
 choice, in random order. The last line of standard output is JSON. Exit codes: 0 success; 1 a request failed;
 2 wrong usage.

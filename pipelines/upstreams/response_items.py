@@ -43,7 +43,7 @@ def read_part(document: Mapping[str, Any]) -> Part:
         return _whole(document["response"])
     if kind in _FAILED:
         return Part({"choices": ()}, has_failed=True)
-    choices = ()
+    choices: tuple[dict[str, Any], ...] = ()
     if kind.endswith(".delta"):
         choices = ({"index": document["output_index"], "delta": {STREAMED: document["delta"]}},)
     return Part({"model": (document.get("response") or {}).get("model"), "choices": choices})
