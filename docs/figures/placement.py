@@ -31,7 +31,8 @@ def placement(document: Document) -> str:
         f"{document['requests_per_s']:g} requests/s for all servers together, which arrive independently. "
         f"{num_measured} requests of each choice in {document['rounds']} rounds, after "
         f"{document['num_warm_up']} in each that warm the caches; all choices get the same requests at the "
-        "same times. Ratios are of geometric means over the rounds, with 95 % intervals of randomised blocks.",
+        "same times. Ratios are of geometric means over the rounds, with 95 % intervals of randomised "
+        "blocks.",
         "",
         conditions(document["conditions"]),
     ]
