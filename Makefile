@@ -295,8 +295,6 @@ results: .venv/run.stamp ## repeat the measurements that the documents quote (ne
 	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
 	$(call record,router-demo-large,$(venv) -m benchmarks.router_cost --recipe demo-large)
 	$(call record,front-door-demo-large,$(venv) -m benchmarks.front_door.cost --recipe demo-large)
-	$(call record,placement-demo,$(venv) -m benchmarks.placement --recipe demo)
-	$(call record,looks-demo,$(venv) -m benchmarks.placement.looks --recipe demo)
 	$(call record,structured-output-demo-large,$(venv) -m benchmarks.front_door.structured --recipe demo-large)
 	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
 	@$(venv) -m docs.figures

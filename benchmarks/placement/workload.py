@@ -14,7 +14,7 @@ from pipelines.errors import InvalidRequestError
 
 @dataclass(frozen=True)
 class Workload:
-    """What the fleet is asked.
+    """Requests that the fleet gets.
 
     Attributes:
         num_texts: System prompts, whose popularity falls as one over their rank.

@@ -141,10 +141,13 @@ class FrontDoor:
             with client_of(request).request():
                 await receive_body(request, self._settings.body_timeout_s)
                 response = await endpoint(request, self._model, self._router)
-                await deliver(request, response)  # until then it counts for this client
+                await deliver(request, response)  # until then it counts, and a drain waits for it
                 return response
 
-        return lambda request: in_turn(request, self.in_progress, answer)
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await in_turn(request, self.in_progress, answer)
+
+        return handle
 
     async def _health(self, request: web.Request) -> web.Response:
         is_ready = not self.in_progress.is_draining and await self._router.is_ready()

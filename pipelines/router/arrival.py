@@ -12,7 +12,7 @@ from pipelines.router.open_requests import OpenRequests, unix_time_s
 
 @dataclass(frozen=True)
 class Arrived:
-    """What a client asks for, as far as routers read it.
+    """A request of a client, as far as routers read it.
 
     Attributes:
         request_id: Unique id of the request.
