@@ -41,6 +41,7 @@ NUM_LOOKERS = (20, 200)
 """Connections that look: 20 front doors at one server, and as many looks as one front door has of 200."""
 
 _PHASE_S = 10.0
+_LEAST_PAIRS = 6  # the bootstrap interval of the median of fewer is too narrow
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.looks", description=__doc__)
     parser.add_argument("--recipe", default="demo", help="recipe of the server (%(default)s)")
     parser.add_argument(
-        "--pairs", type=whole_number(2), default=8, help="pairs of phases of each number (%(default)s)"
+        "--pairs",
+        type=whole_number(_LEAST_PAIRS),
+        default=8,
+        help="pairs of phases of each number (%(default)s)",
     )
     options = parser.parse_args(arguments)
     command_line = sys.argv[1:] if arguments is None else list(arguments)
