@@ -10,21 +10,24 @@ from prometheus_client import CollectorRegistry
 from pipelines.front_door.observing.fleet_metrics import FleetMetrics
 from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
 from pipelines.front_door.observing.request_metrics import RequestMetrics
+from pipelines.upstreams.metrics import UpstreamMetrics
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCES = {
     "models": _PIPELINES / "serving" / "triton" / "gauges.py",
     "gateway": _PIPELINES / "gateway" / "metrics.py",
 }
+_COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 _KINDS = ("counter", "gauge", "histogram")
 
 
 def metrics() -> str:
-    """Return one row for each metric: of the models, of the gateway, and of the front door."""
+    """Return one row for each metric, by the process that publishes it."""
     lines = ["| Metric | Published by | Meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | models | {words} |" for name, words in _of_models()]
     lines += [f"| `{name}` | gateway | {words} |" for name, words in _of_gateway()]
     lines += [f"| `{name}` | front door | {words} |" for name, words in _of_front_door()]
+    lines += [f"| `{name}` | upstreams | {words} |" for name, words in _of_upstreams()]
     return "\n".join(lines)
 
 
@@ -60,6 +63,16 @@ def _of_front_door() -> list[tuple[str, str]]:
     registry.register(FleetMetrics({}, lambda: 0))
     own = {family.name: family for family in registry.collect()}
     counters = {name for name, family in own.items() if family.type == "counter"}
-    counters |= {name for name in DESCRIPTIONS if "spec_decode" in name or name == "vllm:generation_tokens"}
+    counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
     words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}
     return sorted((f"{name}_total" if name in counters else name, each) for name, each in words.items())
+
+
+def _of_upstreams() -> list[tuple[str, str]]:
+    """Ask its registry, for a rollout of which nothing is known."""
+    registry = CollectorRegistry()
+    UpstreamMetrics(dict, str, registry)
+    return sorted(
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation)
+        for family in registry.collect()
+    )

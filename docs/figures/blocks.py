@@ -31,6 +31,7 @@ from docs.figures.memory import server_memory
 from docs.figures.other_servers import other_server
 from docs.figures.pair import pair
 from docs.figures.peers import peers
+from docs.figures.placement import looks, placement
 from docs.figures.quantization import quantized_pair, quantized_steps
 from docs.figures.rehearsals import rehearsed_builds, rehearsed_speed
 from docs.figures.router import router_cost
@@ -74,6 +75,8 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         "python -m benchmarks.fleet_simulation",
         fleet_simulation,
     ),
+    "placement": (RESULTS / "placement-demo.json", "python -m benchmarks.placement", placement),
+    "looks": (RESULTS / "looks-demo.json", "python -m benchmarks.placement.looks", looks),
     "families": (RESULTS / "families.json", "make results", families),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
     "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),

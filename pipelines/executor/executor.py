@@ -135,6 +135,16 @@ class Executor:
         return sum(len(lane.running) for lane in self.lanes)
 
     @property
+    def num_looked_up(self) -> int:
+        """Number of tokens of prompts that were looked up in the cache."""
+        return sum(lane.num_looked_up for lane in self.lanes)
+
+    @property
+    def num_found(self) -> int:
+        """Number of those tokens that were in it."""
+        return sum(lane.num_found for lane in self.lanes)
+
+    @property
     def num_reading(self) -> int:
         """Number of running requests that are far from the end of their prompts."""
         return sum(_reads_long(sequence) for lane in self.lanes for sequence in lane.running)

@@ -47,6 +47,8 @@ class Lane:
         running: Requests that hold blocks, oldest first.
         cache: Blocks of the requests.
         num_read: Tokens of prompts that were read since both lanes have prompts.
+        num_looked_up: Tokens of prompts that were looked up in the cache, once for each request.
+        num_found: Those of them that were in it.
         cpu_s: CPU time of the process in steps, by the lane's share of their tokens.
 
     Args:
@@ -59,6 +61,8 @@ class Lane:
         self.running: list[Sequence] = []
         self.cache = cache
         self.num_read = 0
+        self.num_looked_up = 0
+        self.num_found = 0
         self.cpu_s = 0.0
         self._max_batch_size = max_batch_size
 
@@ -99,6 +103,9 @@ class Lane:
             sequence.table, sequence.num_computed = self.cache.start(
                 sequence.begin_prompt(), sequence.num_prompt
             )
+            if sequence.num_tokens == sequence.num_prompt:  # the loop comes again with each round
+                self.num_looked_up += sequence.num_prompt
+                self.num_found += sequence.num_computed
             self.running.append(sequence)
 
     def plan(self, work: list[Work], budget: int, *, prompts: bool) -> int:

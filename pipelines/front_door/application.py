@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import DraftproofError
 from pipelines.front_door.access.clients import client_of, set_client
 from pipelines.front_door.access.key_ring import KeyRing
 from pipelines.front_door.access.origins import Origins
@@ -22,12 +21,12 @@ from pipelines.front_door.endpoints.completions import answer_completion
 from pipelines.front_door.endpoints.models import describe_model, list_models
 from pipelines.front_door.endpoints.responses import answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from pipelines.front_door.errors import response_to
+from pipelines.front_door.guarding import guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
 from pipelines.front_door.observing.metrics_page import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.playground.pages import FILES, show_file
-from pipelines.front_door.requests.body import receive_body, refuse_compressed
+from pipelines.front_door.requests.body import receive_body
 from pipelines.front_door.requests.chat import ChatBody
 from pipelines.front_door.requests.completion import CompletionBody
 from pipelines.front_door.requests.responses import ResponsesBody
@@ -125,41 +124,28 @@ class FrontDoor:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Admit a request, convert errors to responses, and see to it that the client takes the response."""
-        try:
-            response = await self._answer(request, handler)
-            await deliver(request, response)
-        except ConnectionError:
-            request[EXCHANGE].has_left = True
-            return web.Response(status=400)  # never delivered
-        return response
+        return await guarded(request, self._admit(request, handler), self._settings)
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            self._origins.check(request)
-            if (preflight := self._origins.preflight(request)) is not None:
-                return preflight
-            if request.path not in OPEN_PATHS and not _is_local_scrape(request):
-                client = self._keys.client(request)
-                set_client(request, client)
-                request[EXCHANGE].key_name = client.key.name
-            return await handler(request)
-        except ConnectionError:
-            raise  # the client has left
-        except Exception as error:
-            if isinstance(error, DraftproofError):
-                request[EXCHANGE].error = error
-            return response_to(error, request, self._settings)
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._origins.check(request)
+        if (preflight := self._origins.preflight(request)) is not None:
+            return preflight
+        if request.path not in OPEN_PATHS and not is_local_scrape(request):
+            client = self._keys.client(request)
+            set_client(request, client)
+            request[EXCHANGE].key_name = client.key.name
+        return await handler(request)
 
     def _post(self, endpoint: Endpoint) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            with client_of(request).request():
+                await receive_body(request, self._settings.body_timeout_s)
+                response = await endpoint(request, self._model, self._router)
+                await deliver(request, response)  # until then it counts, and a drain waits for it
+                return response
+
         async def handle(request: web.Request) -> web.StreamResponse:
-            with self.in_progress.one_more():
-                refuse_compressed(request)
-                with client_of(request).request():
-                    await receive_body(request, self._settings.body_timeout_s)
-                    response = await endpoint(request, self._model, self._router)
-                    await deliver(request, response)  # until then it counts, and a drain waits for it
-                    return response
+            return await in_turn(request, self.in_progress, answer)
 
         return handle
 
@@ -180,8 +166,3 @@ class FrontDoor:
 
     async def _model_named(self, request: web.Request) -> web.Response:
         return json_response(describe_model(self._model, request.match_info["model"]))
-
-
-def _is_local_scrape(request: web.Request) -> bool:
-    """Whether this machine asks for metrics: Prometheus has no key, and HAProxy has a port for them."""
-    return request.path == "/metrics" and request.remote in ("127.0.0.1", "::1")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipelines.upstreams.response_items import STREAMED, read_part
+
 CHARACTERS_PER_TOKEN = 4
 """Length of a token where the server does not count them; both servers are then counted alike."""
 
@@ -27,16 +29,18 @@ class Answer:
 
     Args:
         is_stream: Whether it comes as events, rather than in one piece.
+        has_items: Whether it is one of ``/v1/responses``.
         clock: Returns the unix time.
     """
 
-    def __init__(self, *, is_stream: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, *, is_stream: bool, clock: Callable[[], float], has_items: bool = False) -> None:
         self.fault = ""
         self.has_token = False
         self.model = ""
         self.first_at_s: float | None = None
         self.longest_pause_s: float | None = None
         self._is_stream = is_stream
+        self._has_items = has_items
         self._clock = clock
         self._latest_at_s = 0.0
         self._unread = bytearray()
@@ -103,7 +107,7 @@ class Answer:
             has_ids = any("token_ids" in choice for _, choice in choices)
             return [choice.get("token_ids") for _, choice in choices] if has_ids else None
         read: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "text": lambda choice: ([choice.get(name, "") for name in _TEXTS], _calls(choice)),
+            "text": lambda choice: ([choice.get(name, "") for name in (*_TEXTS, STREAMED)], _calls(choice)),
             "finish_reason": lambda choice: choice.get("finish_reason"),
         }
         return [(index, read[what](choice)) for index, choice in choices]
@@ -122,9 +126,20 @@ class Answer:
             if document.get("error"):
                 self._find("an error instead of an answer")
                 return
-            self._add(document)
+            self._add(self._in_chats_words(document) if self._has_items else document)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             self._find("garbage")
+
+    def _in_chats_words(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a part of a response as a chat has it; its last event is what ``[DONE]`` is to a chat."""
+        part = read_part(document)
+        if part.has_failed:
+            self._find("an error instead of an answer")
+        if part.end:
+            self._is_done = True
+            for choice in self._choices.values():
+                choice["finish_reason"] = part.end
+        return part.document
 
     def _add(self, document: Mapping[str, Any]) -> None:
         self.model = self.model or str(document.get("model") or "")
@@ -160,7 +175,7 @@ class Answer:
 def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> bool:
     """Add a part of a choice; returns whether it says anything."""
     says_anything = False
-    for name in _TEXTS:
+    for name in (*_TEXTS, STREAMED):
         text = part.get(name) or ""
         if not isinstance(text, str):
             raise TypeError(f"{name} is no text")

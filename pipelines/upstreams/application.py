@@ -11,14 +11,17 @@ import aiohttp
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import EngineFailedError, ServerUnavailableError
+from pipelines.errors import EngineFailedError, InvalidRequestError, ServerUnavailableError
 from pipelines.front_door.access.key_ring import KeyRing
 from pipelines.front_door.access.requests_in_progress import RequestsInProgress
-from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver, dropped_after
-from pipelines.front_door.errors import error_response, response_to
-from pipelines.front_door.requests.body import receive_body, refuse_compressed
+from pipelines.front_door.delivery import WRITE_TIMEOUT, dropped_after
+from pipelines.front_door.errors import error_response
+from pipelines.front_door.guarding import guarded, in_turn, is_local_scrape
+from pipelines.front_door.observing.exchange import add_request_id, watching
+from pipelines.front_door.requests.body import receive_body
 from pipelines.upstreams.call import Piece
-from pipelines.upstreams.request import ForwardedRequest
+from pipelines.upstreams.metrics import UpstreamMetrics
+from pipelines.upstreams.request import RESPONSES, ForwardedRequest
 from pipelines.upstreams.routing import UpstreamRouter
 from pipelines.upstreams.upstream import head_of, name_of
 
@@ -28,7 +31,7 @@ ARM = "X-Draftproof-Arm"
 SESSION = "X-Session-Id"
 """Header of a request whose session stays with its arm."""
 
-PATHS = ("/v1/completions", "/v1/chat/completions")
+PATHS = ("/v1/completions", "/v1/chat/completions", RESPONSES)
 _BAD_GATEWAY = 502
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,24 +46,29 @@ class Application:
     Args:
         router: Who answers.
         settings: Who may ask, and limits.
+        metrics: What operators see.
 
     Raises:
         ServerStartError: The file of API keys is invalid.
     """
 
-    def __init__(self, router: UpstreamRouter, settings: FrontDoorSettings) -> None:
+    def __init__(self, router: UpstreamRouter, settings: FrontDoorSettings, metrics: UpstreamMetrics) -> None:
         self.in_progress = RequestsInProgress()
         self._router = router
         self._settings = settings
+        self._metrics = metrics
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
         application = web.Application(
-            client_max_size=self._settings.max_body_bytes, middlewares=[self._guard]
+            client_max_size=self._settings.max_body_bytes,
+            middlewares=[watching(self._metrics.count_response), self._guard],
         )
+        application.on_response_prepare.append(add_request_id)
         application[WRITE_TIMEOUT] = self._settings.write_timeout_s
         application.router.add_get("/health", self._health)
+        application.router.add_get("/metrics", self._publish)
         application.router.add_get("/v1/models", self._models)
         for path in PATHS:
             application.router.add_post(path, self._answer)
@@ -68,24 +76,17 @@ class Application:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            response = await self._admit(request, handler)
-            await deliver(request, response)
-        except ConnectionError:
-            return web.Response(status=400)  # never delivered
-        return response
+        return await guarded(request, self._admit(request, handler), self._settings)
 
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if request.path != "/health":
+            if request.path != "/health" and not is_local_scrape(request):
                 self._keys.client(request)
             return await handler(request)
         except EngineFailedError as error:
             return error_response(error, _BAD_GATEWAY)
-        except ConnectionError:
-            raise  # the client has left
-        except Exception as error:
-            return response_to(error, request, self._settings)
+        except web.HTTPNotFound:
+            return error_response(_not_passed_on(request), 404)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.in_progress.is_draining else 200)
@@ -108,11 +109,10 @@ class Application:
             ) from None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        with self.in_progress.one_more():
-            refuse_compressed(request)
-            response = await self._forward(request)
-            await deliver(request, response)  # until then it counts, and a drain waits for it
-            return response
+        return await in_turn(request, self.in_progress, self._forward)
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        return await self._metrics.answer()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         forwarded = ForwardedRequest.of(
@@ -133,6 +133,15 @@ class Application:
                 await _send(request, response, piece)
         assert response is not None  # the router yields a piece or raises
         return response
+
+
+def _not_passed_on(request: web.Request) -> InvalidRequestError:
+    return InvalidRequestError(
+        "this path is not passed on",
+        values=f"{request.method} {request.path!r}",
+        limit=", ".join((*PATHS, "/v1/models")),
+        remedy="ask one of the servers itself",
+    )
 
 
 async def _send(request: web.Request, response: web.StreamResponse, piece: Piece) -> None:

@@ -99,7 +99,9 @@ class UpstreamCall:
                 if response.status != 200:
                     raise self._note(arm, await upstream.refusal(response))
                 is_stream = request.is_stream and response.content_type != _WHOLE
-                answer = self.answers[arm] = Answer(is_stream=is_stream, clock=unix_time_s)
+                answer = self.answers[arm] = Answer(
+                    is_stream=is_stream, clock=unix_time_s, has_items=request.has_items
+                )
                 async for data in response.content.iter_any():
                     await self.may_read.wait()
                     answer.read(data)

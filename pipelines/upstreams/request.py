@@ -10,6 +10,9 @@ from typing import Any
 
 from pipelines.errors import InvalidRequestError
 
+RESPONSES = "/v1/responses"
+
+_KEPT_BY_A_SERVER = ("previous_response_id", "conversation", "background")
 _NOT_OF_THE_ANSWER = ("stream", "stream_options", "user", "metadata", "store")
 
 
@@ -36,7 +39,7 @@ class ForwardedRequest:
         """Read a body.
 
         Raises:
-            InvalidRequestError: It is no JSON object.
+            InvalidRequestError: It is no JSON object, or needs what one server keeps.
         """
         try:
             body = json.loads(content)
@@ -49,7 +52,20 @@ class ForwardedRequest:
                 limit="a request of OpenAI's API",
                 remedy="correct the request",
             )
+        kept = [name for name in _KEPT_BY_A_SERVER if path == RESPONSES and body.get(name)]
+        if kept:
+            raise InvalidRequestError(
+                "a response cannot be kept by a server",
+                values=kept[0],
+                limit="requests with the whole conversation: servers that take turns keep none in common",
+                remedy="send the conversation as input",
+            )
         return cls(path, content, body, session_id, arm)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether the answer is one of ``/v1/responses``."""
+        return self.path == RESPONSES
 
     @property
     def is_stream(self) -> bool:
@@ -72,7 +88,7 @@ class ForwardedRequest:
     @property
     def prompt(self) -> str:
         """Prompt or conversation as text."""
-        prompt = self.body.get("prompt", self.body.get("messages"))
+        prompt = next((self.body[name] for name in ("prompt", "messages", "input") if name in self.body), "")
         return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
 
     def content_for(self, model: str) -> bytes:

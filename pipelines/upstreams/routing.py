@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
+from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import Breaker, Outcome
-from pipelines.router.choice import choose, chosen_by_client
 from pipelines.router.failover import answer_over
 from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
 from pipelines.router.observation import Observation
@@ -23,6 +24,13 @@ from pipelines.upstreams.call import Piece, UpstreamCall
 from pipelines.upstreams.replays import Replays
 from pipelines.upstreams.request import ForwardedRequest
 from pipelines.upstreams.upstream import Fault, Upstream
+
+
+class Observe(Protocol):
+    """Receives what ended."""
+
+    def __call__(self, observation: Observation, *, is_judged: bool) -> None:
+        """Receive an observation; ``is_judged`` is false if the client left, or is to blame."""
 
 
 @dataclass
@@ -51,12 +59,20 @@ class UpstreamRouter:
         arms: The table of arms, whose sockets are names of servers.
         log: Receives an observation of each answer during a rollout.
         upstreams: The servers by their names.
+        observe: Receives the observation of every request and replay, also without a rollout.
     """
 
-    def __init__(self, arms: LiveArms, log: ObservationLog, upstreams: Mapping[str, Upstream]) -> None:
+    def __init__(
+        self,
+        arms: LiveArms,
+        log: ObservationLog,
+        upstreams: Mapping[str, Upstream],
+        observe: Observe,
+    ) -> None:
         self._arms = arms
         self._log = log
         self._upstreams = upstreams
+        self._observe = observe
         self._open = OpenRequests()
         self._breakers = {name: Breaker(name) for name in upstreams}
         self._replays = Replays(arms, self._open, self._note, upstreams)
@@ -114,25 +130,9 @@ class UpstreamRouter:
         table = self._arms.read()
         own_id = secrets.token_hex(12)
         key = request.session_id or own_id
-        if request.arm:
-            wanted = chosen_by_client(request.arm, table.settings)
-        else:
-            wanted = choose(table.weights(unix_time_s()), table.salt, key)
-        number, arrived_at_s = self._open.begin()
-        observation = Observation(
-            canary_id=table.canary_id,
-            generation=table.generation,
-            request_id=own_id,
-            key=key,
-            arm=wanted,
-            arrived_at_s=arrived_at_s,
-            oldest_open_at_s=arrived_at_s,
-            band=table.bands.band(len(self._open)),
-            overridden=bool(request.arm),
-            prompt_id=request.prompt_id,
-            session_id=request.session_id,
-        )
-        return _Visit(request, table, wanted, number, observation)
+        arrived = Arrived(own_id, key, request.session_id, request.arm, request.prompt_id)
+        number, observation = begin_observation(arrived, table, self._open)
+        return _Visit(request, table, observation.arm, number, observation)
 
     def _ask(self, name: str) -> Callable[[Outcome], None]:
         asked = self._breakers[name].begin(time.monotonic())
@@ -160,6 +160,7 @@ class UpstreamRouter:
 
     def _note(self, number: int, observation: Observation, *, is_wanted: bool) -> None:
         oldest_open_at_s = self._open.end(number)
+        self._observe(observation, is_judged=is_wanted)
         if is_wanted and observation.canary_id:  # otherwise there is no rollout to judge
             self._log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
 

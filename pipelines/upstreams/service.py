@@ -28,7 +28,9 @@ from pipelines.front_door.serving import listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
 from pipelines.router.observation_log import ObservationLog
+from pipelines.router.open_requests import unix_time_s
 from pipelines.upstreams.application import Application
+from pipelines.upstreams.metrics import UpstreamMetrics, Weights
 from pipelines.upstreams.routing import UpstreamRouter
 from pipelines.upstreams.settings import UpstreamsSettings, endpoint_of
 from pipelines.upstreams.upstream import Upstream
@@ -92,12 +94,13 @@ class Service:
                 stack.push_async_callback(upstream.close)
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
-            router = UpstreamRouter(self._arms, log, upstreams)
+            metrics = UpstreamMetrics(self._weights, self._phase)
+            router = UpstreamRouter(self._arms, log, upstreams, metrics.count)
             stack.push_async_callback(router.close)
             tls = TlsContext(front_door.tls) if front_door.tls else None
             if tls is not None:
                 stack.callback(asyncio.create_task(tls.watch()).cancel)
-            application = Application(router, front_door)
+            application = Application(router, front_door, metrics)
             door = application.application()
             await stack.enter_async_context(listen(door, front_door, listening, tls.context if tls else None))
             print(f"listening on {front_door.url(listening.getsockname()[1])}", flush=True)
@@ -132,6 +135,20 @@ class Service:
         judged = judgement(record)
         self._exit_code = EXIT_CODES[judged.verdict]
         print(f"{candidate.name}: {judged.phase}, {judged.verdict}: {judged.reason}", flush=True)
+
+    def _weights(self) -> Weights:
+        table = self._arms.read()
+        weights = table.weights(unix_time_s())
+        return {(arm, setting.socket): weights[arm] for arm, setting in table.settings.items()}
+
+    def _phase(self) -> str:
+        """Return the phase of the latest rollout; "" without one."""
+        path = state_file(self._run)
+        if not path.is_file():
+            return ""
+        with contextlib.closing(Store(path)) as store:
+            rollout = store.latest()
+            return store.progress(rollout).position.phase if rollout else ""
 
     def _has_ended(self, candidate: str) -> bool:
         """Return whether the candidate's rollout has ended, and was not asked for again."""

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
-from pipelines.errors import CanaryError
+from pipelines.errors import CanaryError, DraftproofError, ModelNotFoundError
 from pipelines.router.arms import ArmTable, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
+from pipelines.upstreams.request import RESPONSES
 from pipelines.validation.openai.server.abilities import Abilities, find_abilities
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
@@ -69,9 +70,25 @@ class UpstreamWorld:
         stable, candidate = (_abilities(self._endpoints[name]) for name in (self._stable, self._candidate))
         evidence = {"stable": stable.document(), "candidate": candidate.document()}
         lacking = [name for name in _NEEDED if getattr(stable, name) and not getattr(candidate, name)]
+        if self._responses(self._stable) == "answered" and self._responses(self._candidate) == "missing":
+            lacking.append(RESPONSES)
         if lacking:
             return Outcome(False, f"{self._candidate} has no {', '.join(lacking)}", evidence)
         return Outcome(True, "both servers answer in the same ways", evidence)
+
+    def _responses(self, name: str) -> Literal["answered", "missing", "failed"]:
+        """Ask whether a server has ``/v1/responses``, which others than vLLM and OpenAI may not have."""
+        endpoint = self._endpoints[name]
+        model = endpoint.model or next(iter(_models(endpoint)), "")
+        body = {"model": model, "input": "a", "max_output_tokens": 16, "store": False}
+        with closing(Connection(endpoint, _ANSWERS_WITHIN_S)) as connection:
+            try:
+                connection.post(RESPONSES, body)
+            except ModelNotFoundError:  # HTTP 404
+                return "missing"
+            except DraftproofError:  # judged later, beside the other server
+                return "failed"
+        return "answered"
 
     def unload(self) -> str:
         """Leave the candidate's server to those who run it."""

@@ -57,6 +57,7 @@ class StandIn:
         key: The API key that it requires; "" for none.
         model: Name of its model.
         metrics: What it publishes at ``/metrics``; "" if it has none.
+        has_responses: Whether it has ``/v1/responses``.
         lists_models: Whether it has a list of its models, or fails when it is asked for one.
         requests: Bodies of the requests for answers that came.
         headers: Headers of the same requests.
@@ -68,12 +69,13 @@ class StandIn:
     model: str = "stand-in"
     metrics: str = ""
     lists_models: bool = True
+    has_responses: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[Any]:
-        return [body.get("prompt") or body["messages"][-1]["content"] for body in self.requests]
+        return [_prompt_of(body) for body in self.requests]
 
 
 @contextmanager
@@ -125,9 +127,11 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.served
         served.requests.append(body)
         served.headers.append(dict(self.headers))
-        prompt = str(body.get("prompt") or body["messages"][-1]["content"])
+        prompt = str(_prompt_of(body))
         if served.key and self.headers.get("Authorization") != f"Bearer {served.key}":
             self._send(401, {"error": {"message": f"wrong key: {self.headers.get('Authorization')}"}})
+        elif self._is_response and not served.has_responses:
+            self._send(404, {"detail": "Not Found"})
         elif body.get("max_tokens", 1) < 1:
             self._send(400, {"error": {"message": "max_tokens must be at least 1"}})
         elif served.faults.concerns("hangs", prompt):
@@ -150,20 +154,65 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.concerns("wavers", prompt) or (body.get("temperature", 1) and "seed" not in body):
             salt += str(time.monotonic_ns())
         digest = hashlib.blake2b(f"{salt}{body.get('seed')}{prompt}".encode(), digest_size=16).hexdigest()
-        return [f" {digest[place : place + 3]}" for place in range(min(8, body.get("max_tokens", 8)))]
+        return [
+            f" {digest[place : place + 3]}"
+            for place in range(min(8, body.get("max_tokens", body.get("max_output_tokens", 8))))
+        ]
 
     def _frame(self, body: dict[str, Any], prompt: str, text: str, end: str | None) -> dict[str, Any]:
-        is_chat, served = "chat" in self.path, self.served
+        is_chat = "chat" in self.path
         name = "delta" if body.get("stream") else "message"
         choice: dict[str, Any] = {"index": 0, "finish_reason": end, "logprobs": None}
         choice |= {name: {"role": "assistant", "content": text}} if is_chat else {"text": text}
-        renamed = served.faults.concerns("renames", prompt)
-        model = f"{served.model}-{len(served.requests)}" if renamed else served.model
+        model = self._model(prompt)
         return {"id": "a", "object": "answer", "created": 1, "model": model, "choices": [choice]}
+
+    @property
+    def _is_response(self) -> bool:
+        return self.path == "/v1/responses"
+
+    def _model(self, prompt: str) -> str:
+        served = self.served
+        renamed = served.faults.concerns("renames", prompt)
+        return f"{served.model}-{len(served.requests)}" if renamed else served.model
+
+    def _response(self, prompt: str, tokens: list[str], status: str) -> dict[str, Any]:
+        """Return a response of ``/v1/responses``, whose ids are never the same twice."""
+        content = {"type": "output_text", "text": "".join(tokens), "annotations": [], "logprobs": []}
+        item = {"id": f"msg_{time.monotonic_ns()}", "type": "message", "role": "assistant", "status": status}
+        usage = {
+            "input_tokens": 1,
+            "output_tokens": len(tokens),
+            "total_tokens": 1 + len(tokens),
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        }
+        return {
+            "id": f"resp_{time.monotonic_ns()}",
+            "object": "response",
+            "created_at": 1,
+            "status": status,
+            "model": self._model(prompt),
+            "output": [{**item, "content": [content]}] if tokens else [],
+            "usage": usage if tokens else None,
+            **{"error": None, "incomplete_details": None, "instructions": None, "metadata": {}},
+            **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
+        }
+
+    def _response_events(self, prompt: str, tokens: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield an event for the beginning, for each token and for the end."""
+        yield {"type": "response.created", "response": self._response(prompt, [], "in_progress")}
+        for token in tokens:
+            place = {"item_id": "msg", "output_index": 0, "content_index": 0}
+            yield {"type": "response.output_text.delta", **place, "delta": token, "logprobs": []}
+        yield {"type": "response.completed", "response": self._response(prompt, tokens, "completed")}
 
     def _whole(self, body: dict[str, Any], prompt: str) -> None:
         tokens = self._tokens(body, prompt)
         time.sleep(self.served.faults.delay_s * len(tokens))
+        if self._is_response:
+            self._send(200, self._response(prompt, tokens, "completed"))
+            return
         document = self._frame(body, prompt, "".join(tokens), "length")
         usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1 + len(tokens)}
         self._send(200, {**document, "usage": usage})
@@ -174,6 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         tokens = self._tokens(body, prompt)
+        if self._is_response:
+            self._stream_response(prompt, tokens)
+            return
         for number, token in enumerate(tokens):
             time.sleep(self.served.faults.delay_s)
             if number == 4 and self.served.faults.concerns("cuts", prompt):
@@ -189,8 +241,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
-    def _event(self, data: str) -> None:
-        content = f"data: {data}\n\n".encode()
+    def _stream_response(self, prompt: str, tokens: list[str]) -> None:
+        faults = self.served.faults
+        for number, event in enumerate(self._response_events(prompt, tokens)):
+            time.sleep(faults.delay_s)
+            if number == 5 and faults.concerns("cuts", prompt):
+                self.wfile.flush()
+                self.close_connection = True
+                return
+            if event["type"] != "response.completed" or not faults.concerns("ends", prompt):
+                self._event(json.dumps({**event, "sequence_number": number}), event["type"])
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, data: str, kind: str = "") -> None:
+        content = f"event: {kind}\n".encode() if kind else b""
+        content += f"data: {data}\n\n".encode()
         self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
         self.wfile.flush()
 
@@ -205,3 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+
+def _prompt_of(body: dict[str, Any]) -> Any:
+    given = next(body[name] for name in ("prompt", "messages", "input") if name in body)
+    return given[-1]["content"] if isinstance(given, list) and isinstance(given[-1], dict) else given

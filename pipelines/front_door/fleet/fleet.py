@@ -25,7 +25,7 @@ from pipelines.router.failover import answer_over
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 0.5
 _FIND_INTERVAL_S = 2.0
 _ANSWERS_WITHIN_S = 1.0
 _SLOW_AFTER_S = 1.0
@@ -200,7 +200,7 @@ class Fleet:
                 server.is_ready = False
             if server.is_ready != was_ready:
                 _LOG.warning("%s is %s", server.address, "ready" if server.is_ready else "not ready")
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
 
 def _is_exact(speakers: Sequence[FleetServer]) -> bool:

@@ -24,6 +24,8 @@ _COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
     "vllm:generation_tokens": "draftproof_output_tokens_total",
+    "vllm:prefix_cache_queries": "draftproof_prefix_cache_queries_total",
+    "vllm:prefix_cache_hits": "draftproof_prefix_cache_hits_total",
 }
 _GAUGES = {
     "vllm:num_requests_running": "draftproof_requests_running",
@@ -43,6 +45,8 @@ DESCRIPTIONS = {
     "vllm:spec_decode_num_accepted_tokens": "Draft tokens accepted",
     _PER_POSITION: "Draft tokens accepted, by position in the draft",
     "vllm:generation_tokens": "Output tokens",
+    "vllm:prefix_cache_queries": "Tokens of prompts that were looked up in the target's KV cache",
+    "vllm:prefix_cache_hits": "Tokens of prompts that were in the target's KV cache",
     "vllm:num_requests_running": "Requests being processed",
     "vllm:num_requests_waiting": "Requests in the queue",
     _KV_USAGE: "Used share of the KV blocks, of draft or target, whichever is fuller",

@@ -20,8 +20,8 @@ import numpy as np
 
 from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
+from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import FAILURES, Breaker
-from pipelines.router.choice import choose, chosen_by_client
 from pipelines.router.failover import answer_over
 from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
 from pipelines.router.observation import FallbackReason, Observation
@@ -173,30 +173,13 @@ class Router:
         session_id, named = (read_id(call.tensors, name) for name in ("session_id", "arm"))
         own_id = f"{call.request_id}/{secrets.token_hex(8)}"
         key = session_id or call.request_id or own_id
-        if named:
-            wanted = chosen_by_client(named, table.settings)
-        else:
-            wanted = choose(table.weights(unix_time_s()), table.salt, key)
         if "seed" not in call.tensors:
             call = replace(call, tensors={**call.tensors, "seed": scalar_tensor(draw_seed(), np.uint64)})
-        number, arrived_at_s = self._open.begin()
         num_draft_tokens = read_scalar(call.tensors, "num_draft_tokens", int, None)
-        observation = Observation(
-            canary_id=table.canary_id,
-            generation=table.generation,
-            request_id=own_id,
-            key=key,
-            arm=wanted,
-            arrived_at_s=arrived_at_s,
-            oldest_open_at_s=arrived_at_s,
-            band=table.bands.band(len(self._open)),
-            overridden=bool(named),
-            draft_length=num_draft_tokens,
-            prompt_id=prompt_id(call.tensors),
-            session_id=session_id,
-        )
+        arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors), num_draft_tokens)
+        number, observation = begin_observation(arrived, table, self._open)
         received = ReceivedAnswer(self._vocabulary)
-        return _RoutedRequest(call, table, wanted, number, observation, is_streamed(call), received)
+        return _RoutedRequest(call, table, observation.arm, number, observation, is_streamed(call), received)
 
     def _client(self, visit: _RoutedRequest) -> SocketArmClient:
         settings = visit.table.settings

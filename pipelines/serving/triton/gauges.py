@@ -45,6 +45,8 @@ _DESCRIPTIONS = {
     "draftproof_recent_acceptance_rate": "Accepted over drafted tokens of the last minute",
     "draftproof_max_queue_size": "Capacity of the queue; the server refuses requests beyond it",
     "draftproof_memory_available_bytes": "Memory still available to the server, in steps of 64 MiB",
+    "draftproof_prefix_cache_queries_total": "Tokens of prompts that were looked up in the KV cache",
+    "draftproof_prefix_cache_hits_total": "Tokens of prompts that were in the KV cache",
     "draftproof_process_resident_memory_bytes": "Resident memory of the model's process, in steps of 1 MiB",
     "draftproof_process_cpu_seconds_total": "CPU time of the model's process, in steps of 10 ms",
     "draftproof_control_cpu_seconds_total": "Part of it in steps for the target alone, in steps of 10 ms",
@@ -198,6 +200,9 @@ def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
     gauges.add("draftproof_kv_blocks_free", lambda: executor.num_free_blocks, engine=role)
     gauges.add("draftproof_requests_running", lambda: executor.num_running, engine=role)
     gauges.add("draftproof_requests_waiting", lambda: executor.num_waiting, engine=role)
+    if role == "target":  # the draft begins anew for each proposal
+        gauges.add("draftproof_prefix_cache_queries_total", lambda: executor.num_looked_up, engine=role)
+        gauges.add("draftproof_prefix_cache_hits_total", lambda: executor.num_found, engine=role)
 
 
 def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:

@@ -244,3 +244,24 @@ def test_cpu_time_is_divided_by_the_tokens_of_each_lane(monkeypatch: pytest.Monk
     loop_s, control_s = (lane.cpu_s for lane in executor.lanes)
     assert loop_s + control_s == pytest.approx(executor.num_steps)
     assert min(loop_s, control_s) > 0.25 * executor.num_steps
+
+
+def test_tokens_of_prompts_that_were_in_the_cache_are_counted() -> None:
+    executor = make_executor(RecordingEngine(64), num_lanes=2)
+    size = executor.lanes[LOOP].cache.block_size
+    prompt = [1 + number % 3 for number in range(3 * size + 2)]
+
+    async def scenario() -> None:
+        for lane in (LOOP, LOOP, CONTROL):
+            await tokens(executor, request(prompt, 2), lane)
+
+    run([executor], scenario())
+    assert (executor.num_looked_up, executor.num_found) == (3 * len(prompt), 3 * size)
+    assert executor.lanes[CONTROL].num_found == 0, "each lane has its own cache"
+
+
+def test_a_prompt_is_counted_once_however_many_rounds_its_answer_takes() -> None:
+    draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
+    target = make_executor(RecordingEngine(64), num_lanes=2)
+    run([draft, target], speculated(draft, target, request(PROMPT, 40)))
+    assert (target.num_looked_up, target.num_found) == (len(PROMPT), 0)

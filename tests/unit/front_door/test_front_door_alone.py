@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.front_door.alone import started_front_door
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import ServerStartError
 from pipelines.front_door.fleet.__main__ import main
-from tests.support.front_door_alone import started_front_door
 
 FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, "{}")
 

@@ -26,6 +26,9 @@ spec_decode_num_accepted_tokens_per_pos_total{model="speculative",position="1"} 
 spec_decode_num_accepted_tokens_per_pos_total{model="speculative_0123abcd",position="0"} 1
 draftproof_output_tokens_total{model="speculative",source="draft_model"} 30
 draftproof_output_tokens_total{model="speculative",source="control"} 12
+draftproof_prefix_cache_queries_total{engine="target",model="speculative"} 500
+draftproof_prefix_cache_queries_total{engine="target",model="speculative_0123abcd"} 100
+draftproof_prefix_cache_hits_total{engine="target",model="speculative"} 320
 # TYPE draftproof_ttft_seconds histogram
 draftproof_ttft_seconds_count{model="speculative"} 3
 draftproof_ttft_seconds_sum{model="speculative"} 0.5
@@ -59,6 +62,8 @@ def test_figures_are_summed_over_pairs_and_the_target_alone() -> None:
         "spec_decode_num_accepted_tokens_per_pos_total position=0": 5,
         "spec_decode_num_accepted_tokens_per_pos_total position=1": 3,
         "generation_tokens_total": 42,
+        "prefix_cache_queries_total": 600,
+        "prefix_cache_hits_total": 320,
         "num_requests_running": 3,
         "num_requests_waiting": 5,
         "kv_cache_usage_perc": approx(0.6),

@@ -124,7 +124,12 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),
-    "prometheus_client": ("pipelines/front_door/observing/", "docs/code_tables/metrics.py", "tests/"),
+    "prometheus_client": (
+        "pipelines/front_door/observing/",
+        "pipelines/upstreams/metrics.py",
+        "docs/code_tables/metrics.py",
+        "tests/",
+    ),
     "opentelemetry": ("pipelines/front_door/observing/traces.py", "tests/"),
     "triton_python_backend_utils": ("model_repository/",),
 }

@@ -23,6 +23,7 @@ from pipelines.canary.judge.limits import read_limits
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.run_files import state_file
 from pipelines.errors import CanaryError
+from pipelines.upstreams.request import RESPONSES
 from pipelines.upstreams.settings import DEFAULT_PLAN
 from tests.conftest import REPOSITORY_ROOT
 
@@ -58,7 +59,10 @@ class Running:
 
     def ask(self, prompt: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", {})
-        body = {"model": "stand-in", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+        asked = {"prompt": prompt, "max_tokens": 8}
+        if path == RESPONSES:
+            asked = {"input": prompt, "max_output_tokens": 8}
+        body = {"model": "stand-in", **asked, "temperature": 0, **fields}
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120, trust_env=False)
 
     def stop(self) -> tuple[int, str]:
@@ -101,6 +105,13 @@ def running(
         if process.poll() is None:
             process.kill()
             process.communicate()
+
+
+def figures(service: Running) -> dict[str, float]:
+    """Return the samples of a service's metrics, by name and labels."""
+    page = httpx.get(f"{service.url}/metrics", trust_env=False).text
+    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("draftproof_upstreams_"): float(value) for name, _, value in lines}
 
 
 def record_of(service: Running) -> RolloutRecord | None:

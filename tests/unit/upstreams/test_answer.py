@@ -106,3 +106,88 @@ def test_a_page_in_place_of_a_stream_is_not_a_stream_that_ended_early(content: b
     answer.read(content)
     answer.end()
     assert answer.fault == fault
+
+
+def response(text: str, status: str = "completed", **more: Any) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text}]
+    items = [{"id": "random", "type": "message", "content": content, "status": status}]
+    usage = {"output_tokens": 3}
+    return {"object": "response", "status": status, "model": "m", "output": items, "usage": usage, **more}
+
+
+def delta(text: str, kind: str = "output_text") -> dict[str, Any]:
+    return {"type": f"response.{kind}.delta", "output_index": 0, "delta": text}
+
+
+def items(*documents: dict[str, Any], is_stream: bool = True) -> Answer:
+    """Read an answer of ``/v1/responses``, each part a second after the one before."""
+    seconds = iter(range(1000))
+    answer = Answer(is_stream=is_stream, clock=lambda: float(next(seconds)), has_items=True)
+    for each in documents:
+        data = json.dumps(each)
+        answer.read((f"event: {each['type']}\ndata: {data}\n\n" if is_stream else data).encode())
+    answer.end()
+    return answer
+
+
+BEGIN = {"type": "response.created", "response": response("", "in_progress", output=[], usage=None)}
+INCOMPLETE = {"incomplete_details": {"reason": "max_output_tokens"}}
+
+
+def test_a_response_is_read_as_a_chat_is() -> None:
+    end = {"type": "response.completed", "response": response("a bc")}
+    answer = items(BEGIN, delta("a b"), {"type": "response.output_text.done"}, delta("c"), end)
+    assert (answer.fault, answer.whole_text, answer.num_tokens, answer.model) == ("", "a bc", 3, "m")
+    assert (answer.first_at_s, answer.longest_pause_s) == (0.0, 1.0)
+    assert items(response("a bc"), is_stream=False).whole_text == "a bc"
+
+
+def test_calls_of_tools_in_a_response_are_compared() -> None:
+    one, other = (
+        items(
+            response("", output=[{"type": "function_call", "name": "add", "arguments": given}]),
+            is_stream=False,
+        )
+        for given in ('{"a": 1}', '{"a": 2}')
+    )
+    assert one.whole_text == 'add{"a": 1}'
+    assert first_difference(one, other) == "text"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (items(BEGIN, delta("a")), "a stream that ended early"),
+        (items(BEGIN, {"type": "error", "message": "full"}), "an error instead of an answer"),
+        (items(BEGIN, {"type": "response.failed", "response": {}}), "an error instead of an answer"),
+        (items(BEGIN, {"type": "response.completed", "response": None}), "garbage"),
+        (
+            items(response("a", "failed", error={"code": "x"}), is_stream=False),
+            "an error instead of an answer",
+        ),
+        (items(response("a", "queued"), is_stream=False), "an answer that did not finish"),
+        (items({"choices": []}, is_stream=False), "garbage"),
+    ],
+)
+def test_what_is_no_whole_response_has_a_fault(answer: Answer, fault: str) -> None:
+    assert answer.fault == fault
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        (response("a"), response("a", output=response("a")["output"], id="resp_2"), ""),
+        (response("a"), response("b"), "text"),
+        (response("a"), response("a", "incomplete", **INCOMPLETE), "finish_reason"),
+        (response("a"), response("a", usage={"output_tokens": 4}), "sequence_length"),
+    ],
+)
+def test_the_first_difference_of_two_responses(
+    one: dict[str, Any], other: dict[str, Any], difference: Difference
+) -> None:
+    assert first_difference(*(items(each, is_stream=False) for each in (one, other))) == difference
+
+
+def test_a_stream_that_says_something_else_than_its_end_differs() -> None:
+    end = {"type": "response.completed", "response": response("ab")}
+    assert first_difference(items(BEGIN, delta("ab"), end), items(BEGIN, delta("ax"), end)) == "text"

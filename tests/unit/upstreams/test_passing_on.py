@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ import yaml
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.run_files import state_file
 from pipelines.upstreams.__main__ import main
+from pipelines.upstreams.request import RESPONSES
 from tests.support.stand_in_openai import Faults, StandIn, stand_in_openai
-from tests.unit.upstreams.running import Running, running
+from tests.unit.upstreams.running import Running, figures, running
 
 _CANDIDATE = {"X-Draftproof-Arm": "candidate"}
 _ARMS = {
@@ -68,11 +70,18 @@ def pair(serving: Pair) -> Iterator[Pair]:
     serving.old.faults = serving.new.faults = Faults()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def without_ids(content: bytes) -> bytes:
+    """Leave out the ids of responses, which are new each time."""
+    return re.sub(rb"(resp|msg)_\d+", rb"\1", content)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair) -> None:
     body: dict[str, Any] = {"model": "stand-in", "max_tokens": 5, "temperature": 0, "stream": stream}
-    if "chat" in path:
+    if "responses" in path:
+        body |= {"input": [{"role": "user", "content": "hello"}], "max_output_tokens": 5}
+    elif "chat" in path:
         body["messages"] = [{"role": "user", "content": "hello"}]
     else:
         body["prompt"] = "hello"
@@ -80,7 +89,7 @@ def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair
     expected = httpx.post(f"{old.url}{path}", json=body, timeout=120, trust_env=False)
     headers = {"X-Draftproof-Arm": "stable"}
     answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=120, trust_env=False)
-    assert (answer.status_code, answer.content) == (200, expected.content)
+    assert (answer.status_code, without_ids(answer.content)) == (200, without_ids(expected.content))
     assert answer.headers["content-type"] == expected.headers["content-type"]
     assert answer.headers["x-draftproof-arm"] == "stable"
     assert old.requests[-1] == old.requests[-2]
@@ -89,7 +98,35 @@ def test_the_bytes_of_a_server_are_passed_on(path: str, stream: bool, pair: Pair
 def test_models_are_those_of_the_server_in_service(pair: Pair) -> None:
     models = httpx.get(f"{pair.service.url}/v1/models", trust_env=False).json()
     assert [each["id"] for each in models["data"]] == ["stand-in"]
-    assert httpx.get(f"{pair.service.url}/v1/embeddings", trust_env=False).status_code == 404
+    unknown = httpx.post(f"{pair.service.url}/v1/embeddings", json={}, trust_env=False)
+    assert (unknown.status_code, unknown.json()["error"]["what"]) == (404, "this path is not passed on")
+    assert unknown.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "kept", [{"previous_response_id": "resp_1"}, {"conversation": "c"}, {"background": True}]
+)
+def test_a_response_that_needs_what_one_server_keeps_is_refused(kept: dict[str, Any], pair: Pair) -> None:
+    before = len(pair.old.requests) + len(pair.new.requests)
+    answer = pair.service.ask("hello", RESPONSES, **kept)
+    assert (answer.status_code, answer.json()["error"]["values"]) == (400, next(iter(kept)))
+    assert len(pair.old.requests) + len(pair.new.requests) == before
+
+
+def test_operators_see_requests_faults_times_and_weights(pair: Pair) -> None:
+    before = figures(pair.service)
+    pair.new.faults = Faults(fails=1.0)
+    assert pair.service.ask("metrics", stream=True, headers=_CANDIDATE).status_code == 200
+    assert pair.service.ask("x", path="/v1/unknown").status_code == 404
+    after = figures(pair.service)
+    added = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert added['requests_total{arm="stable",outcome="answered"}'] == 1
+    assert added['fallbacks_total{arm="candidate"}'] == 1
+    assert added['faults_total{arm="candidate",fault="HTTP 500"}'] == 1
+    assert added['ttft_seconds_count{arm="stable"}'] == 1
+    assert added['e2e_latency_seconds_count{arm="stable"}'] == 1
+    assert added['responses_total{path="other",status="404"}'] == 1
+    assert after['weight{arm="candidate",server="new"}'] == 0.5
 
 
 def test_what_a_server_refuses_is_passed_on(pair: Pair) -> None:

@@ -18,8 +18,9 @@ from pipelines.canary.__main__ import main as canary
 from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.run_files import state_file
+from pipelines.upstreams.request import RESPONSES
 from tests.support.stand_in_openai import Faults, stand_in_openai
-from tests.unit.upstreams.running import Running, ended, has_begun, running, write_plan
+from tests.unit.upstreams.running import Running, ended, figures, has_begun, running, write_plan
 
 _PAUSE_S = 0.02  # leaves the processor to other tests
 
@@ -50,18 +51,25 @@ def clients(service: Running, **fields: Any) -> Iterator[list[int]]:
             thread.join()
 
 
-def rolled_out(folder: Path, faults: Faults, stable: Faults | None = None) -> tuple[RolloutRecord, Judgement]:
+def rolled_out(
+    folder: Path, faults: Faults, stable: Faults | None = None, path: str = "/v1/completions"
+) -> tuple[RolloutRecord, Judgement]:
     """Roll a candidate with faults out under load."""
     with (
         stand_in_openai(stable) as old,
         stand_in_openai() as new,
         running(folder, {"url": old.url}, {"url": new.url}) as service,
     ):
-        with clients(service) as statuses:
+        with clients(service, path=path) as statuses:
             has_begun(service)
             new.faults = faults
             record = ended(service)
         assert set(statuses) <= {200}
+        seen = figures(service)
+        assert seen[f'phase{{phase="{record.phase}"}}'] == 1
+        if not faults.hangs:
+            assert seen['replays_total{arm="candidate",outcome="equal"}'] > 0
+        assert ('replays_total{arm="candidate",outcome="different"}' in seen) == bool(faults.changes)
         judged = judgement(record)
         code, said = service.stop()
         assert code == {"pass": 0, "fail": 1, "inconclusive": 3}[judged.verdict], said
@@ -124,3 +132,26 @@ def test_a_bad_server_is_rolled_back_for_what_it_does(
     else:
         assert "What went wrong" not in sections
         assert record.divergences[0]["differs_in"] == "text"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("faults", "metric"), [(Faults(changes=0.2), "answers"), (Faults(ends=0.6), "errors"), (Faults(), "")]
+)
+def test_responses_are_judged_as_other_answers_are(faults: Faults, metric: str, tmp_path: Path) -> None:
+    write_plan(tmp_path)
+    record, judged = rolled_out(tmp_path, faults, path=RESPONSES)
+    assert (record.phase, judged.verdict) == (("rolled_back", "fail") if metric else ("promoted", "pass"))
+    assert metric in judged.reason
+
+
+def test_a_server_without_responses_is_refused_beside_one_that_has_them(tmp_path: Path) -> None:
+    write_plan(tmp_path)
+    with (
+        stand_in_openai() as old,
+        stand_in_openai(has_responses=False) as new,
+        running(tmp_path, {"url": old.url}, {"url": new.url}) as service,
+    ):
+        record = ended(service)
+        assert "new has no /v1/responses" in judgement(record).reason
+        assert service.stop()[0] == 1

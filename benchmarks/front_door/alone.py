@@ -1,4 +1,4 @@
-"""Runs a front door that belongs to no server, for tests of a fleet."""
+"""Runs a front door that belongs to no server, for measurements and tests of a fleet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.errors import ServerStartError
 
 _STARTS_WITHIN_S = 120.0  # on a busy machine
 
@@ -36,28 +38,36 @@ class FrontDoorAlone:
 
 
 @contextmanager
-def front_door_alone(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
+def front_door_alone(
+    folder: Path, servers: Sequence[str], port: int = 0, **settings: Any
+) -> Iterator[FrontDoorAlone]:
     """Run a front door of a fleet, healthy at the beginning of the block and killed at its end.
 
     Args:
         folder: For its settings and its log.
         servers: ``host:port`` of the gRPC server of each server.
         port: Where it listens; 0 for a free port.
+        settings: Its other settings.
+
+    Raises:
+        ServerStartError: It ended, or was not healthy in time.
     """
-    with started_front_door(folder, servers, port) as running:
+    with started_front_door(folder, servers, port, **settings) as running:
         _wait_healthy(running)
         yield running
 
 
 @contextmanager
-def started_front_door(folder: Path, servers: Sequence[str], port: int = 0) -> Iterator[FrontDoorAlone]:
+def started_front_door(
+    folder: Path, servers: Sequence[str], port: int = 0, **settings: Any
+) -> Iterator[FrontDoorAlone]:
     """Do the same, but wait only until it listens."""
-    settings, log = folder / "front_door.yaml", folder / "front_door.log"
-    settings.write_text(json.dumps({"servers": list(servers)}), encoding="utf-8")
+    file, log = folder / "front_door.yaml", folder / "front_door.log"
+    file.write_text(json.dumps({"servers": list(servers), **settings}), encoding="utf-8")
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pipelines.front_door.fleet", "--front-door", str(settings)),
+                *(sys.executable, "-m", "pipelines.front_door.fleet", "--front-door", str(file)),
                 *("--openai-port", str(port)),
             ],
             cwd=REPOSITORY_ROOT,
@@ -79,7 +89,7 @@ def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
         if found := re.search(r"listening on (\S+);", log.read_text()):
             return found[1]
         time.sleep(0.05)
-    raise AssertionError(f"the front door does not listen:\n{log.read_text()[-3000:]}")
+    raise _failure("does not listen", log)
 
 
 def _wait_healthy(door: FrontDoorAlone) -> None:
@@ -89,4 +99,13 @@ def _wait_healthy(door: FrontDoorAlone) -> None:
             if httpx.get(f"{door.url}/health", timeout=120, trust_env=False).status_code == 200:
                 return
         time.sleep(0.05)
-    raise AssertionError(f"the front door is not healthy:\n{door.log.read_text()[-3000:]}")
+    raise _failure("is not healthy", door.log)
+
+
+def _failure(what: str, log: Path) -> ServerStartError:
+    return ServerStartError(
+        f"a front door {what}",
+        values=log.read_text()[-3000:],
+        limit=f"within {_STARTS_WITHIN_S:.0f} s",
+        remedy="fix the error in its log",
+    )

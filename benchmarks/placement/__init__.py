@@ -1,0 +1,1 @@
+"""Measures what the choice among three real servers does, and what looking at a server costs."""
