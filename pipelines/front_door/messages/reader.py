@@ -138,7 +138,7 @@ class MessageReader:
 
     def _read_arguments(self) -> Iterator[Part]:
         if not self._depth:
-            self._text = self._text.lstrip()
+            self._text = self._text[len(self._text.partition("{")[0]) :]
         end = self._end_of_arguments()
         piece, self._text = self._text[:end], self._text[end:]
         if piece:

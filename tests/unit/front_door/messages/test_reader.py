@@ -94,6 +94,14 @@ def test_any_division_of_a_text_gives_the_same_message(
         assert whole["content"] == text
 
 
+def test_what_stands_before_arguments_is_left_out_however_it_is_divided() -> None:
+    pieces = ["[TOOL_CALLS]f[ARGS]<", '<{"a": 1}']
+    whole, _ = message_of(["".join(pieces)], Thinking.NONE, MISTRAL_NAMES)
+    found, _ = message_of(pieces, Thinking.NONE, MISTRAL_NAMES)
+    assert found == whole
+    assert whole["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}  # type: ignore[index]
+
+
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_calls_are_read(name: str, size: int) -> None:
