@@ -231,7 +231,7 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
-	-@$(MAKE) -s .venv-clients/clients.stamp # where they cannot be installed, the tests with other clients are skipped
+	-@$(MAKE) -s .venv-clients/clients.stamp .venv-image/image.stamp # where they cannot be installed, their tests are skipped
 	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day
@@ -318,6 +318,10 @@ evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the 
 wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
 	@$(venv) -m tools.wheel $(ARGS)
 
+.PHONY: image
+image: .venv-image/image.stamp ## make the embedded runtime's container image in dist/image without a container engine (needs mmdebstrap, umoci and root)
+	@.venv-image/bin/python -m tools.image $(ARGS)
+
 ##@ Clean
 .PHONY: clean
 clean: ## stop servers, delete caches and .run/ (never build/, which holds sources)
@@ -347,6 +351,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile_peers) --python-version 3.11 --extra peers-llama-cpp -o requirements/peers-llama-cpp.txt
 	$(uv_compile_peers) --python-version 3.11 --extra peers-transformers -o requirements/peers-transformers.txt
 	$(uv_compile_peers) --python-version 3.11 --extra clients -o requirements/clients.txt
+	$(uv_compile_any) --python-version 3.10 --extra image -o requirements/image.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
@@ -381,6 +386,13 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 .venv-clients/clients.stamp: requirements/clients.txt
 	$(docs_python) -m venv --clear .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
+	@touch $@
+
+# Separate from .venv: only `image` needs these packages, and its pip installs into the image.
+.venv-image/image.stamp: requirements/image.txt
+	@test -n "$(python)" || { echo "no usable Python among $(candidates); need 3.10 to 3.12 with venv and ensurepip"; exit 2; }
+	$(python) -m venv --clear .venv-image
+	.venv-image/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
 	@touch $@
 
 # Separate from .venv: only the site needs these packages, and Zensical needs Python 3.11.

@@ -25,6 +25,7 @@ from docs.figures.fault_drills import fault_drills
 from docs.figures.fleet_drills import fleet_drills
 from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
+from docs.figures.image import image
 from docs.figures.kv_caches import kv_caches
 from docs.figures.memory import server_memory
 from docs.figures.other_servers import other_server
@@ -105,6 +106,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         )
         for engine in ("vllm", "llama-cpp")
     },
+    "image": (RESULTS / "image.json", "make image && cp dist/image.json docs/results/", image),
     "versions": (RESULTS / "versions-demo.json", "make bench-versions BEFORE=a943c91", versions),
     "pair": (PAIR, "make evaluate-demo", pair),
 }
