@@ -29,8 +29,9 @@ def image(document: Document) -> str:
             f"{packages['debian']} packages of Debian, {packages['python']} of Python; "
             f"{unknown} of them state no licence that a program can read. Digest `{document['digest']}`.",
             "",
-            f"Conditions: Debian {about['debian']}, mmdebstrap {about['mmdebstrap']}, umoci {about['umoci']}; "
-            f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`.",
+            f"Conditions: Debian {about['debian']}, mmdebstrap {about['mmdebstrap']}, "
+            f"umoci {about['umoci']}; {about['date'][:10]}, commit {about['git_sha'][:10]}, "
+            f"`{about['command']}`.",
         ]
     )
 

@@ -45,7 +45,7 @@ def bill_of_materials(
     bom.metadata.component = image
     bom.metadata.timestamp = datetime.fromtimestamp(created, timezone.utc)
     bom.register_dependency(image, components)
-    text = JsonV1Dot6(bom).output_as_string(indent=1)
+    text: str = JsonV1Dot6(bom).output_as_string(indent=1)
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if error is not None:
         raise DraftproofError(
