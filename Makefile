@@ -75,7 +75,7 @@ python = $(eval python := $(find_python))$(python)
 venv := .venv/bin/python
 ##= address of docs-serve
 DOCS_ADDRESS ?= 127.0.0.1:8080
-##= interpreter for .venv-docs (default: the first usable one of python3.11 to python3.14, python3)
+##= interpreter for .venv-docs, .venv-image and .venv-clients (default: the first usable one of python3.11 to python3.14, python3)
 DOCS_PYTHON ?=
 docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
 docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
@@ -231,7 +231,7 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
-	-@$(MAKE) -s .venv-clients/clients.stamp # where they cannot be installed, the tests with other clients are skipped
+	-@$(MAKE) -s .venv-clients/clients.stamp .venv-image/image.stamp # where they cannot be installed, their tests are skipped
 	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day
@@ -318,6 +318,10 @@ evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the 
 wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
 	@$(venv) -m tools.wheel $(ARGS)
 
+.PHONY: image
+image: .venv-image/image.stamp ## make the embedded runtime's container image in dist/image without a container engine (needs mmdebstrap, umoci and root)
+	@.venv-image/bin/python -m tools.image $(ARGS)
+
 ##@ Clean
 .PHONY: clean
 clean: ## stop servers, delete caches and .run/ (never build/, which holds sources)
@@ -347,6 +351,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile_peers) --python-version 3.11 --extra peers-llama-cpp -o requirements/peers-llama-cpp.txt
 	$(uv_compile_peers) --python-version 3.11 --extra peers-transformers -o requirements/peers-transformers.txt
 	$(uv_compile_peers) --python-version 3.11 --extra clients -o requirements/clients.txt
+	$(uv_compile_any) --python-version 3.10 --extra image -o requirements/image.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
@@ -366,28 +371,21 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	@touch $@
 
 .venv/test.stamp: requirements/test.txt .venv/run.stamp
-	$(pip_install) $(locked) -r $<
-	@touch $@
-
 .venv/otel.stamp: requirements/otel.txt .venv/run.stamp
-	$(pip_install) $(locked) -r $<
-	@touch $@
-
 .venv/build.stamp: requirements/build.txt .venv/run.stamp
+.venv/test.stamp .venv/otel.stamp .venv/build.stamp:
 	$(pip_install) $(locked) -r $<
 	@touch $@
 
-# Separate from .venv: clients of OpenAI's API that need other versions than we do.
+# Separate from .venv: clients need other versions than we do, only `image` and the site need the packages of the
+# others, the pip of .venv-image installs into the image, and Zensical needs Python 3.11.
 .venv-clients/clients.stamp: requirements/clients.txt
-	$(docs_python) -m venv --clear .venv-clients
-	.venv-clients/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
-	@touch $@
-
-# Separate from .venv: only the site needs these packages, and Zensical needs Python 3.11.
+.venv-image/image.stamp: requirements/image.txt
 .venv-docs/docs.stamp: requirements/docs.txt
-	@test -n "$(docs_python)" || { echo "no usable Python for the site: looked for $(docs_candidates); need 3.11 or newer with venv; name one: make docs DOCS_PYTHON=/path/to/python"; exit 2; }
-	$(docs_python) -m venv --clear .venv-docs
-	.venv-docs/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
+.venv-clients/clients.stamp .venv-image/image.stamp .venv-docs/docs.stamp:
+	@test -n "$(docs_python)" || { echo "no usable Python for $(@D): looked for $(docs_candidates); need 3.11 or newer with venv; name one with DOCS_PYTHON=/path/to/python"; exit 2; }
+	$(docs_python) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<
 	@touch $@
 
 .venv/train.stamp: requirements/train.txt .venv/created.stamp

@@ -25,6 +25,7 @@ from docs.figures.fault_drills import fault_drills
 from docs.figures.fleet_drills import fleet_drills
 from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
+from docs.figures.image import image
 from docs.figures.kv_caches import kv_caches
 from docs.figures.long_prompt import long_prompt
 from docs.figures.memory import server_memory
@@ -114,6 +115,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         )
         for engine in ("vllm", "llama-cpp")
     },
+    "image": (RESULTS / "image.json", "make image && cp dist/image.json docs/results/", image),
     "versions": (RESULTS / "versions-demo.json", "make bench-versions BEFORE=a943c91", versions),
     "pair": (PAIR, "make evaluate-demo", pair),
 }

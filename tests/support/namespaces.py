@@ -2,12 +2,14 @@
 
 A container gets a root of its own: the machine's programs and the mounts of the manifest, read-only unless
 the manifest makes them writable. It has no capabilities and uses the pod's ports. Users are not separated.
+Or its root is that of an image: then it also has processes, devices and a user of its own, which needs root.
 Two pods are two networks with a virtual cable between them. Needs util-linux (``unshare``, ``nsenter``,
 ``setpriv``), the right to create namespaces, and ``ip`` (iproute2) for a second pod.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +20,17 @@ from pathlib import Path
 
 PYTHON_HOME = "/opt/draftproof/venv"  # of the image; here that of the tests
 _PROGRAMS = ("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "sys", "usr")
+_CONFINED = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
+_IMAGE_DEVICES = ("full", "null", "random", "urandom", "zero")
+_NUM_USERS = 65536
+# Waits for its users to be mapped, where it has a namespace of them.
+_OWN_USERS = """
+import ctypes, sys
+if ctypes.CDLL(None).unshare(0x10000000 | 0x40000000):  # CLONE_NEWUSER, CLONE_NEWNET
+    sys.exit(1)
+print("alone", flush=True)
+sys.stdin.readline()
+"""
 _LOOPBACK_UP = """
 import fcntl, socket, struct, sys, time
 with socket.socket() as any_socket:
@@ -44,13 +57,20 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """A container as a manifest describes it."""
+    """A container as a manifest describes it.
+
+    Attributes:
+        image: Root of an image, instead of the machine's programs.
+        user: User and group inside, for an image.
+    """
 
     command: Sequence[str]
     working_dir: str
     mounts: Sequence[Mount]
     empty: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    image: Path | None = None
+    user: int = 0
 
 
 class Pod:
@@ -72,16 +92,17 @@ class Pod:
 
     def __enter__(self) -> Pod:
         """Start the pod, with its loopback up."""
-        users = ["unshare", "--user", "--map-root-user", "--net"]
-        if self._beside is not None:
-            users = [*self._beside.enter("user"), "unshare", "--net"]
+        beside = [] if self._beside is None else [*self._beside.enter("user"), "unshare", "--net"]
+        program = _LOOPBACK_UP if beside else _OWN_USERS + _LOOPBACK_UP
         self._holder = subprocess.Popen(
-            [*users, sys.executable, "-c", _LOOPBACK_UP],
+            [*beside, sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._holder.stdout is not None
+        if not beside and self._holder.stdout.readline() == "alone\n":
+            self._map_users()
         if self._holder.stdout.readline() != "up\n":
             raise OSError("this kernel or this user has no namespaces")
         if self._beside is not None:
@@ -91,6 +112,18 @@ class Pod:
                 if subprocess.run([*pod.enter("user", "net"), "sh", "-ec", "; ".join(lines)]).returncode:
                     raise OSError("two networks cannot be joined here")
         return self
+
+    def _map_users(self) -> None:
+        """Map all users if we are root, else ours alone, which becomes root inside."""
+        number = _NUM_USERS if os.getuid() == 0 else 1
+        process = Path("/proc") / str(self._holder.pid)
+        if number == 1:
+            (process / "setgroups").write_text("deny")
+        (process / "uid_map").write_text(f"0 {os.getuid()} {number}")
+        (process / "gid_map").write_text(f"0 {os.getgid()} {number}")
+        assert self._holder.stdin is not None
+        self._holder.stdin.write("\n")
+        self._holder.stdin.flush()
 
     def __exit__(self, *error: object) -> None:
         """Stop its containers."""
@@ -108,9 +141,13 @@ class Pod:
     def start(self, container: Container, log: Path) -> subprocess.Popen[str]:
         """Start a container and return the process of its command."""
         root = Path(tempfile.mkdtemp(dir=self._scratch))
+        unshare, script = ["unshare", "--mount"], _script(container, root)
+        if container.image is not None:
+            unshare += ["--pid", "--fork", "--kill-child", "--ipc", "--uts"]
+            script = _image_script(container, container.image, root)
         with log.open("a") as output:
             process = subprocess.Popen(
-                [*self.enter("user", "net"), "unshare", "--mount", "sh", "-c", _script(container, root)],
+                [*self.enter("user", "net"), *unshare, "sh", "-c", script],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -123,6 +160,31 @@ class Pod:
             )
         self._running.append(process)
         return process
+
+
+def first_process(of: subprocess.Popen[str]) -> int:
+    """Return the first process inside an image's container; a runtime sends it the signals."""
+    [child] = Path(f"/proc/{of.pid}/task/{of.pid}/children").read_text().split()
+    return int(child)
+
+
+def _image_script(container: Container, image: Path, root: Path) -> str:
+    """Return a script that makes an image the root, then replaces itself with the command."""
+    places = {mount.target: _bound(mount, shlex.quote(f"{root}{mount.target}")) for mount in container.mounts}
+    for each in ("/dev", "/dev/shm", *container.empty):
+        places[each] = [f"mount -t tmpfs -o mode={'755' if each == '/dev' else '1777'} tmpfs {root}{each}"]
+    lines = ["set -e", "mount -t proc proc /proc", f"mount --bind {image} {root}"]
+    for target in sorted(places):
+        lines += [f"mkdir -p {shlex.quote(f'{root}{target}')}", *places[target]]
+        if target == "/dev":
+            for name in _IMAGE_DEVICES:
+                lines.append(f"touch {root}/dev/{name}; mount --bind /dev/{name} {root}/dev/{name}")
+            lines.append(f"ln -s /proc/self/fd {root}/dev/fd")
+    lines += [f"mount -t proc proc {root}/proc", f"mount -o remount,bind,ro {root}"]
+    program = f"cd {shlex.quote(container.working_dir)} && exec {shlex.join(container.command)}"
+    user = [f"--reuid={container.user}", f"--regid={container.user}", "--clear-groups"]
+    confined = ["setpriv", *user, *_CONFINED, "sh", "-c", program]
+    return "\n".join([*lines, f"exec chroot {root} {shlex.join(confined)}"])
 
 
 def _script(container: Container, root: Path) -> str:
@@ -147,7 +209,7 @@ def _script(container: Container, root: Path) -> str:
         lines += places[target]
     lines.append(f"mount -o remount,ro {root}")
     program = f"cd {shlex.quote(container.working_dir)} && exec {shlex.join(container.command)}"
-    confined = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "sh", "-c", program]
+    confined = ["setpriv", *_CONFINED, "sh", "-c", program]
     return "\n".join([*lines, f"exec chroot {root} {shlex.join(confined)}"])
 
 

@@ -105,6 +105,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tests/",
     ),
     "cryptography": ("build/packaging/signature.py", "tests/"),
+    "cyclonedx": ("tools/image/sbom.py",),  # in an environment of its own
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": (
