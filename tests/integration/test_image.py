@@ -48,7 +48,7 @@ for prompt in sys.argv[2:]:
     print(json.dumps(json.loads(ask("generate/generate", body))["output_ids"]))
 """
 ABOUT = """
-import json, os, pathlib
+import json, os, pathlib, pwd
 def may_write(path):
     try:
         (pathlib.Path(path) / "written").touch()
@@ -56,7 +56,7 @@ def may_write(path):
         return False
     return True
 status = dict(line.split(":", 1) for line in pathlib.Path("/proc/1/status").read_text().splitlines())
-image = ("/", "/opt/draftproof/code", "/opt/draftproof/venv", "/home/draftproof")
+image = ("/", "/opt/draftproof/code", "/opt/draftproof/venv", pwd.getpwuid(os.getuid()).pw_dir)
 places = (*image, "/packages", "/tmp", os.environ["RUN"])
 print(json.dumps({
     "user": [os.getuid(), os.getgid(), os.getgroups()],

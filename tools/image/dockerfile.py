@@ -27,7 +27,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage adds to its base image.
+    """Steps and configuration that a stage adds to its base image.
 
     Attributes:
         steps: Files and commands, in order.

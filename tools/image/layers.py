@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines.errors import DraftproofError
 
 MOST_BYTES = 1_000_000_000
-"""Of all files of an image, unpacked."""
+"""Limit for all files of an image, unpacked."""
 
 LAYERS = ("debian", "environment", "code")
 """From the one that changes least often to the one that changes most often."""
