@@ -79,6 +79,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "placement": (RESULTS / "placement-demo.json", "python -m benchmarks.placement", placement),
     "looks": (RESULTS / "looks-demo.json", "python -m benchmarks.placement.looks", looks),
     "families": (RESULTS / "families.json", "make results", families),
+    "families-gemma": (
+        RESULTS / "families-gemma.json",
+        "python -m benchmarks.families gemma2 gemma2-heads256",
+        families,
+    ),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
     "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),
     "quantized-steps": (RESULTS / "quantized-steps-demo-large.json", "make results", quantized_steps),
