@@ -1,11 +1,10 @@
 """Measure speculation after long prompts of code: ``python -m benchmarks.long_contexts``.
 
 Loads the pair of a recipe with OpenVINO's attention and with ours, in this process, with the loop and the
-controller of a server. Continues held-out code of each length by the target alone and with the draft: the
-draft's own proposals, and proposals that are right at a stated rate (``benchmarks/rehearsal/steering.py``).
-Every answer must equal that of the target alone. Speeds count from the first token of an answer to the last,
-so reading the prompt is no part of them. The last line of standard output is JSON. Exit codes: 0 success; 1
-an answer differs, or another error; 2 wrong usage.
+controller of a server. Continues held-out code of each length by the target alone and with the draft. Every
+answer must equal that of the target alone. Speeds count from the first token of an answer to the last, after
+both models have read the prompt, and in CPU time, which other programs hardly change. The last line of
+standard output is JSON. Exit codes: 0 success; 1 an answer differs, or another error; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,7 +29,6 @@ from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.template_values import calibration_file
 from pipelines.bench.report.blocks import METHOD, Blocks
 from pipelines.command_line.prompt_lengths import read_tokenizer
-from pipelines.errors import EngineFailedError
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.reporting.conditions import conditions, engine_conditions
@@ -39,7 +37,6 @@ from pipelines.speculation.token_ids import TokenIds
 Attention = Literal["openvino", "draftproof"]
 CONTEXTS = (512, 2048, 8192, 16384)
 DRAFT_LENGTHS = (4, 8)
-RATES = (0.6, 0.7, 0.8, 0.9)
 NUM_TOKENS = 96
 NUM_TEXTS = 3
 BLOCK_SIZE = 32
@@ -91,31 +88,15 @@ def held_out_texts(tokenizer_of: Path, num_texts: int, length: int) -> list[Toke
     ]
 
 
-def arms_of(
-    pair: LoadedPair, prompt: TokenIds, expected: Answer, text: int, rates: Sequence[float]
-) -> dict[str, Callable[[], Answer]]:
-    """Return how each arm but the target alone answers, by name."""
-    return {
-        ADAPTIVE: lambda: pair.own(prompt, expected, None),
-        **{f"K={count}": lambda count=count: pair.own(prompt, expected, count) for count in DRAFT_LENGTHS},
-        **{f"rate {rate}": lambda rate=rate: pair.steered(prompt, expected, rate, text) for rate in rates},
-    }
-
-
 def time_answers(
-    pairs: dict[str, LoadedPair],
-    texts: Sequence[TokenIds],
-    contexts: Sequence[int],
-    steered_from: int,
-    num_tokens: int,
+    pairs: dict[str, LoadedPair], texts: Sequence[TokenIds], contexts: Sequence[int], num_tokens: int
 ) -> list[Timed]:
-    """Answer the beginnings of each text with all arms in turn, each turn beginning with another arm.
+    """Answer the beginnings of each text with all arms in turn.
 
     Args:
         pairs: Pairs by attention, started.
         texts: Texts of at least the longest context.
         contexts: Lengths of prompts, ascending, so that each reuses the blocks of the one before.
-        steered_from: Shortest context that is also answered at stated acceptance rates.
         num_tokens: Tokens of each answer.
 
     Raises:
@@ -126,31 +107,21 @@ def time_answers(
         for context_len in contexts:
             prompt = token_ids[:context_len]
             for attention, pair in pairs.items():
-                expected = pair.alone(prompt, num_tokens)  # reads the prompt, and is not timed
-                rates = RATES if context_len >= steered_from else ()
-                arms = arms_of(pair, prompt, expected, text, rates)
-                arms[ALONE] = lambda pair=pair, prompt=prompt: pair.alone(prompt, num_tokens)
-                names = sorted(arms)
-                for name in np.roll(names, text).tolist():
-                    found = arms[name]()
-                    if name == ALONE:
-                        _check_same(expected, found)
-                    timed.append(Timed(attention, context_len, name, text, found))
-                    _say(
-                        f"{attention} {context_len} {name}: {1e3 * found.seconds_per_token:.1f} ms a token, "
-                        f"{found.num_accepted} of {found.num_drafted} accepted, {found.num_rounds} rounds"
-                    )
+                expected = pair.alone(prompt, num_tokens)
+                timed.append(_timed(attention, context_len, ALONE, text, expected))
+                pair.read_by_draft(prompt)
+                arms = {ADAPTIVE: None, **{f"K={count}": count for count in DRAFT_LENGTHS}}
+                for name in np.roll(list(arms), text).tolist():  # each text begins with another arm
+                    found = pair.own(prompt, expected, arms[name])
+                    timed.append(_timed(attention, context_len, name, text, found))
     return timed
 
 
-def _check_same(expected: Answer, found: Answer) -> None:
-    if found.token_ids != expected.token_ids:
-        raise EngineFailedError(
-            "the target alone has answered the same prompt differently",
-            values=f"{expected.token_ids} and {found.token_ids}",
-            limit="every token is equal",
-            remedy="keep the engines and compare their steps with benchmarks.families",
-        )
+def _timed(attention: str, context_len: int, arm: str, text: int, answer: Answer) -> Timed:
+    """Return the answer with what it belongs to, after a line about it."""
+    found = Timed(attention, context_len, arm, text, answer)
+    _say(json.dumps(asdict(found)))
+    return found
 
 
 def cells(timed: Sequence[Timed]) -> list[dict[str, Any]]:
@@ -166,11 +137,12 @@ def cells(timed: Sequence[Timed]) -> list[dict[str, Any]]:
 
 
 def _compared(arms: dict[str, list[Answer]]) -> dict[str, dict[str, Any]]:
-    blocks = Blocks({arm: [1 / each.seconds_per_token for each in found] for arm, found in arms.items()})
+    blocks = Blocks({arm: [1 / each.cpu_seconds_per_token for each in found] for arm, found in arms.items()})
     counts = ("num_drafted", "num_accepted", "num_rejected", "num_rounds")
     return {
         arm: {
-            "ms_per_token": 1e3 * statistics.median(each.seconds_per_token for each in found),
+            "ms_per_token": 1e3 * statistics.median(each.cpu_seconds_per_token for each in found),
+            "wall_ms_per_token": 1e3 * statistics.median(each.seconds_per_token for each in found),
             "ratio_to_target": asdict(blocks.ratio(arm, ALONE)),
             **{name: sum(getattr(each, name) for each in found) for name in counts},
             "num_tokens": sum(len(each.token_ids) for each in found),
@@ -191,7 +163,7 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
         engines=engine_conditions(engines["draftproof"]),
     )
     longest = max(options.contexts)
-    max_seq_len = longest + NUM_TOKENS
+    max_seq_len = longest + options.tokens
     limits = ExecutorLimits(
         max_batch_size=1,
         max_num_tokens=recipe.serving.max_num_tokens,
@@ -201,18 +173,18 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
     )
     with tempfile.TemporaryDirectory() as folder:
         pairs = {
-            attention: LoadedPair(each["draft"], each["target"], Path(folder), limits, RATES)
+            attention: LoadedPair(each["draft"], each["target"], Path(folder), limits, ())
             for attention, each in engines.items()
         }
         for pair in pairs.values():
             pair.start()
         texts = held_out_texts(engines["draftproof"]["target"], options.texts, longest)
-        timed = time_answers(pairs, texts, sorted(options.contexts), options.steered_from, NUM_TOKENS)
+        timed = time_answers(pairs, texts, sorted(options.contexts), options.tokens)
         for pair in pairs.values():
             pair.stop()
     return {
         "conditions": about,
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": options.tokens,
         "num_texts": options.texts,
         "ratio_method": METHOD,
         "cells": cells(timed),
@@ -224,10 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_contexts", description=__doc__)
     parser.add_argument("--recipe", default="demo-long", help="name of a recipe, or path of a YAML file")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens of the prompts")
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens of an answer (%(default)s)")
     parser.add_argument("--texts", type=int, default=NUM_TEXTS, help="texts, at least 2 (%(default)s)")
-    parser.add_argument(
-        "--steered-from", type=int, default=8192, help="shortest prompt with stated rates (%(default)s)"
-    )
     parser.add_argument(
         "--folder", type=Path, default=REPOSITORY_ROOT / "engines", help="engines (%(default)s)"
     )

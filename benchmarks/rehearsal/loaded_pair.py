@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rehearsal.steering import SteeredEngine
+from benchmarks.rehearsal.timed_engine import TimedEngine
 from build.rendering.template_values import calibration_file
 from pipelines.errors import EngineFailedError
 from pipelines.executor.engine import Engine, StepEngine
 from pipelines.executor.executor import Executor
+from pipelines.executor.lane import Work
 from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.prompt_pace import PromptPace
 from pipelines.executor.row_budget import RowBudget
 from pipelines.executor.step_loop import StepLoop
 from pipelines.manifest import EngineFiles
@@ -31,6 +34,9 @@ from pipelines.text.vocabulary import Vocabulary
 
 MAX_DRAFT_LEN = 8
 
+_Moment = tuple[float, float]
+"""Seconds of the wall clock, and of CPU time."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -39,6 +45,8 @@ class Answer:
     Attributes:
         token_ids: Output tokens.
         seconds_per_token: From the first token to the last, so without the prompt.
+        cpu_seconds_per_token: The same in CPU time: of the busiest thread in steps of the engines, and of the
+            loop between them.
         num_drafted: Verified draft tokens.
         num_accepted: Accepted draft tokens.
         num_rejected: Rejected draft tokens, of which a round has at most one: those behind it are not judged.
@@ -47,10 +55,19 @@ class Answer:
 
     token_ids: tuple[int, ...]
     seconds_per_token: float
+    cpu_seconds_per_token: float
     num_drafted: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
     num_rounds: int = 0
+
+
+class _WholeChunks(PromptPace):
+    """Read prompts in the largest steps, since no other request waits."""
+
+    def fit(self, work: Sequence[Work]) -> list[Work]:
+        """Return the planned step."""
+        return list(work)
 
 
 class LoadedPair:
@@ -77,9 +94,12 @@ class LoadedPair:
         self.engines = {
             role: Engine(each, limits.num_kv_blocks, weights_folder=folder) for role, each in files.items()
         }
-        self._steered = SteeredEngine(self.engines["draft"])
+        self._timed = {role: TimedEngine(engine) for role, engine in self.engines.items()}
+        self._steered = SteeredEngine(self._timed["draft"])
         self._draft = _executor(files["draft"], self._steered, limits)
-        self._target = _executor(files["target"], self.engines["target"], limits)
+        self._target = _executor(files["target"], self._timed["target"], limits)
+        for executor in (self._draft, self._target):
+            executor.pace = _WholeChunks()
         self._loop = StepLoop((self._draft, self._target))
         self._costs = {
             role: StepCosts(
@@ -112,13 +132,23 @@ class LoadedPair:
         """Answer by the target alone."""
 
         async def answer() -> Answer:
-            times, token_ids = [], []
+            times: list[_Moment] = []
+            token_ids: list[int] = []
             async for output in self._target.generate(_request(prompt, num_tokens)):
-                times += [time.perf_counter()] * len(output.token_ids)
+                times += [self._now()] * len(output.token_ids)
                 token_ids += output.token_ids.tolist()
-            return Answer(tuple(token_ids), _per_token(times), num_rounds=len(times))
+            return Answer(tuple(token_ids), *_per_token(times), num_rounds=len(times))
 
         return self._loop.spawn(answer()).result()
+
+    def read_by_draft(self, prompt: TokenIds) -> None:
+        """Let the draft read a prompt, which it otherwise does when it drafts first."""
+
+        async def read() -> None:
+            await self._draft.complete(_request(prompt, 1))
+
+        self._steered.follow(NO_TOKENS, 0.0, 0)
+        self._loop.spawn(read()).result()
 
     def steered(self, prompt: TokenIds, expected: Answer, rate: float, seed: int) -> Answer:
         """Answer with the draft at an acceptance rate.
@@ -166,8 +196,8 @@ class LoadedPair:
     ) -> Answer:
         async def answer() -> Answer:
             self._size_steps(lengths)
-            found = Answer((), 0.0)
-            times: list[float] = []
+            found = Answer((), 0.0, 0.0)
+            times: list[_Moment] = []
             async for part in speculate(
                 _request(prompt, len(expected.token_ids)),
                 self._steered.proposing(self._draft.complete),
@@ -175,7 +205,7 @@ class LoadedPair:
                 length,
                 stream=self._target.generate,
             ):
-                times += [time.perf_counter()] * len(part.token_ids)
+                times += [self._now()] * len(part.token_ids)
                 found = replace(
                     found,
                     token_ids=found.token_ids + tuple(part.token_ids.tolist()),
@@ -184,7 +214,8 @@ class LoadedPair:
                     num_rejected=found.num_rejected + (part.num_accepted_tokens < part.num_draft_tokens),
                     num_rounds=found.num_rounds + 1,
                 )
-            return replace(found, seconds_per_token=_per_token(times))
+            wall_s, cpu_s = _per_token(times)
+            return replace(found, seconds_per_token=wall_s, cpu_seconds_per_token=cpu_s)
 
         found = self._loop.spawn(answer()).result()
         if found.token_ids != expected.token_ids:
@@ -195,6 +226,12 @@ class LoadedPair:
                 remedy="keep the engines and compare their steps with benchmarks.families",
             )
         return found
+
+    def _now(self) -> _Moment:
+        """Return the wall clock and the CPU time so far; to be called in the loop's thread."""
+        engines = self._timed.values()
+        between_steps_s = time.thread_time() - sum(engine.caller_s for engine in engines)
+        return time.perf_counter(), between_steps_s + sum(engine.busiest_s for engine in engines)
 
     def _controller(self, acceptance: AcceptanceByMargin) -> DraftLengths:
         """Return the controller of a server whose calibration has found this acceptance."""
@@ -224,6 +261,8 @@ def _request(prompt: TokenIds, num_tokens: int) -> GenerationRequest:
     return GenerationRequest("rehearsal", prompt, num_tokens)
 
 
-def _per_token(times: Sequence[float]) -> float:
-    later = [moment for moment in times if moment > times[0]]
-    return (times[-1] - times[0]) / len(later)
+def _per_token(times: Sequence[_Moment]) -> tuple[float, float]:
+    """Return seconds per token behind those of the first step, by the wall clock and in CPU time."""
+    (first_wall, first_cpu), (last_wall, last_cpu) = times[0], times[-1]
+    num_later = sum(wall > first_wall for wall, _ in times)
+    return (last_wall - first_wall) / num_later, (last_cpu - first_cpu) / num_later
