@@ -26,6 +26,7 @@ from docs.figures.fleet_drills import fleet_drills
 from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
 from docs.figures.kv_caches import kv_caches
+from docs.figures.long_contexts import long_contexts
 from docs.figures.memory import server_memory
 from docs.figures.other_servers import other_server
 from docs.figures.pair import pair
@@ -80,6 +81,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "server-memory": (RESULTS / "server-memory.json", "make results", server_memory),
     "rehearsed-builds": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_builds),
     "rehearsed-speed": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_speed),
+    "long-contexts": (
+        RESULTS / "bench-long-context.json",
+        "python -m benchmarks.long_contexts",
+        long_contexts,
+    ),
     "kv-caches": (RESULTS / "kv-caches-demo-large.json", "python -m benchmarks.kv_caches", kv_caches),
     "token-overlap": (RESULTS / "token-overlap.json", "make results", token_overlap),
     "schema-suite": (
