@@ -82,7 +82,7 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "rehearsed-builds": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_builds),
     "rehearsed-speed": (RESULTS / "rehearsals.json", "make rehearse", rehearsed_speed),
     "long-contexts": (
-        RESULTS / "bench-long-context.json",
+        RESULTS / "long-contexts-demo-long.json",
         "python -m benchmarks.long_contexts",
         long_contexts,
     ),
