@@ -72,6 +72,7 @@ _COMPILER = (
     "networks/source.py",
     "networks/vocabulary.py",
     "networks/weight_only.py",
+    "networks/yarn.py",
     "openvino/decoder_graph.py",
     "openvino/engine.py",
     "openvino/operations.py",

@@ -24,6 +24,7 @@ from build.hub.weights import missing_names
 from build.networks.growth import check_growth, grown_config
 from build.networks.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.source import NetworkSource, open_network, open_settings
+from build.networks.yarn import with_yarn
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from pipelines.available_memory import available_bytes
@@ -67,9 +68,11 @@ def read_source(
 
     Raises:
         CheckpointError: One of them is invalid, or the tokenizer has more tokens than the network.
-        RecipeError: The network cannot be grown to the sizes in the recipe.
+        RecipeError: The network cannot be grown to the sizes in the recipe, or its positions not scaled.
     """
     network = opened(directory, max_seq_len)
+    if engine.yarn is not None:
+        network = with_yarn(network, engine.yarn)
     path = directory / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     vocab_size = network.config.vocab_size

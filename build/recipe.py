@@ -45,6 +45,19 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """Scaling of positions, for longer contexts than those of the training (``build/networks/yarn.py``).
+
+    Attributes:
+        factor: Ratio of the longest context to the original one.
+        original_max_position_embeddings: Context of the training, tokens.
+    """
+
+    factor: Annotated[float, Field(gt=1)]
+    original_max_position_embeddings: PositiveInt
+
+
+@dataclass(frozen=True)
 class KvCache:
     """The embedded runtime's paged KV cache.
 
@@ -82,6 +95,7 @@ class EngineRecipe:
             engine is built; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
+        yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.
         pad_vocab_size_to: Number of rows that embedding and output head are padded to during quantization, or
             None; for a draft whose vocabulary has less padding than the target's. Without ModelOpt's
             quantization, the embedded runtime fits the draft to the target by itself.
@@ -96,6 +110,7 @@ class EngineRecipe:
     attention: Literal["openvino", "draftproof"] = "openvino"
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
+    yarn: Yarn | None = None
     pad_vocab_size_to: PositiveInt | None = None
     tensorrt_llm: TensorRtLlmEngine = dataclasses.field(default_factory=TensorRtLlmEngine)
 

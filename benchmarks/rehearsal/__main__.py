@@ -23,8 +23,9 @@ import yaml
 
 from benchmarks.rehearsal.checkpoints import write_checkpoint
 from benchmarks.rehearsal.first_answer import try_pair
+from benchmarks.rehearsal.loaded_pair import LoadedPair
 from benchmarks.rehearsal.published import MODELS
-from benchmarks.rehearsal.speed import LoadedPair, time_answers, time_steps
+from benchmarks.rehearsal.speed import LIMITS, RATES, time_answers, time_steps
 from build.hub.checkpoint_id import HubCheckpoint
 from build.own_pair import write_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
@@ -122,7 +123,9 @@ def rehearse(name: str, quantization: str | None, parent: Path) -> dict[str, Any
                 role: next((REPOSITORY_ROOT / "engines" / own.name).glob(f"{role}-*")) for role in models
             }
             sizes = {role: (path / "engine.bin").stat().st_size / 1e6 for role, path in engines.items()}
-            pair = LoadedPair(engines["draft"], engines["target"], directories["target"].parent)
+            pair = LoadedPair(
+                engines["draft"], engines["target"], directories["target"].parent, LIMITS, RATES
+            )
             steps = time_steps(pair, NUM_STEP_TURNS)
             say(json.dumps(steps))
             pair.start()

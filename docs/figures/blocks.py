@@ -27,6 +27,7 @@ from docs.figures.fleet_simulation import fleet_simulation
 from docs.figures.front_door import front_door_cost, structured_output
 from docs.figures.image import image
 from docs.figures.kv_caches import kv_caches
+from docs.figures.long_contexts import long_contexts
 from docs.figures.long_prompt import long_prompt
 from docs.figures.memory import server_memory
 from docs.figures.other_servers import other_server
@@ -94,6 +95,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         RESULTS / "long-prompt.json",
         "python -m benchmarks.rehearsal.long_prompt --output docs/results/long-prompt.json",
         long_prompt,
+    ),
+    "long-contexts": (
+        RESULTS / "long-contexts-demo-long.json",
+        "python -m benchmarks.long_contexts",
+        long_contexts,
     ),
     "kv-caches": (RESULTS / "kv-caches-demo-large.json", "python -m benchmarks.kv_caches", kv_caches),
     "token-overlap": (RESULTS / "token-overlap.json", "make results", token_overlap),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.rehearsal import checkpoints, speed
 from benchmarks.rehearsal.__main__ import published_ids
 from benchmarks.rehearsal.checkpoints import made_up_tokenizer, write_checkpoint
+from benchmarks.rehearsal.loaded_pair import LoadedPair
 from benchmarks.rehearsal.published import MODELS
 from build.checkpoints.token_map import ModelTokens, map_tokens
 from build.checkpoints.tokenizer_file import load_tokenizer
@@ -106,7 +108,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("rehearsed")
     growth = Growth(hidden_size=768, num_layers=8, intermediate_size=2048, num_heads=12, num_kv_heads=6)
     engines = build_tiny_pair(folder, draft="random", growth=growth)  # a target that is worth drafting for
-    loaded = speed.LoadedPair(*engines, folder)
+    loaded = LoadedPair(*engines, folder, speed.LIMITS, speed.RATES)
     loaded.steps = speed.time_steps(loaded, 1)
     loaded.start()
     yield loaded
@@ -134,6 +136,6 @@ def test_a_random_draft_is_accepted_at_the_stated_rate(pair: Any, rate: float) -
 def test_an_answer_that_is_not_the_targets_is_an_error(pair: Any) -> None:
     prompt = np.arange(1, 65, dtype=np.int32)
     expected = pair.alone(prompt, 20)
-    wrong = speed.replace(expected, token_ids=(*expected.token_ids[:-1], expected.token_ids[-1] + 1))
+    wrong = replace(expected, token_ids=(*expected.token_ids[:-1], expected.token_ids[-1] + 1))
     with pytest.raises(EngineFailedError, match="answered differently"):
         pair.steered(prompt, wrong, 0.9, 0)
