@@ -23,13 +23,13 @@ from pipelines.canary.controller.plan import DEFAULT, FLEET
 from pipelines.canary.controller.state import Store
 from pipelines.canary.fleet.agent import Agent
 from pipelines.canary.fleet.agent_server import AgentServer
-from pipelines.canary.fleet.fleet import read_agent_key
+from pipelines.canary.fleet.fleet_file import fleet_state_file, read_agent_key
 from pipelines.canary.gates.http import GateServer
 from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import as_document, report_of
-from pipelines.canary.run_files import fleet_state_file, state_file
+from pipelines.canary.run_files import state_file
 from pipelines.canary.start import start, start_fleet
 from pipelines.deploy.server import run_directory
 from pipelines.program import (
@@ -102,6 +102,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "agent":
             sub.add_argument(
                 "--key-file", type=Path, required=True, help="file with the key that controllers must have"
+            )
+            sub.add_argument(
+                "--server-host",
+                default="",
+                help="host of a server in a container that shares its run directory (default: "
+                "the server started here)",
             )
         if name in ("serve", "agent"):
             port = {"serve": 8003, "agent": 8004}[name]
@@ -192,7 +198,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _agent(options: argparse.Namespace) -> int:
-    agent = Agent(run_directory(options.recipe), options.public_key)
+    agent = Agent(run_directory(options.recipe), options.public_key, options.server_host)
     key = read_agent_key(options.key_file)
     with AgentServer(agent, key, (options.host, options.port)) as server:
         print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)

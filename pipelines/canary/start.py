@@ -13,9 +13,10 @@ from pipelines.canary.controller.triton_world import TritonWorld, find_in_servic
 from pipelines.canary.controller.world import World
 from pipelines.canary.fleet.call import control_of
 from pipelines.canary.fleet.fleet import Fleet
+from pipelines.canary.fleet.fleet_file import fleet_state_file
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.roll_out import MakeWorld, canary_id_at, one_server, read_together, roll_out
-from pipelines.canary.run_files import fleet_state_file, state_file
+from pipelines.canary.run_files import state_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
 
@@ -62,7 +63,7 @@ def start_fleet(
     """Run a rollout on a fleet to completion.
 
     Args:
-        fleet_file: YAML file that names the agents; the state lies beside it (``fleet_state_file``).
+        fleet_file: YAML file that names the agents, and where the state is (``fleet_state_file``).
         candidate: Recipe of the new pair, or path of its package, on each server.
         plan_file: Plan, whose last step must reach all servers; a resumed rollout keeps its plan.
         show: Called with each look.

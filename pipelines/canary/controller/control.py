@@ -113,8 +113,8 @@ class Controller:
 
     def look(self) -> Look:
         """Look once: read, work, decide, store and tell the router."""
-        servers = self._servers
-        servers.look_around()
+        servers, before = self._servers, self._progress
+        servers.look_around(before.candidate_socket, is_stable=before.position.is_stable)
         fresh, divergences, broken = self._read_observations()
         requests = [*self._requests, *fresh]
         is_sampled = self._progress.position.is_judged and self._rollout.limits.judges_resources
