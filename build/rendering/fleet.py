@@ -25,6 +25,7 @@ _DEFAULTS = {
     "most_front_doors": "6",
     "gateway": "gateway",
     "candidate": "CANDIDATE",
+    "namespace": "default",
 }
 _IN_CHART = {
     "name": "{{ .Release.Name }}",
@@ -37,6 +38,7 @@ _IN_CHART = {
     "gateway": "{{ .Values.gateway }}",
     "package": "{{ .Values.servers.package }}",
     "candidate": "{{ .Values.candidate }}",
+    "namespace": "{{ .Release.Namespace }}",
 }
 _REPLICAS = _IN_CHART["servers"]
 _AGENT = "fleet_servers/agent.yaml"

@@ -24,6 +24,7 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.fleet.agent import Agent
 from pipelines.canary.fleet.agent_server import AgentServer
 from pipelines.canary.fleet.fleet_file import fleet_state_file, read_agent_key
+from pipelines.canary.fleet.kubernetes_lease import LeaseLostError
 from pipelines.canary.gates.http import GateServer
 from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
@@ -147,6 +148,9 @@ def _start(options: argparse.Namespace) -> int:
                     host=options.host,
                     public_key=options.public_key,
                 )
+    except LeaseLostError as error:
+        print(f"{error}; the same command resumes the rollout when the Lease is free", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         print(
             "\nthe stable pair gets all requests again; the same command resumes the rollout", file=sys.stderr

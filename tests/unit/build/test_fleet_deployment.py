@@ -96,7 +96,7 @@ def test_pods_are_restricted(case: tuple[Recipe, Path]) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is (kind == "Job")
         for volume in pod["volumes"]:
             assert set(volume) - {"name"} <= VOLUMES
         for box in pod["containers"]:
@@ -245,6 +245,31 @@ def test_only_the_controller_reaches_the_agents(case: tuple[Recipe, Path]) -> No
         assert not selects(own["podSelector"]["matchLabels"], labels(directory, name))
 
 
+def test_the_controller_may_renew_its_lease_and_nothing_else(
+    case: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    directory = case[1]
+    name = f"{instance(directory)}-rollout"
+    (tmp_path / "fleet.yaml").write_text(one(directory, "ConfigMap", "-rollout")["data"]["fleet.yaml"])
+    assert (
+        FleetFile.read(tmp_path / "fleet.yaml").lease
+        == one(directory, "Lease", "-rollout")["metadata"]["name"]
+    )
+    [rule] = one(directory, "Role", "-rollout")["rules"]
+    assert rule == {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [name],
+        "verbs": ["get", "update"],
+    }
+    binding = one(directory, "RoleBinding", "-rollout")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]
+    assert one(directory, "ServiceAccount", "-rollout")["automountServiceAccountToken"] is False
+    assert one(directory, *_JOB)["spec"]["template"]["spec"]["serviceAccountName"] == name
+    assert {each["kind"] for each in documents(directory / "fleet")}.isdisjoint({"ClusterRole", "Secret"})
+
+
 def test_the_package_of_the_servers_is_a_variable(case: tuple[Recipe, Path]) -> None:
     recipe, directory = case
     server = boxes_of(directory)["server"]
@@ -273,7 +298,7 @@ def helm(text: str, values: dict[str, Any], release: str) -> str:
     """Render what the chart uses of Helm: values, the release's name, and lines with ``if`` and ``end``."""
 
     def value(path: str) -> Any:
-        found: Any = {"Values": values, "Release": {"Name": release}}
+        found: Any = {"Values": values, "Release": {"Name": release, "Namespace": "default"}}
         for name in path.split(".")[1:]:
             found = found[name]
         return found
