@@ -24,6 +24,8 @@ _DEFAULTS = {
     "most_servers": "10",
     "most_front_doors": "6",
     "gateway": "gateway",
+    "candidate": "CANDIDATE",
+    "namespace": "default",
 }
 _IN_CHART = {
     "name": "{{ .Release.Name }}",
@@ -34,12 +36,18 @@ _IN_CHART = {
     "front_doors": "{{ .Values.frontDoors.replicas }}",
     "most_front_doors": "{{ .Values.frontDoors.maxReplicas }}",
     "gateway": "{{ .Values.gateway }}",
+    "package": "{{ .Values.servers.package }}",
+    "candidate": "{{ .Values.candidate }}",
+    "namespace": "{{ .Release.Namespace }}",
 }
 _REPLICAS = _IN_CHART["servers"]
+_AGENT = "fleet_servers/agent.yaml"
+_CANDIDATE = "optional/candidate.yaml"  # its switch is the folder of the package
 _SPREAD_OVER = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 _HEAD = (
-    "# The servers of a fleet, each with a run directory of its own, which is made anew from the package in\n"
-    "# the claim ${name}-packages, or in an image (package-image.yaml). Apply this instead of kubernetes/.\n"
+    "# The servers of a fleet, each with a run directory of its own, which is made anew from the package,\n"
+    "# the folder PACKAGE of the claim ${name}-packages or of an image (package-image.yaml). Beside each\n"
+    "# server is the agent of rollouts. Apply this instead of kubernetes/.\n"
 )
 
 
@@ -58,7 +66,7 @@ def fleet_files(templates: Path, values: Mapping[str, str], one_server: Render) 
     def manifests(wanted: Mapping[str, str]) -> dict[str, str]:
         return _manifests(templates, wanted, one_server({name: wanted[name] for name in values}))
 
-    plain = manifests({**values, **_DEFAULTS})
+    plain = manifests({**values, **_DEFAULTS, "package": values["recipe"]})
     chart = manifests({**values, **_DEFAULTS, **_IN_CHART})
     return {
         **{f"fleet/{name}": text for name, text in plain.items()},
@@ -70,7 +78,8 @@ def fleet_files(templates: Path, values: Mapping[str, str], one_server: Render) 
 
 def _manifests(templates: Path, values: Mapping[str, str], served: Mapping[str, str]) -> dict[str, str]:
     texts = {name: served[name] for name in _OF_ONE_SERVER}
-    servers = _dump(_servers(yaml.safe_load(served["deployment.yaml"]), values))
+    agent, _ = render_text((templates.parent / _AGENT).read_text(encoding="utf-8"), values, _AGENT)
+    servers = _dump(_servers(yaml.safe_load(served["deployment.yaml"]), values, yaml.safe_load(agent)))
     head = _HEAD.replace("${name}", values["name"])
     texts["servers.yaml"] = head + servers.replace(f"'{_REPLICAS}'", _REPLICAS)  # a number
     for path in sorted(templates.rglob("*.yaml")):
@@ -79,8 +88,16 @@ def _manifests(templates: Path, values: Mapping[str, str], served: Mapping[str, 
     return texts
 
 
-def _servers(deployment: dict[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
-    """Change the Deployment of one server to one of several, which can be replaced one after the other."""
+def _servers(
+    deployment: dict[str, Any], values: Mapping[str, str], agent: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Change the Deployment of one server to one of several, which can be replaced one after the other.
+
+    Args:
+        deployment: Deployment of one server; it is changed.
+        values: Values of the placeholders.
+        agent: Container and volume of the agent beside each server.
+    """
     spec = deployment["spec"]
     template = spec["template"]
     pod, labels = template["spec"], spec["selector"]["matchLabels"]
@@ -104,6 +121,12 @@ def _servers(deployment: dict[str, Any], values: Mapping[str, str]) -> dict[str,
         }
         for key in _SPREAD_OVER
     ]
+    server = pod["containers"][0]
+    # A variable, because the package of a promoted candidate becomes the servers' own.
+    server["env"] = [*server.get("env", ()), {"name": "PACKAGE", "value": values["package"]}]
+    server["command"][server["command"].index("--package") + 1] = "/packages/$(PACKAGE)"
+    pod["containers"].append(agent["container"])
+    pod["volumes"].append(agent["volume"])
     run = {"name": "run", "emptyDir": {"sizeLimit": f"{values['run_gib']}Gi"}}
     pod["volumes"] = [run if volume["name"] == "run" else volume for volume in pod["volumes"]]
     return deployment
@@ -140,13 +163,14 @@ def _values(values: Mapping[str, str], optional: list[str]) -> dict[str, Any]:
             "replicas": int(_DEFAULTS["servers"]),
             "maxReplicas": int(_DEFAULTS["most_servers"]),
             "cpus": values["cpus"],
+            "package": values["recipe"],
         },
         "frontDoors": {
             "replicas": int(_DEFAULTS["front_doors"]),
             "maxReplicas": int(_DEFAULTS["most_front_doors"]),
         },
         "gateway": _DEFAULTS["gateway"],
-        **{_switch(name): False for name in optional},
+        **{_switch(name): "" if name == _CANDIDATE else False for name in optional},
     }
 
 

@@ -14,7 +14,7 @@ TOPICS: dict[str, tuple[int, ...]] = {
     "Gateway and security": (37, 38, 60, 78),
     "Engines, quantization, NVIDIA GPUs": (3, 17, 18, 19, 36, 41, 44, 45, 47, 48, 50, 54, 55, 71, 79, 82),
     "Deployment": (20, 31, 65, 68, 69, 80),
-    "Canary rollouts": (24, 26, 27, 28, 29, 30, 32, 34, 35, 73, 74, 75, 76),
+    "Canary rollouts": (24, 26, 27, 28, 29, 30, 32, 34, 35, 73, 74, 75, 76, 81),
     "Configuration": (46,),
     "Measurements": (15, 52, 56),
 }

@@ -23,13 +23,14 @@ from pipelines.canary.controller.plan import DEFAULT, FLEET
 from pipelines.canary.controller.state import Store
 from pipelines.canary.fleet.agent import Agent
 from pipelines.canary.fleet.agent_server import AgentServer
-from pipelines.canary.fleet.fleet import read_agent_key
+from pipelines.canary.fleet.fleet_file import fleet_state_file, read_agent_key
+from pipelines.canary.fleet.kubernetes_lease import LeaseLostError
 from pipelines.canary.gates.http import GateServer
 from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import as_document, report_of
-from pipelines.canary.run_files import fleet_state_file, state_file
+from pipelines.canary.run_files import state_file
 from pipelines.canary.start import start, start_fleet
 from pipelines.deploy.server import run_directory
 from pipelines.program import (
@@ -103,6 +104,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             sub.add_argument(
                 "--key-file", type=Path, required=True, help="file with the key that controllers must have"
             )
+            sub.add_argument(
+                "--server-host",
+                default="",
+                help="host of a server in a container that shares its run directory (default: "
+                "the server started here)",
+            )
         if name in ("serve", "agent"):
             port = {"serve": 8003, "agent": 8004}[name]
             sub.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -141,6 +148,9 @@ def _start(options: argparse.Namespace) -> int:
                     host=options.host,
                     public_key=options.public_key,
                 )
+    except LeaseLostError as error:
+        print(f"{error}; the same command resumes the rollout when the Lease is free", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         print(
             "\nthe stable pair gets all requests again; the same command resumes the rollout", file=sys.stderr
@@ -192,7 +202,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _agent(options: argparse.Namespace) -> int:
-    agent = Agent(run_directory(options.recipe), options.public_key)
+    agent = Agent(run_directory(options.recipe), options.public_key, options.server_host)
     key = read_agent_key(options.key_file)
     with AgentServer(agent, key, (options.host, options.port)) as server:
         print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)

@@ -46,6 +46,7 @@ def roll_out(
     make_servers: MakeServers,
     show: Callable[[Look], None],
     sleep: Callable[[float], None] = time.sleep,
+    check: Callable[[], None] = lambda: None,
 ) -> RolloutRecord:
     """Run a new rollout, or the one that has not ended, to completion.
 
@@ -56,6 +57,7 @@ def roll_out(
         make_servers: Makes the servers of the rollout.
         show: Called with each look.
         sleep: Waits for a number of seconds between two looks.
+        check: Called before each decision is stored; raises an error if this controller may not decide.
 
     Raises:
         CanaryError: Another rollout is running, or a file is invalid; nothing was changed.
@@ -72,7 +74,7 @@ def roll_out(
         else:
             _check_same(rollout, candidate)
             servers = make_servers(rollout, store.progress(rollout))
-        Controller(store, rollout, servers).run(show, sleep)
+        Controller(store, rollout, servers, check=check).run(show, sleep)
         return store.record()
 
 

@@ -1,4 +1,4 @@
-"""Names the files of rollouts: in a run directory, or beside the file of a fleet."""
+"""Names the files of rollouts in a run directory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from pathlib import Path
 def state_file(run_directory: Path) -> Path:
     """Return the path of the state file."""
     return run_directory / "canary.sqlite"
-
-
-def fleet_state_file(fleet_file: Path) -> Path:
-    """Return the path of the state file of a fleet's rollouts, which lies beside the file of the fleet."""
-    return fleet_file.with_suffix(".sqlite")
 
 
 def arms_file(run_directory: Path) -> Path:

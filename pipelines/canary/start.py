@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.canary.controller.control import Look
@@ -13,9 +14,11 @@ from pipelines.canary.controller.triton_world import TritonWorld, find_in_servic
 from pipelines.canary.controller.world import World
 from pipelines.canary.fleet.call import control_of
 from pipelines.canary.fleet.fleet import Fleet
+from pipelines.canary.fleet.fleet_file import FleetFile, fleet_state_file
+from pipelines.canary.fleet.kubernetes_lease import Lease, LeaseApi
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.roll_out import MakeWorld, canary_id_at, one_server, read_together, roll_out
-from pipelines.canary.run_files import fleet_state_file, state_file
+from pipelines.canary.run_files import state_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
 
@@ -57,20 +60,25 @@ def start(
 
 
 def start_fleet(
-    fleet_file: Path, candidate: str, plan_file: Path, show: Callable[[Look], None]
+    fleet_file: Path,
+    candidate: str,
+    plan_file: Path,
+    show: Callable[[Look], None],
+    say: Callable[[str], None] = print,
 ) -> RolloutRecord:
     """Run a rollout on a fleet to completion.
 
     Args:
-        fleet_file: YAML file that names the agents; the state lies beside it (``fleet_state_file``).
+        fleet_file: YAML file that names the agents, and where the state is (``fleet_state_file``).
         candidate: Recipe of the new pair, or path of its package, on each server.
         plan_file: Plan, whose last step must reach all servers; a resumed rollout keeps its plan.
         show: Called with each look.
+        say: Called with a line while another controller holds the Lease of the fleet.
 
     Raises:
+        LeaseLostError: Another controller may decide now.
         CanaryError: As ``start``; also if the servers have different pairs, or fewer than a majority answer.
     """
-    fleet = Fleet.read(fleet_file)
 
     def new() -> Rollout:
         found = fleet.find_in_service()
@@ -79,7 +87,21 @@ def start_fleet(
         _check_reaches_all(rollout.plan)
         return rollout
 
-    return roll_out(fleet_state_file(fleet_file), candidate, new, fleet.servers, show)
+    with _sole_controller(FleetFile.read(fleet_file), say) as check:
+        fleet = Fleet.read(fleet_file, check)
+        state = fleet_state_file(fleet_file)
+        return roll_out(state, candidate, new, fleet.servers, show, check=check)
+
+
+@contextmanager
+def _sole_controller(fleet: FleetFile, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold the Lease of a fleet if it has one; yields what checks that it is still held."""
+    if not fleet.lease:
+        yield lambda: None
+        return
+    lease = Lease(LeaseApi.of_pod(fleet.lease))
+    with lease.held(lambda holder: say(f"waiting for the Lease {fleet.lease}, which {holder} has")):
+        yield lease.check
 
 
 def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:

@@ -20,8 +20,8 @@ from build.repository import render_recipe
 from pipelines.canary.controller.plan import Step
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.triton_world import arms_file
+from pipelines.canary.fleet.fleet_file import fleet_state_file
 from pipelines.canary.report.record import judgement
-from pipelines.canary.start import fleet_state_file
 from pipelines.client import Client
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server

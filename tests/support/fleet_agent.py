@@ -13,7 +13,7 @@ from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.canary.fleet.agent import Agent
 from pipelines.canary.fleet.agent_server import AgentServer
-from pipelines.canary.fleet.fleet import read_agent_key
+from pipelines.canary.fleet.fleet_file import read_agent_key
 from pipelines.deploy.ports import HOST
 from tests.integration.conftest import tiny_recipe
 

@@ -71,13 +71,22 @@ class Controller:
         rollout: Rollout to run or to resume.
         servers: Servers and routers that it acts on.
         clock: Returns the unix time.
+        check: Called before each decision is stored; raises an error if this controller may not decide.
     """
 
-    def __init__(self, store: Store, rollout: Rollout, servers: Servers, clock: _Clock = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rollout: Rollout,
+        servers: Servers,
+        clock: _Clock = time.time,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rollout = rollout
         self._servers = servers
         self._clock = clock
+        self._check = check
         self._progress = store.progress(rollout)
         self._requests = store.requests(rollout)
         self._samples = ProcessSamples(store.samples(rollout), clock)
@@ -113,8 +122,8 @@ class Controller:
 
     def look(self) -> Look:
         """Look once: read, work, decide, store and tell the router."""
-        servers = self._servers
-        servers.look_around()
+        servers, before = self._servers, self._progress
+        servers.look_around(before.candidate_socket, is_stable=before.position.is_stable)
         fresh, divergences, broken = self._read_observations()
         requests = [*self._requests, *fresh]
         is_sampled = self._progress.position.is_judged and self._rollout.limits.judges_resources
@@ -154,6 +163,7 @@ class Controller:
                 ),
                 same_target=bool(decision.evidence.get("same_target", progress.same_target)),
             )
+        self._check()
         self._store.advance(
             self._rollout, progress, fresh, divergences, transition, order and order[0], samples
         )

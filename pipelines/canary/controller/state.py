@@ -53,6 +53,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._progress: dict[str, str] = {}  # as it was read or written last, by rollout
         try:
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         except sqlite3.Error as error:
@@ -99,6 +100,7 @@ class Store:
         )
         with self._transaction():
             progress = to_text(Progress(position, rollout.generation + 1, servers=servers))
+            self._progress[rollout.canary_id] = progress
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, to_text(rollout), progress)  # fmt: skip
             self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
@@ -112,6 +114,7 @@ class Store:
     def progress(self, rollout: Rollout) -> Progress:
         """Return the progress of a rollout."""
         row = self._read("SELECT progress FROM rollout WHERE canary_id = ?", rollout.canary_id)
+        self._progress[rollout.canary_id] = row[0][0]
         return from_text(Progress, row[0][0])
 
     def advance(
@@ -134,9 +137,13 @@ class Store:
             transition: Change of phase, if there was one.
             order: Number of the order that was carried out, if any.
             samples: New samples.
+
+        Raises:
+            CanaryError: Another controller has advanced the rollout since its progress was read here.
         """
-        canary_id = rollout.canary_id
+        canary_id, text = rollout.canary_id, to_text(progress)
         with self._transaction():
+            self._check_unchanged(canary_id)
             for request in requests:
                 self._write("INSERT INTO request (canary_id, arrived_at_s, document) VALUES (?, ?, ?)",
                             canary_id, request.arrived_at_s, to_text(request))  # fmt: skip
@@ -151,7 +158,8 @@ class Store:
                             canary_id, to_text(transition))  # fmt: skip
             if order is not None:
                 self._write("UPDATE orders SET is_taken = 1 WHERE number = ?", order)
-            self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", to_text(progress), canary_id)
+            self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", text, canary_id)
+        self._progress[canary_id] = text
 
     def give(self, rollout: Rollout, order: Order) -> None:
         """Add an order for the controller."""
@@ -221,6 +229,16 @@ class Store:
             rollout.plan.slo,
             {name: state.says for name, state in progress.servers.items() if name},
         )
+
+    def _check_unchanged(self, canary_id: str) -> None:
+        [(found,)] = self._read("SELECT progress FROM rollout WHERE canary_id = ?", canary_id)
+        if found != self._progress.get(canary_id, found):
+            raise CanaryError(
+                "another controller has advanced the rollout",
+                values=f"{canary_id} in {self._path}",
+                limit="one controller at a time",
+                remedy="let the other one go on; this one changed nothing",
+            )
 
     def _claim(self) -> None:
         application, version = (

@@ -14,10 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from pipelines.canary.controller.candidate import STABLE_MODEL, read_pair
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.fleet.call import Call, Description, control_of
+from pipelines.canary.fleet.server_name import server_name
 from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.server import find_server
@@ -26,6 +29,7 @@ from pipelines.errors import CanaryError, InvalidRequestError, ServerUnavailable
 from pipelines.router.arms import ArmSetting, ArmTable, read_table
 
 _ID_DIGITS = 16
+_READY_TIMEOUT_S = 2.0
 
 
 class Agent:
@@ -34,11 +38,14 @@ class Agent:
     Args:
         run_directory: Run directory of the server.
         public_key: PEM file of the key that must have signed a candidate's package; None to accept any.
+        server_host: Host of a server in a container that shares the run directory with this agent; "" for one
+            that was started on this machine.
     """
 
-    def __init__(self, run_directory: Path, public_key: Path | None = None) -> None:
+    def __init__(self, run_directory: Path, public_key: Path | None = None, server_host: str = "") -> None:
         self._directory = run_directory
         self._public_key = public_key
+        self._server_host = server_host
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._methods: dict[str, Callable[[Call], Any]] = {
             "run": self._run,
@@ -62,17 +69,26 @@ class Agent:
             CanaryError: It cannot be read.
         """
         found = find_in_service(self._directory)
-        pair = found.stable
+        pair, own = found.stable, read_pair(self._directory)
         digests = pair.draft_digest, pair.target_digest
-        return Description(pair.name, pair.fingerprint, *digests, found.generation)
+        name = server_name(self._directory)
+        return Description(name, pair.name, pair.fingerprint, own.fingerprint, *digests, found.generation)
 
     def carry_out(self, method: str, call: Call) -> Any:
         """Carry out a method of ``World``.
 
         Raises:
             InvalidRequestError: There is no such method.
+            ServerUnavailableError: The call is for another server.
             DraftproofError: As the method.
         """
+        if call.server and call.server != (name := server_name(self._directory)):
+            raise ServerUnavailableError(
+                "another server has this address",
+                values=name,
+                limit=call.server,
+                remedy="wait; the addresses are looked up again",
+            )
         if method not in self._methods:
             raise InvalidRequestError(
                 "unknown method",
@@ -83,8 +99,8 @@ class Agent:
         return self._methods[method](call)
 
     def _run(self, call: Call) -> str:
-        server = find_server(self._directory)
-        if not server.is_ready():
+        key = self._key_if_ready()
+        if not key:
             raise ServerUnavailableError(
                 "the server is not ready",
                 values=str(self._directory),
@@ -99,7 +115,24 @@ class Agent:
                 limit=f"the pair {call.stable[:_ID_DIGITS]}, as the other servers",
                 remedy="serve the fleet's pair here, or take the server out of the fleet",
             )
-        return hashlib.sha256(server.key.encode()).hexdigest()[:_ID_DIGITS]
+        return hashlib.sha256(key.encode()).hexdigest()[:_ID_DIGITS]
+
+    def _key_if_ready(self) -> str:
+        """Return the server's key, which is another one in each run; "" if the server is not ready."""
+        if not self._server_host:
+            server = find_server(self._directory)
+            return server.key if server.is_ready() else ""
+        address = self._address()
+        try:
+            reply = httpx.get(f"{address.http}/v2/health/ready", trust_env=False, timeout=_READY_TIMEOUT_S)
+        except httpx.HTTPError:
+            return ""
+        return address.key if reply.status_code == httpx.codes.OK else ""
+
+    def _address(self) -> ServerAddress:
+        if self._server_host:
+            return ServerAddress.in_container(self._directory, self._server_host)
+        return ServerAddress.of(self._directory)
 
     def _preflight(self, call: Call) -> Outcome:
         with self._changing:
@@ -117,6 +150,14 @@ class Agent:
                 f"another target than the pair in service: {pair.target_digest}; a fleet continues answers "
                 "on other servers, so all must have one target; exchange servers and front doors together",
                 {"stable": stable.target_digest, "candidate": pair.target_digest},
+            )
+        own = read_pair(self._directory)
+        if call.server and pair.name != own.name:
+            return Outcome(
+                False,
+                f"its recipe has another name than the servers': {pair.name}; no server could start with it "
+                f"later; give the recipe the name {own.name}, and make the package again",
+                {"servers": own.name, "candidate": pair.name},
             )
         return replace(outcome, evidence={**outcome.evidence, "socket": pair.fingerprint, "engines": engines})
 
@@ -180,7 +221,7 @@ class Agent:
         stable = self._find(call.stable)
         return TritonWorld(
             self._directory,
-            ServerAddress.of(self._directory),
+            self._address(),
             stable.socket if stable else call.stable,  # it may have been removed after a promotion
             call.recipe,
             call.limits,

@@ -40,6 +40,8 @@ class Call:
         lease_s: Seconds for which the candidate may get requests from now on, so that the clocks of
             controller and server need not agree.
         offset: Offset, for ``observations``.
+        server: Name of the server that is meant (``server_name``), because its address may have become that
+            of another one; "" for whichever server is there.
     """
 
     stable: str
@@ -49,6 +51,7 @@ class Call:
     table: ArmTable | None = None
     lease_s: float = 0.0
     offset: int = 0
+    server: str = ""
 
 
 @configuration.strict
@@ -57,15 +60,19 @@ class Description:
     """The pair in service on a server.
 
     Attributes:
-        name: Name of its recipe.
-        fingerprint: Its name for the fleet.
+        server: Name of the server (``server_name``).
+        name: Name of the recipe of the pair in service.
+        fingerprint: Name of that pair for the fleet.
+        own: Name of the pair of the server's own recipe or package; another one was promoted if it differs.
         draft_digest: Digest of the draft's engine.
         target_digest: Digest of the target's engine.
         generation: Generation of the table of arms.
     """
 
+    server: str
     name: str
     fingerprint: str
+    own: str
     draft_digest: str
     target_digest: str
     generation: int

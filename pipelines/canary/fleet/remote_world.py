@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -33,11 +34,12 @@ class RemoteWorld:
         address: ``http://host:port`` of the agent.
         key: Key of the agent.
         call: What all calls of the rollout say.
+        check: Called before each call; raises an error if this controller may not act any more.
     """
 
-    def __init__(self, address: str, key: str, call: Call) -> None:
-        self._address = address
+    def __init__(self, address: str, key: str, call: Call, check: Callable[[], None] = lambda: None) -> None:
         self._call = call
+        self._check = check
         self._http = agent_client(address, key)
 
     def run(self) -> str:
@@ -98,6 +100,7 @@ class RemoteWorld:
         return self._parse(Outcome, self._ask(method, LOAD_TIMEOUT_S))
 
     def _ask(self, method: str, timeout_s: float = _ANSWERS_WITHIN_S, **changes: Any) -> Any:
+        self._check()
         body = json.dumps(asdict(replace(self._call, **changes)))
         return ask_agent(self._http, "POST", f"{PATH}{method}", body, timeout_s)
 

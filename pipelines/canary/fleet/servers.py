@@ -18,6 +18,7 @@ from pipelines.canary.controller.rollout import ServerState, ServerStates
 from pipelines.canary.controller.world import World
 from pipelines.canary.fleet.arrivals import Arrivals
 from pipelines.canary.fleet.background import in_background
+from pipelines.canary.fleet.members import WAITS_TO_ADOPT, Members, Membership
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.configuration import located
@@ -26,6 +27,8 @@ from pipelines.router.arms import ArmTable
 
 _Answer = TypeVar("_Answer")
 _Ask = Callable[[str, World], _Answer]
+
+_GONE = "gone: its address has not been found for longer than a lease"
 
 ALONE = ""
 """Name of the server in a rollout of one server."""
@@ -53,16 +56,21 @@ class Servers:
         states: What is known of each server; the controller stores it with each look.
 
     Args:
-        worlds: World by server: that of ``ALONE``, or those of a fleet.
+        worlds: World by server: that of ``ALONE``, or those of a fleet whose servers stay.
         states: What a controller stored before.
+        find: Finds the servers of a fleet at each look; None if they stay.
     """
 
-    def __init__(self, worlds: Mapping[str, World], states: ServerStates) -> None:
+    def __init__(
+        self, worlds: Mapping[str, World], states: ServerStates, find: Membership | None = None
+    ) -> None:
         self.states: ServerStates = {**states, **{name: states.get(name, ServerState()) for name in worlds}}
-        self._worlds = dict(worlds)
+        self._members = Members.listed(worlds)
+        self._find = find
         self._is_fleet = ALONE not in worlds
         self._arrivals = Arrivals()
         self._runs: dict[str, str] = {}
+        self._loaded_on = ""  # the server on which the candidate was loaded first
         self._failed: dict[str, str] = {}  # runs in which the candidate could not be brought up
         self._generation = -1
         self._told: set[str] = set()  # servers that have the table of arms of this generation
@@ -74,23 +82,44 @@ class Servers:
         """Return the server of a rollout of one server."""
         return cls({ALONE: world}, {ALONE: ServerState(run=world.run()), **states})
 
-    def look_around(self) -> None:
-        """Find out which servers are there."""
+    def look_around(self, candidate: str = "", *, is_stable: bool = False) -> None:
+        """Find out which servers are there.
+
+        Args:
+            candidate: Name of the candidate; "" until it is known.
+            is_stable: Whether the candidate has been promoted.
+        """
+        if self._find is not None:
+            self._members = self._find(candidate, is_stable=is_stable)
+            self._note_members()
         self._runs = dict.fromkeys(self._worlds, "")
         self._runs = self._ask(self._worlds, _run)
         for name in self._runs:
             if not self._failed.get(name):
                 self._say(name, "")
 
+    def _note_members(self) -> None:
+        """Note who has come and gone; what is known of servers that had the candidate stays."""
+        members = self._members
+        present = (*members.names, *members.strangers)
+        had_it = {name for name, state in self.states.items() if replace(state, says="") != ServerState()}
+        for name in (*had_it, *present):
+            self.states.setdefault(name, ServerState())
+            self._say(name, "" if name in present else _GONE)
+        self.states = {name: self.states[name] for name in self.states if name in had_it or name in present}
+        for name, why in {**members.away, **members.strangers}.items():
+            self._say(name, why)
+        for name in members.adopted & members.worlds.keys():
+            self._change(name, is_kept=True)
+
     @property
     def waits_for(self) -> str:
         """Why the rollout must wait; "" if a majority of the servers is there."""
-        missing = [name for name in self._worlds if name not in self._runs]
-        if 2 * len(missing) < len(self._worlds):
+        names = (*self._members.names, *self._members.strangers)
+        missing = [name for name in names if name not in self._runs]
+        if 2 * len(missing) < len(names):
             return ""
-        return (
-            f"a majority of the servers; {len(missing)} of {len(self._worlds)} are away: {', '.join(missing)}"
-        )
+        return f"a majority of the servers; {len(missing)} of {len(names)} are away: {', '.join(missing)}"
 
     def preflight(self) -> Outcome | None:
         """Check the candidate on all servers that are there; None while the first one is away."""
@@ -108,13 +137,21 @@ class Servers:
 
     def load(self) -> Outcome | None:
         """Load the candidate on the first server; None while that is away."""
+        self._loaded_on = self._first
         return self._ask(self._here([self._first]), lambda name, world: world.load()).get(self._first)
 
     def probe(self) -> Outcome | None:
         """Probe the candidate on the first server; None while that is away."""
 
         def ask(name: str, world: World) -> tuple[Outcome, int]:
+            for step in (world.preflight, world.load) if is_another else ():
+                outcome = step()
+                if not outcome.is_good:
+                    return outcome, 0
             return world.probe(), world.observations_end()
+
+        # The one on which it was loaded is gone, or an earlier controller has loaded it.
+        is_another = self._is_fleet and self._loaded_on != self._first
 
         found = self._ask(self._here([self._first]), ask).get(self._first)
         if found is None:
@@ -138,7 +175,7 @@ class Servers:
         for name, arrival in self._arrivals.finished().items():
             if arrival.outcome.is_good:
                 self._change(name, run=arrival.run, listener=0, offset=arrival.offset, says="")
-            elif self._runs.get(name) == arrival.run:
+            elif self._is_still_in(name, arrival.run):
                 self._failed[name] = arrival.run
                 self._say(name, arrival.outcome.reason)
                 failed = arrival.outcome
@@ -161,8 +198,9 @@ class Servers:
             self._change(name, is_kept=True)
         if not self._is_fleet:
             return found[ALONE]
-        num_kept = sum(self.states[name].is_kept for name in self._worlds)
-        return Outcome(True, f"{num_kept} of {len(self._worlds)} servers will load it at their start")
+        names = self._members.names
+        num_kept = sum(name in self.states and self.states[name].is_kept for name in names)
+        return Outcome(True, f"{num_kept} of {len(names)} servers will load it at their start")
 
     def settle(self) -> Outcome | None:
         """Unload the former stable pair; None while a server has not done so, or is away."""
@@ -171,9 +209,12 @@ class Servers:
         self._done |= found.keys()
         if self._is_fleet:
             self.keep()  # servers that were away; they settle at the next look, when they have the table
-        if not self._is_done:
+        for name in self._members.unadopted:
+            if name in self._done and name in self._runs:
+                self._say(name, WAITS_TO_ADOPT)
+        if not self._is_done or self._members.unadopted:
             return None
-        return Outcome(True, f"{len(self._worlds)} servers serve it") if self._is_fleet else found[ALONE]
+        return Outcome(True, f"{self._num_members} servers serve it") if self._is_fleet else found[ALONE]
 
     def unload(self) -> str | None:
         """Unload the candidate; None while a server has not done so, or is away."""
@@ -186,7 +227,7 @@ class Servers:
             return found[ALONE]
         for name in found:
             self._change(name, run=None, is_kept=False)
-        return f"{len(self._worlds)} servers are without the candidate" if self._is_done else None
+        return f"{self._num_members} servers are without the candidate" if self._is_done else None
 
     def write(self, table: ArmTable, without: ArmTable, *, is_stable: bool) -> None:
         """Give each server that is there its table of arms.
@@ -256,12 +297,21 @@ class Servers:
         self._answered_at_s.clear()
 
     @property
+    def _worlds(self) -> Mapping[str, World]:
+        return self._members.worlds
+
+    @property
+    def _num_members(self) -> int:
+        return len(self._members.names)
+
+    @property
     def _first(self) -> str:
-        return next(iter(self._worlds))
+        return next(iter(self._members.names), "")
 
     @property
     def _is_done(self) -> bool:
-        return self._done >= self._worlds.keys()
+        is_known = bool(self._members.names or self._members.strangers)
+        return is_known and self._done.issuperset(self._members.names)
 
     @property
     def _serving(self) -> list[str]:
@@ -269,13 +319,17 @@ class Servers:
         return [name for name, run in self._runs.items() if self.states[name].run == run]
 
     def _lacking(self, share: float) -> list[str]:
-        num = max(1, math.ceil(share * len(self._worlds)))
+        num = max(1, math.ceil(share * self._num_members))
         serving = self._serving
         return [
             name
-            for name in self._here(list(self._worlds)[:num])
+            for name in self._here(self._members.names[:num])
             if name not in serving and not self.states[name].is_kept
         ]
+
+    def _is_still_in(self, name: str, run: str) -> bool:
+        """Return whether a server is still in a run; it may have ended since the look began."""
+        return name in self._runs and self._ask([name], _run).get(name) == run
 
     def _here(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._runs]

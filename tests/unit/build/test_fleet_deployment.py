@@ -19,6 +19,8 @@ import yaml
 from build.deployment import PYTHON, render_deployment
 from build.recipe import Recipe
 from build.rendering.image import CODE
+from pipelines.canary import __main__ as canary
+from pipelines.canary.fleet.fleet_file import FleetFile, fleet_state_file
 from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
@@ -34,6 +36,7 @@ VOLUMES = {
     "secret",
 }  # some of those that the standard allows
 _PRE_STOP_S = 15
+_SERVERS, _JOB = ("Deployment", ""), ("Job", "-rollout-CANDIDATE")
 
 
 @pytest.fixture(scope="module", params=["embedded", "one GPU"])
@@ -66,6 +69,12 @@ def labels(directory: Path, name: str) -> dict[str, str]:
     return found
 
 
+def boxes_of(directory: Path, kind: str = "Deployment", name: str = "") -> dict[str, dict[str, Any]]:
+    """Return the containers of a pod by their names."""
+    pod = one(directory, kind, name)["spec"]["template"]["spec"]
+    return {each["name"]: each for each in pod["containers"]}
+
+
 def selects(selector: dict[str, str], of_a_pod: dict[str, str]) -> bool:
     return bool(selector) and selector.items() <= of_a_pod.items()
 
@@ -82,12 +91,12 @@ def test_every_manifest_fits_the_schema_of_kubernetes(case: tuple[Recipe, Path])
 
 
 def test_pods_are_restricted(case: tuple[Recipe, Path]) -> None:
-    for name in ("", "-front-door"):
-        pod = one(case[1], "Deployment", name)["spec"]["template"]["spec"]
+    for kind, name in (("Deployment", ""), ("Deployment", "-front-door"), ("Job", "-rollout-CANDIDATE")):
+        pod = one(case[1], kind, name)["spec"]["template"]["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is (kind == "Job")
         for volume in pod["volumes"]:
             assert set(volume) - {"name"} <= VOLUMES
         for box in pod["containers"]:
@@ -96,7 +105,7 @@ def test_pods_are_restricted(case: tuple[Recipe, Path]) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-            assert not any("hostPort" in port for port in box["ports"])
+            assert not any("hostPort" in port for port in box.get("ports", ()))
             assert {"cpu", "memory"} <= set(box["resources"]["limits"])
 
 
@@ -114,6 +123,9 @@ def test_a_new_pod_is_ready_before_an_old_one_ends_and_that_one_drains(case: tup
         assert pod["terminationGracePeriodSeconds"] > _PRE_STOP_S + DRAIN_S + 10
         assert any("readinessProbe" in box for box in pod["containers"])
         for box in pod["containers"]:
+            if box["name"] == "agent":  # ends first, so that a rollout does not take the drain for a fault
+                assert "lifecycle" not in box
+                continue
             assert box["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(_PRE_STOP_S)]
         assert {each["topologyKey"] for each in pod["topologySpreadConstraints"]} == {
             "kubernetes.io/hostname",
@@ -149,7 +161,7 @@ def test_front_doors_find_the_servers(case: tuple[Recipe, Path], tmp_path: Path)
     assert named["spec"]["clusterIP"] == "None" and named["spec"]["publishNotReadyAddresses"]
     assert selects(named["spec"]["selector"], labels(directory, ""))
     assert not selects(named["spec"]["selector"], labels(directory, "-front-door"))
-    server, _ = one(directory, "Deployment", "")["spec"]["template"]["spec"]["containers"]
+    server = boxes_of(directory)["server"]
     [open_port] = [
         each for each in server["ports"] if each["name"] == named["spec"]["ports"][0]["targetPort"]
     ]
@@ -174,6 +186,97 @@ def test_the_network_lets_front_doors_reach_servers_and_nothing_else(case: tuple
     )
 
 
+def test_a_rollout_finds_the_agents_beside_the_servers(case: tuple[Recipe, Path], tmp_path: Path) -> None:
+    directory = case[1]
+    server, agent = (boxes_of(directory)[name] for name in ("server", "agent"))
+    controller = boxes_of(directory, "Job", "-rollout-CANDIDATE")["controller"]
+    for box in (agent, controller):
+        assert box["command"][:3] == [PYTHON, "-m", "pipelines.canary"]
+        assert (box["workingDir"], box["image"]) == (CODE, server["image"])
+    given = canary._parse(agent["command"][3:])
+    assert Path(CODE) / ".run" / given.recipe == Path(server["command"][4])
+    assert given.server_host == "127.0.0.1" and given.host == "0.0.0.0"
+    places = {each["mountPath"]: each["name"] for each in agent["volumeMounts"]}
+    for each in server["volumeMounts"]:
+        assert each["mountPath"] not in places or places[each["mountPath"]] == each["name"]
+    assert {"run", "packages"} < set(places.values())
+    [port] = agent["ports"]
+    named = one(directory, "Service", "-servers")
+    [published] = [each for each in named["spec"]["ports"] if each["targetPort"] == port["name"]]
+    assert port["containerPort"] == published["port"] == given.port
+
+    started = canary._parse(controller["command"][3:])
+    assert started.candidate == "/packages/CANDIDATE"
+    path = tmp_path / started.fleet.name
+    path.write_text(one(directory, "ConfigMap", "-rollout")["data"][path.name])
+    found = FleetFile.read(path)
+    assert found.agents_name == f"{named['metadata']['name']}:{given.port}"
+    assert found.key_file == str(given.key_file)
+    mounts = {each["mountPath"]: each["name"] for each in controller["volumeMounts"]}
+    pods = [one(directory, *which)["spec"]["template"]["spec"] for which in (_SERVERS, _JOB)]
+    secrets = [volume["secret"] for pod in pods for volume in pod["volumes"] if volume["name"] == "agent-key"]
+    assert secrets == [{"secretName": f"{instance(directory)}-agent", "defaultMode": 0o440}] * 2
+    assert mounts[str(given.key_file.parent)] == "agent-key"
+    state = fleet_state_file(path)
+    [claimed] = [each for each in pods[1]["volumes"] if each["name"] == mounts[str(state.parent)]]
+    claim = one(directory, "PersistentVolumeClaim", "-rollout")
+    assert claimed["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert mounts[str(started.fleet.parent)] == "fleet"
+
+
+def test_only_the_controller_reaches_the_agents(case: tuple[Recipe, Path]) -> None:
+    directory = case[1]
+    of_job = one(directory, *_JOB)["spec"]["template"]["metadata"]["labels"]
+    [admitted] = one(directory, "NetworkPolicy", "-from-rollout")["spec"]["ingress"]
+    assert selects(admitted["from"][0]["podSelector"]["matchLabels"], of_job)
+    assert admitted["ports"] == [{"protocol": "TCP", "port": "agent"}]
+    for document in documents(directory / "fleet"):
+        if document["kind"] == "NetworkPolicy" and document["metadata"]["name"] != (
+            f"{instance(directory)}-from-rollout"
+        ):
+            rules = document["spec"].get("ingress", ())
+            assert not any(port["port"] in ("agent", 8004) for rule in rules for port in rule["ports"])
+    own = one(directory, "NetworkPolicy", "-rollout")["spec"]
+    assert selects(own["podSelector"]["matchLabels"], of_job) and own["ingress"] == []
+    to_agents = own["egress"][0]
+    assert selects(to_agents["to"][0]["podSelector"]["matchLabels"], labels(directory, ""))
+    assert [each["port"] for each in to_agents["ports"]] == [8004]
+    for name in ("", "-front-door"):
+        assert not selects(own["podSelector"]["matchLabels"], labels(directory, name))
+
+
+def test_the_controller_may_renew_its_lease_and_nothing_else(
+    case: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    directory = case[1]
+    name = f"{instance(directory)}-rollout"
+    (tmp_path / "fleet.yaml").write_text(one(directory, "ConfigMap", "-rollout")["data"]["fleet.yaml"])
+    assert (
+        FleetFile.read(tmp_path / "fleet.yaml").lease
+        == one(directory, "Lease", "-rollout")["metadata"]["name"]
+    )
+    [rule] = one(directory, "Role", "-rollout")["rules"]
+    assert rule == {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [name],
+        "verbs": ["get", "update"],
+    }
+    binding = one(directory, "RoleBinding", "-rollout")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]
+    assert one(directory, "ServiceAccount", "-rollout")["automountServiceAccountToken"] is False
+    assert one(directory, *_JOB)["spec"]["template"]["spec"]["serviceAccountName"] == name
+    assert {each["kind"] for each in documents(directory / "fleet")}.isdisjoint({"ClusterRole", "Secret"})
+
+
+def test_the_package_of_the_servers_is_a_variable(case: tuple[Recipe, Path]) -> None:
+    recipe, directory = case
+    server = boxes_of(directory)["server"]
+    assert server["command"][server["command"].index("--package") + 1] == "/packages/$(PACKAGE)"
+    assert {"name": "PACKAGE", "value": recipe.name} in server["env"]
+
+
 def test_routes_and_monitors_lead_to_what_is_there(case: tuple[Recipe, Path]) -> None:
     directory = case[1]
     [backend] = one(directory, "HTTPRoute", "")["spec"]["rules"][0]["backendRefs"]
@@ -181,8 +284,7 @@ def test_routes_and_monitors_lead_to_what_is_there(case: tuple[Recipe, Path]) ->
     assert backend == {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
     pool = one(directory, "InferencePool", "")["spec"]
     assert selects(pool["selector"]["matchLabels"], labels(directory, ""))
-    _, proxy = one(directory, "Deployment", "")["spec"]["template"]["spec"]["containers"]
-    ports = {each["name"]: each["containerPort"] for each in proxy["ports"]}
+    ports = {each["name"]: each["containerPort"] for each in boxes_of(directory)["haproxy"]["ports"]}
     assert pool["targetPorts"] == [{"number": ports["openai"]}]
     assert labels(directory, "")["inference.networking.k8s.io/engine-type"] == "vllm"
     for name in ("", "-front-door"):
@@ -196,7 +298,7 @@ def helm(text: str, values: dict[str, Any], release: str) -> str:
     """Render what the chart uses of Helm: values, the release's name, and lines with ``if`` and ``end``."""
 
     def value(path: str) -> Any:
-        found: Any = {"Values": values, "Release": {"Name": release}}
+        found: Any = {"Values": values, "Release": {"Name": release, "Namespace": "default"}}
         for name in path.split(".")[1:]:
             found = found[name]
         return found
@@ -225,6 +327,8 @@ def test_the_chart_gives_the_plain_files(case: tuple[Recipe, Path]) -> None:
     plain = {(each["kind"], each["metadata"]["name"]): each for each in documents(directory / "fleet")}
     switches = {name: True for name, value in values.items() if value is False}
     assert set(switches) == {"autoscaler", "httpRoute", "inferencePool", "serviceMonitor"}
+    assert values["candidate"] == ""
+    switches["candidate"] = "CANDIDATE"
     assert rendered(directory, {**values, **switches}, instance(directory)) == plain
     optional = {
         (each["kind"], each["metadata"]["name"]) for each in documents(directory / "fleet" / "optional")
@@ -236,7 +340,8 @@ def test_the_values_of_the_chart_are_used(case: tuple[Recipe, Path]) -> None:
     directory = case[1]
     values = copy.deepcopy(yaml.safe_load((directory / "chart" / "values.yaml").read_text()))
     values |= {"image": "registry.example/x:2", "autoscaler": True, "httpRoute": True, "gateway": "edge"}
-    values["servers"] = {"replicas": 5, "maxReplicas": 50, "cpus": "7"}
+    values["servers"] = {"replicas": 5, "maxReplicas": 50, "cpus": "7", "package": "new-1"}
+    values["candidate"] = "new-2"
     values["frontDoors"] = {"replicas": 4, "maxReplicas": 40}
     found = rendered(directory, values, "other")
     assert all(name.startswith("other") for _, name in found)
@@ -244,6 +349,9 @@ def test_the_values_of_the_chart_are_used(case: tuple[Recipe, Path]) -> None:
     server = found["Deployment", "other"]["spec"]
     assert (server["replicas"], found["Deployment", "other-front-door"]["spec"]["replicas"]) == (5, 4)
     box = server["template"]["spec"]["containers"][0]
+    assert {"name": "PACKAGE", "value": "new-1"} in box["env"]
+    job = found["Job", "other-rollout-new-2"]["spec"]["template"]["spec"]["containers"][0]
+    assert "/packages/new-2" in job["command"]
     assert (box["image"], box["resources"]["limits"]["cpu"]) == ("registry.example/x:2", "7")
     scaled = [found["HorizontalPodAutoscaler", name]["spec"] for name in ("other", "other-front-door")]
     assert [(each["minReplicas"], each["maxReplicas"]) for each in scaled] == [(5, 50), (4, 40)]

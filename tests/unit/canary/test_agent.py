@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,25 +15,29 @@ from typing import Any
 import httpx
 import pytest
 
+from build.repository import render_recipe
 from pipelines.canary.controller.arm_table import arm_table
 from pipelines.canary.controller.candidate import read_pair
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.plan import FLEET, read_plan
 from pipelines.canary.controller.rollout import Progress, Rollout
 from pipelines.canary.fleet import agent as agents
+from pipelines.canary.fleet import members
 from pipelines.canary.fleet.agent import Agent
 from pipelines.canary.fleet.agent_server import AgentServer
 from pipelines.canary.fleet.call import Call, control_of
 from pipelines.canary.fleet.fleet import Fleet
-from pipelines.canary.fleet.remote_world import RemoteWorld
+from pipelines.canary.fleet.members import addresses_of
+from pipelines.canary.fleet.remote_world import RemoteWorld, describe
 from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports
+from pipelines.deploy.triton.place import KEY_FILE
 from pipelines.errors import CanaryError, InvalidRequestError, ServerUnavailableError, UnauthorizedError
 from pipelines.router.arms import ArmTable, read_table
 from tests.unit.canary.requests import LIMITS
 from tests.unit.canary.simulated_world import PLAN, begun
-from tests.unit.canary.test_preflight import run
+from tests.unit.canary.test_preflight import DEMO, run
 from tests.unit.canary.test_triton_world import engines, told
 
 __all__ = ["engines", "run", "told"]
@@ -203,6 +208,95 @@ def test_who_has_no_key_gets_nothing(run: Path, server: StandInServer) -> None:
             Agent(run).carry_out("describe", call_of(rollout_of(run)))
 
 
+def test_a_call_for_another_server_is_not_carried_out(
+    run: Path, tmp_path: Path, server: StandInServer
+) -> None:
+    replaced = Path(shutil.copytree(run, tmp_path / "replaced"))
+    with serving(run) as [address]:
+        found, call = describe(address, KEY), call_of(rollout_of(run))
+        assert found == describe(address, KEY), "the name of a server stays"
+        assert found.server.startswith(socket.gethostname()) and found.own == found.fingerprint
+        RemoteWorld(address, KEY, replace(call, server=found.server)).run()
+    with serving(replaced) as [address]:
+        assert describe(address, KEY).server != found.server
+        with pytest.raises(ServerUnavailableError, match="another server has this address"):
+            RemoteWorld(address, KEY, replace(call, server=found.server)).run()
+
+
+def test_a_candidate_that_no_pod_could_start_with_is_refused(
+    run: Path, told: list[str], engines: Callable[..., None], server: StandInServer
+) -> None:
+    engines(2, 1)
+    with serving(run) as [address]:
+        call = replace(call_of(rollout_of(run)), server=describe(address, KEY).server)
+        refused = RemoteWorld(address, KEY, call).preflight()
+        assert not refused.is_good and "its recipe has another name than the servers': new" in refused.reason
+        assert RemoteWorld(address, KEY, replace(call, recipe="demo")).preflight().is_good
+
+
+def test_a_server_of_the_candidates_package_is_settled_without_the_former_pair(
+    run: Path, tmp_path: Path, told: list[str], engines: Callable[..., None], server: StandInServer
+) -> None:
+    """A pod of the next revision: its own pair is the candidate."""
+    engines(2, 1)
+    rollout = rollout_of(run)
+    with serving(run) as [address]:
+        candidate = RemoteWorld(address, KEY, call_of(rollout)).preflight().evidence["socket"]
+    pair = [tmp_path / name for name in ("draft-2", "target-1")]
+    new = render_recipe(DEMO, *pair, tmp_path / "pod").parent
+    with serving(new) as [address]:
+        found = describe(address, KEY)
+        assert found.own == found.fingerprint == candidate
+        world = RemoteWorld(address, KEY, replace(call_of(rollout, candidate), server=found.server))
+        world.run()
+        world.write(table_of(rollout, "settling", candidate, 5))
+        assert world.settle().is_good
+        assert told == []
+    assert read_table(arms_file(new)).stable.socket == read_pair(new).socket
+
+
+def test_an_agent_finds_a_server_in_another_container_by_its_host(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answer = httpx.Response(200)
+
+    def get(url: str, **options: object) -> httpx.Response:
+        asked.append(url)
+        return answer
+
+    monkeypatch.setattr(agents.httpx, "get", get)
+    agent, call = Agent(run, server_host="127.0.0.1"), call_of(rollout_of(run))
+    with pytest.raises(ServerUnavailableError, match="the server is not ready"):
+        agent.carry_out("run", call)  # it has not written its key yet
+    (run / KEY_FILE).write_text("first run\n")
+    first = agent.carry_out("run", call)
+    assert asked[-1] == f"http://127.0.0.1:{Ports.from_environment().http}/v2/health/ready"
+    (run / KEY_FILE).write_text("second run\n")
+    assert agent.carry_out("run", call) != first
+    assert agent._address().key == "second run"
+    answer = httpx.Response(503)
+    with pytest.raises(ServerUnavailableError, match="the server is not ready"):
+        agent.carry_out("run", call)
+
+
+def test_the_agents_of_a_name_are_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [
+        (None, None, None, "", (host, 8004)) for host in ("10.0.0.2", "fd00::1", "10.0.0.1", "10.0.0.2")
+    ]
+    monkeypatch.setattr(members.socket, "getaddrinfo", lambda host, port, type: answers)
+    assert addresses_of("servers:8004") == [
+        *("http://10.0.0.1:8004", "http://10.0.0.2:8004", "http://[fd00::1]:8004")
+    ]
+
+    def fail(*given: object, **named: object) -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(members.socket, "getaddrinfo", fail)
+    with pytest.raises(CanaryError, match=r"the name of the agents is not found; servers:8004: no answer"):
+        Fleet((), KEY, "servers:8004").find_in_service()
+
+
 def test_no_agent_is_a_server_that_is_away(run: Path) -> None:
     with serving(run) as [address]:
         pass
@@ -233,6 +327,9 @@ def test_servers_with_different_pairs_are_refused_with_their_digests(
         ('agents: ["10.0.0.7:8004"]\nkey_file: "k"\n', "http://host:port"),
         ('agents: ["http://a", "http://a"]\nkey_file: "k"\n', "each once"),
         ('servers: ["http://a"]\nkey_file: "k"\n', "unknown key"),
+        ('key_file: "k"\n', "listed or have one name"),
+        ('agents: ["http://a"]\nagents_name: "a:1"\nkey_file: "k"\n', "listed or have one name"),
+        ('agents_name: "servers"\nkey_file: "k"\n', "has no port"),
         ('agents: ["http://a"]\nkey_file: "missing"\n', "key cannot be used"),
         ('agents: ["http://a"]\nkey_file: "short"\n', "5 characters"),
         ('agents: ["http://a"]\nkey_file: "open"\n', "readable by others"),
