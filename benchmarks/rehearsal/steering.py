@@ -13,7 +13,7 @@ from pipelines.speculation.loop import EngineCall
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.token_ids import TokenIds
 
-_LEAD = 10.0  # over the engine's own choice, nats
+_LEAD = 10.0  # of the target's choice over the others, or theirs over it, nats
 
 
 class SteeredEngine:
@@ -21,9 +21,9 @@ class SteeredEngine:
 
     A random draft would never agree with a random target. This engine computes its steps in full. Then the
     score of the token that the target will choose is raised above the others, at positions that are drawn in
-    advance with the stated rate; at the others, the engine's own choice stays. The steps, their number, the
-    caches and the loop therefore cost what they cost with a draft of this acceptance rate. It answers one
-    request at a time.
+    advance with the stated rate, and lowered below them elsewhere, because a pair that repeats itself agrees
+    by chance. The steps, their number, the caches and the loop therefore cost what they cost with a draft of
+    this acceptance rate. It answers one request at a time.
 
     Attributes:
         config: That of the engine.
@@ -40,7 +40,7 @@ class SteeredEngine:
         self._position = 0
 
     def follow(self, output_ids: TokenIds, rate: float, seed: int) -> None:
-        """Draw at which positions of an answer the proposals are right.
+        """Draw at which positions of an answer the proposals are right; at the others they are wrong.
 
         Args:
             output_ids: int32 [n], the target's own answer.
@@ -68,8 +68,9 @@ class SteeredEngine:
         logits = self._engine.step(inputs)
         if len(logits) == 1:  # the next token of the proposal; prompts that are read in parts have none
             position, self._position = self._position, self._position + 1
-            if position < len(self._output_ids) and self._is_right[position]:
-                logits[0, self._output_ids[position]] = logits.max() + _LEAD
+            if position < len(self._output_ids):
+                score = logits.max() + _LEAD if self._is_right[position] else logits.min() - _LEAD
+                logits[0, self._output_ids[position]] = score
         return logits
 
     def copy_block(self, source: int, destination: int) -> Any:

@@ -15,6 +15,7 @@ from benchmarks.rehearsal.__main__ import published_ids
 from benchmarks.rehearsal.checkpoints import made_up_tokenizer, write_checkpoint
 from benchmarks.rehearsal.loaded_pair import LoadedPair
 from benchmarks.rehearsal.published import MODELS
+from benchmarks.rehearsal.steering import SteeredEngine
 from build.checkpoints.token_map import ModelTokens, map_tokens
 from build.checkpoints.tokenizer_file import load_tokenizer
 from build.hugging_face.config import parse_network_config
@@ -131,6 +132,19 @@ def test_a_random_draft_is_accepted_at_the_stated_rate(pair: Any, rate: float) -
     judged = accepted + sum(answer.num_rejected for answer in answers)
     assert judged, "the fewer are judged, the further the share may be from the rate"
     assert accepted / judged == pytest.approx(rate, abs=4 * (rate * (1 - rate) / judged) ** 0.5)
+
+
+@pytest.mark.parametrize(("rate", "is_right"), [(0.0, False), (1.0, True)])
+def test_a_draft_that_agrees_by_itself_is_right_at_the_stated_rate_only(rate: float, is_right: bool) -> None:
+    class Agreeing:
+        config = None
+
+        def step(self, inputs: Any) -> Any:
+            return np.array([[0.0, 5.0, 1.0]], np.float32)  # of the target's own choice, token 1
+
+    engine = SteeredEngine(Agreeing())  # type: ignore[arg-type]
+    engine.follow(np.array([1, 1], np.int32), rate, seed=0)
+    assert bool(engine.step(None).argmax() == 1) is is_right  # type: ignore[arg-type]
 
 
 def test_an_answer_that_is_not_the_targets_is_an_error(pair: Any) -> None:
