@@ -83,7 +83,8 @@ class LeaseApi:
             CanaryError: The API refuses.
             ServerUnavailableError: It does not answer.
         """
-        return self._ask("GET")
+        found: dict[str, Any] = self._ask("GET")
+        return found
 
     def replace(self, lease: dict[str, Any]) -> dict[str, Any] | None:
         """Replace the Lease that was read; None if it has changed since.
@@ -92,7 +93,8 @@ class LeaseApi:
             CanaryError: The API refuses.
             ServerUnavailableError: It does not answer.
         """
-        return self._ask("PUT", lease)
+        found: dict[str, Any] | None = self._ask("PUT", lease)
+        return found
 
     def _ask(self, method: str, body: dict[str, Any] | None = None) -> Any:
         try:

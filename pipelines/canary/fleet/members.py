@@ -1,4 +1,4 @@
-"""Which servers a fleet has at one look: those of a list, or those that a name has in DNS.
+"""Finds the servers of a fleet at each look: those of a list, or those that a name has in DNS.
 
 Addresses of a name come and go, and one may become that of another server. So a server that was found by a
 name is known by its own (``server_name``), and every call says which server is meant.
@@ -18,7 +18,7 @@ from pipelines.canary.fleet.call import Description
 from pipelines.errors import DraftproofError
 
 WAITS_TO_ADOPT = "serves the candidate, and starts with another package: name the new one in the manifest"
-"""What is said of a server that has the promoted candidate by the rollout alone."""
+"""Status of a server that has the promoted candidate by the rollout alone."""
 
 _EARLY = "its own package is the candidate's, which is not promoted: take it back in the manifest"
 _VANISHED = "away: its address is gone"

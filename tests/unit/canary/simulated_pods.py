@@ -46,7 +46,7 @@ class Pod(FleetServer):
 
 
 class NamedPod:
-    """What a controller asks at an address: it reaches no other pod than the one that it means."""
+    """A pod as a controller sees it, at an address; no other pod is reached there."""
 
     def __init__(self, fleet: NamedFleet, address: str, name: str) -> None:
         self._fleet, self._address, self._name = fleet, address, name
@@ -116,7 +116,7 @@ class NamedFleet:
 
     @property
     def says(self) -> dict[str, str]:
-        """What is said of each server."""
+        """Status of each server."""
         return self.store.record().servers
 
     def run_until(self, stops: Callable[[Look], bool], controller: Controller) -> Look:

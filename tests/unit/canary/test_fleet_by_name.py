@@ -81,6 +81,10 @@ def test_a_pod_without_an_address_is_away_until_its_lease_has_ended_and_then_cou
     for _ in range(8):
         assert controller.look().waits_for.startswith("a majority of the servers; 2 of 3 are away")
         fleet.sleep(FLEET_PLAN.tick_s)
+    controller = fleet.controller()
+    for _ in range(8):
+        assert controller.look().waits_for, "it knows no address, and that says nothing of the servers"
+        fleet.sleep(FLEET_PLAN.tick_s)
     fleet.is_silent = False
     began_s = fleet.now_s
     fleet.run_until(lambda look: not look.waits_for, controller)

@@ -196,15 +196,13 @@ def test_a_controller_that_lost_it_decides_nothing(tmp_path: Path) -> None:
         raise LeaseLostError("lost")
 
     controller._check = lost
-    for server in fleet.servers:
-        server.write = lambda table: lost()  # type: ignore[method-assign]
     with pytest.raises(LeaseLostError):
-        controller.run(lambda look: None, fleet.sleep)
+        controller.look()
     assert before == (fleet.store.progress(fleet._rollout), [server.table for server in fleet.servers])
 
 
 def test_the_state_follows_one_controller(tmp_path: Path) -> None:
-    """Of two that are there in spite of everything, the one that looks later finds the other's decision."""
+    """If two are there in spite of everything, the later one finds the other's decision."""
     fleet = SimulatedFleet(tmp_path)
     first = fleet.controller()
     first.look()
