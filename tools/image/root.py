@@ -8,9 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
-
-import pip
 
 from pipelines.errors import DraftproofError
 from tools.image.dockerfile import Copy, Stage
@@ -91,7 +90,7 @@ def sources(listed: str) -> list[str]:
 
 def _hook(stage: Stage, scratch: Path) -> str:
     """Return the script that mmdebstrap runs with the path of the root, as root."""
-    packages = Path(pip.__file__).parent
+    packages = Path(sysconfig.get_path("purelib")) / "pip"  # looking for the module would disable distutils
     lines = [
         "#!/bin/sh",
         'set -eu; root="$1"',

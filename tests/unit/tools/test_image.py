@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -239,3 +240,11 @@ def test_the_layout_is_the_same_each_time(tmp_path: Path) -> None:
 
 def blob(layout: Path, digest: str) -> bytes:
     return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+
+
+def test_what_makes_the_image_leaves_distutils_as_it_is() -> None:
+    """Looking for pip's module replaces it for the whole process, and ModelOpt's imports then fail."""
+    program = "import tools.image.root, tools.image.wheels, distutils.core as core; print(core.__file__)"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True)
+    assert "_distutils" in done.stdout
