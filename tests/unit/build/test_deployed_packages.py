@@ -59,9 +59,11 @@ def test_a_key_that_was_given_is_demanded_everywhere(tmp_path: Path) -> None:
         assert sum("--public-key=" in text for text in texts.values()) >= 1
         for path, text in texts.items():
             assert text.count("--public-key=") == text.count(f"--public-key={SETTINGS}/package.pub"), path
-            assert text.count('"--package"') + text.count('"pipelines.canary", "start"') <= text.count(
-                "--public-key="
-            ), path
+            starts = '"pipelines.canary", "start"'
+            of_a_fleet = f'{starts}, "--fleet"'  # its agents check the packages
+            programs = text.count('"--package"') + text.count('"pipelines.canary", "agent"')
+            programs += text.count(starts) - text.count(of_a_fleet)
+            assert programs <= text.count("--public-key="), path
     (tmp_path / "no.pub").write_text("no key")
     with pytest.raises(PackageError, match="cannot be used as a key"):
         render_deployment(RECIPES["embedded"], tmp_path, public_key=tmp_path / "no.pub")

@@ -60,8 +60,10 @@ class Simulated:
         self.sockets.append(candidate_socket)
         return self.world
 
-    def _controller(self, store: Store, rollout: Rollout, servers: Servers) -> Controller:
-        controller = Controller(store, rollout, servers, self.world.clock)
+    def _controller(
+        self, store: Store, rollout: Rollout, servers: Servers, check: Callable[[], None]
+    ) -> Controller:
+        controller = Controller(store, rollout, servers, self.world.clock, check)
         look_on = controller.run
         controller.run = lambda show, sleep: look_on(show, self.world.sleep)  # type: ignore[method-assign,assignment,misc]
         return controller
