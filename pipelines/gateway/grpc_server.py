@@ -22,12 +22,12 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
     ServerUnavailableError,
-    from_wire,
 )
 from pipelines.gateway.grpc_stream import RelayedStream
 from pipelines.gateway.http_errors import KEY_HEADER
 from pipelines.gateway.messages import grpc_messages
 from pipelines.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model
+from pipelines.gateway.one_response import one_response
 from pipelines.gateway.open_calls import OpenCalls
 from pipelines.gateway.supervision.health import Health
 from pipelines.gateway.triton import SERVICE, Triton, error_behind
@@ -155,14 +155,13 @@ class GrpcServer:
     async def _infer(self, raw: bytes, context: Any) -> bytes:
         try:
             message, raw = await self._checked(raw, self._is_operator(context))
-            return await self._calls.run(message.model_name, self._answer(message.model_name, raw, context))
+            model = message.model_name
+            answering = one_response(self._triton, self._calls, model, raw)
+            return _bytes(await self._calls.run(model, answering))
         except DraftproofError as error:
             return await _abort(context, error)
-
-    async def _answer(self, model: str, raw: bytes, context: Any) -> bytes:
-        reply = await self._ask("ModelInfer", raw, context)
-        self._calls.hear(model)
-        return reply
+        except grpc.aio.AioRpcError as error:
+            return await self._abort_broken(context, error)
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         is_operator = self._is_operator(context)
@@ -193,12 +192,14 @@ class GrpcServer:
             )
             return reply
         except grpc.aio.AioRpcError as error:
-            details = str(error.details() or "")
-            if (typed := from_wire(details)) is not None:  # of a model: Triton's code is INTERNAL for all
-                return await _abort(context, typed)
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                return await _abort(context, self._health.triton_ended(details))
-            return bytes(await context.abort(error.code(), error_behind(details).to_wire()))
+            return await self._abort_broken(context, error)
+
+    async def _abort_broken(self, context: Any, error: Any) -> bytes:
+        """End a call with the error behind an error of Triton's."""
+        details = str(error.details() or "")
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return await _abort(context, self._health.triton_ended(details))
+        return bytes(await context.abort(error.code(), error_behind(details).to_wire()))
 
     async def _check_model(self, model: str, context: Any) -> None:
         try:

@@ -23,6 +23,7 @@ from pipelines.gateway.messages import grpc_messages
 from pipelines.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model, quoted
 from pipelines.gateway.messages.json_requests import generate_message, infer_message
 from pipelines.gateway.messages.json_responses import generate_document, infer_document
+from pipelines.gateway.one_response import one_response
 from pipelines.gateway.open_calls import OpenCalls
 from pipelines.gateway.supervision.health import Health
 from pipelines.gateway.triton import Triton, error_behind
@@ -145,40 +146,20 @@ class HttpServer:
         (_, binary), raw = await self._checked(
             request, body, lambda: infer_message(model, body, int(length) if length else None)
         )
-        response = await self._calls.run(model, self._one(model, raw))
+        response = await self._answer(model, raw)
         written, json_length = infer_document(response, binary)
         if json_length is None:
             return web.Response(body=written, content_type="application/json")
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(json_length)}
         return web.Response(body=written, headers=headers)
 
-    async def _one(self, model: str, raw: bytes) -> Any:
-        reply = await self._triton.unary("ModelInfer")(raw, metadata=self._triton.metadata)
-        self._calls.hear(model)
-        return service_pb2.ModelInferResponse.FromString(reply)
+    async def _answer(self, model: str, raw: bytes) -> Any:
+        return await self._calls.run(model, one_response(self._triton, self._calls, model, raw))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         model, raw = await self._generate_request(request)
-        return web.Response(
-            body=await self._calls.run(model, self._whole(model, raw)), content_type="application/json"
-        )
-
-    async def _whole(self, model: str, raw: bytes) -> bytes:
-        responses = []
-        async for arrival in self._triton.responses(raw):
-            if arrival.error_message:
-                raise error_behind(arrival.error_message)
-            self._calls.hear(model)
-            if arrival.infer_response.outputs:
-                responses.append(arrival.infer_response)
-        if len(responses) != 1:
-            raise InvalidRequestError(
-                "generate needs exactly one response",
-                values=f"the model sent {len(responses)}",
-                limit="one response",
-                remedy="use generate_stream for an answer in chunks",
-            )
-        return generate_document(responses[0])
+        response = await self._answer(model, raw)
+        return web.Response(body=generate_document(response), content_type="application/json")
 
     async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
         model, raw = await self._generate_request(request)

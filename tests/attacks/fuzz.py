@@ -151,7 +151,7 @@ def _bytes(chance: random.Random, address: Address) -> Reply:
 
 def _message(chance: random.Random, channel: grpc.Channel) -> Reply:
     """Send a gRPC message with some bytes or fields changed."""
-    made = request(chance.choice(("generate", "generate_unary", "router")))
+    made = request(chance.choice(("generate", "generate_target", "router")))
     made.parameters["timeout"].int64_param = _DEADLINE_US
     for _ in range(chance.randint(0, 2)):
         _change_field(chance, made)

@@ -17,7 +17,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-def request(model: str = "generate_unary", **fields: Any) -> Any:
+def request(model: str = "generate", **fields: Any) -> Any:
     """Return a small well-formed request with extra fields."""
     made = messages.ModelInferRequest(model_name=model, **fields)
     if not made.inputs:
@@ -87,7 +87,7 @@ def bytes_call(name: str, alone: Alone, method: str, body: bytes) -> Attack:
 
 def text_and(name: str, datatype: str, shape: list[int], raw: list[bytes]) -> Any:
     """Return a request with ``text_input`` and one more input, both as raw contents."""
-    made = messages.ModelInferRequest(model_name="generate_unary")
+    made = messages.ModelInferRequest(model_name="generate")
     made.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
     made.inputs.add(name=name, datatype=datatype, shape=shape)
     made.raw_input_contents.extend(raw)

@@ -12,7 +12,7 @@ from tests.attacks.raw_http import chunked, generate_body, get, infer_body, post
 
 GENERATE = "/v2/models/generate/generate"
 STREAM = "/v2/models/generate/generate_stream"
-INFER = "/v2/models/generate_unary/infer"
+INFER = "/v2/models/generate/infer"
 FLOOD = [b"1\r\nA\r\n" * 10_000] * 120
 
 

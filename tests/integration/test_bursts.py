@@ -30,7 +30,7 @@ Ask = Callable[[], Awaitable[str]]
 @pytest.fixture(scope="module")
 def burst_server(render: Callable[..., Path]) -> Iterator[tuple[Server, Path]]:
     """Return a ready server of this test's own, and its run directory."""
-    directory = render("tiny-burst", "router", "router_unary")
+    directory = render("tiny-burst", "router")
     with ready_server(directory) as running:
         yield running, directory
 
@@ -66,7 +66,7 @@ async def over_http(server: Server) -> Counter[str]:
     """Send every request on a connection of its own."""
     body = json.dumps({"text_input": REQUEST.prompt, "max_tokens": REQUEST.max_tokens})
     sent = (
-        "POST /v2/models/router_unary/generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        "POST /v2/models/router/generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}"
     )
 

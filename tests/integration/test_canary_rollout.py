@@ -110,9 +110,8 @@ def traffic(server: Server) -> Iterator[Traffic]:
         """Probe readiness: a pod stays ready while pairs come and go."""
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports.http}", trust_env=False) as http:
             while not stop.wait(0.2):
-                for model in ("router", "router_unary"):
-                    if http.get(f"/v2/models/{model}/ready").status_code != httpx.codes.OK:
-                        seen.wrong.append(f"{model} is not ready")
+                if http.get("/v2/models/router/ready").status_code != httpx.codes.OK:
+                    seen.wrong.append("router is not ready")
 
     threads = [threading.Thread(target=target) for target in (ask, ask, ask, probe)]
     for thread in threads:
@@ -127,7 +126,7 @@ def traffic(server: Server) -> Iterator[Traffic]:
 
 @pytest.fixture
 def server(render: Callable[..., Path]) -> Iterator[Server]:
-    with ready_server(render("tiny-rollout", "router", "router_unary", "generate_target")) as running:
+    with ready_server(render("tiny-rollout", "router", "generate_target")) as running:
         yield running
 
 

@@ -107,7 +107,7 @@ def test_a_unary_call_that_is_cancelled_gives_its_blocks_back(server: Server) ->
         """Cancel a call; return False if the server had answered it before."""
         errors: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         call = kserve.async_infer(
-            "generate_unary", kserve_inputs(b"def main(", 480), lambda result, error: errors.put(error)
+            "generate", kserve_inputs(b"def main(", 480), lambda result, error: errors.put(error)
         )
         was_busy = wait_until(lambda: is_busy(server), timeout_s=5)
         call.cancel()

@@ -130,7 +130,7 @@ def test_one_pair_accepts_the_same_in_matched_rounds_however_much_it_drafts(serv
     models = connect_to_models(f"grpc://{HOST}:{server.ports.grpc}")
 
     def ask(prompt: str, num_draft_tokens: int, **others: Any) -> tuple[list[int], ObservedRequest]:
-        model = models.describe("generate_unary")
+        model = models.describe("generate")
         given = {"text_input": prompt, "max_tokens": 60, "end_id": -1, "num_draft_tokens": num_draft_tokens}
         inputs = {name: model.tensor(name, [value]) for name, value in {**given, **others}.items()}
         [outputs] = models.infer(model, inputs)

@@ -27,7 +27,7 @@ from tests.attacks.raw_http import generate_body, get, head, post
 from tests.integration.conftest import wait_until
 from tests.support.haproxy import HAPROXY, IS_MISSING, Proxy, listens, proxies
 
-MODELS = "generate|generate_unary|generate_target|generate_target_unary|router|router_unary|ensemble"
+MODELS = "generate|generate_target|router|ensemble"
 ALLOWED = re.compile(
     rf"GET (/v2|/v2/health/(live|ready)|/v2/models/({MODELS})(/ready)?)"
     rf"|POST /v2/models/({MODELS})/(infer|generate|generate_stream)"

@@ -117,7 +117,7 @@ HUGE = "x" * 10**6
 @pytest.mark.parametrize(
     "timeout", ['"1"', "0.5", "-1", "NaN", "Infinity", "true", "1e30", "99999999999999999999", "1.0"]
 )
-@pytest.mark.parametrize("model", ["generate", "router_unary", "speculative"])
+@pytest.mark.parametrize("model", ["generate", "router", "speculative"])
 def test_over_http_a_timeout_is_honoured_or_refused(server: Server, model: str, timeout: str) -> None:
     inputs = (
         '"input_ids": [5], "input_lengths": 1, "request_output_len": 4'
@@ -137,7 +137,7 @@ def test_a_timeout_of_0_is_no_limit(server: Server) -> None:
 @pytest.mark.parametrize("timeout", [-1, 2**62, True])
 def test_over_grpc_a_timeout_is_honoured_or_refused(server: Server, timeout: Any) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        request = service_pb2.ModelInferRequest(model_name="generate_unary")
+        request = service_pb2.ModelInferRequest(model_name="generate")
         kind = "bool_param" if timeout is True else "int64_param"
         setattr(request.parameters["timeout"], kind, timeout)
         inputs = infer_inputs(text_tensors(text_input="x", max_tokens=4))
@@ -181,7 +181,7 @@ def test_what_is_too_long_is_refused_in_few_words_and_blames_no_arm(
 def test_ids_of_grpc_are_bounded_too(server: Server) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
         inputs = infer_inputs(text_tensors(text_input="x", max_tokens=4))
-        for model in ("generate_unary", "router_unary"):
+        for model in ("generate", "router"):
             with pytest.raises(InferenceServerException, match="request id is too long"):
                 client.infer(model, inputs, request_id="x" * 70_000)
             assert client.infer(model, inputs, request_id="☕" * 85).as_numpy("text_output") is not None

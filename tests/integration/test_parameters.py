@@ -35,8 +35,8 @@ from tests.support.stand_in_server import INPUT_TYPES
 
 pytestmark = pytest.mark.triton
 
-MODELS = ("generate", "generate_target", "generate_unary", "generate_target_unary", "ensemble")
-LOOP_MODELS = ("generate", "generate_unary", "ensemble")
+MODELS = ("generate", "generate_target", "ensemble")
+LOOP_MODELS = ("generate", "ensemble")
 NO_END = -1
 GREEDY = CompletionRequest("def main(", max_tokens=40, end_id=NO_END, num_log_probs=20)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.0, seed=5)
@@ -58,7 +58,7 @@ WAYS = [
 def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Ask]:
     """Ask one model over one transport, streamed where possible, otherwise whole."""
     model, transport = request.param
-    streams = transport == "grpc" and not model.endswith("_unary")
+    streams = transport == "grpc"
     with {"grpc": grpc_client, "http": http_client}[transport](server) as client:
 
         def send(asked: CompletionRequest, **changes: Any) -> Generation:
@@ -236,9 +236,7 @@ def test_all_parameters_together_give_the_same_from_all_models_streamed_or_not(s
         assert any(answer.total_accepted_draft_tokens for answer in answers)
 
 
-@pytest.mark.parametrize(
-    "model", ["generate", pytest.param("generate_unary", marks=pytest.mark.long), "ensemble"]
-)
+@pytest.mark.parametrize("model", LOOP_MODELS)
 def test_the_ratio_rule_answers_can_be_repeated_and_are_not_the_targets_own(
     client: Client, model: str
 ) -> None:
@@ -273,14 +271,14 @@ def raw_answers(server: Server, model: str, **values: Any) -> Iterator[dict[str,
     for document in (json.loads(last.removeprefix("data:")), post(server, values, model).json()):
         yield {name: value if isinstance(value, list) else [value] for name, value in document.items()}
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        result = kserve.infer(f"{model}_unary", infer_inputs(text_tensors(**values)))
+        result = kserve.infer(model, infer_inputs(text_tensors(**values)))
     outputs = [output.name for output in result.get_response().outputs]
     yield {name: result.as_numpy(name).reshape(-1).tolist() for name in outputs}
     body = [
         {"name": name, "shape": [1, 1], "datatype": INPUT_TYPES[name], "data": [value]}
         for name, value in values.items()
     ]
-    reply = httpx.post(f"{url}_unary/infer", json={"inputs": body}, timeout=120, trust_env=False)
+    reply = httpx.post(f"{url}/infer", json={"inputs": body}, timeout=120, trust_env=False)
     yield {output["name"]: output["data"] for output in reply.json()["outputs"]}
 
 

@@ -41,7 +41,7 @@ def test_ids_are_answered_as_their_text(
     assert client.generate(of_ids, model).output_ids == answers[0].output_ids
 
 
-@pytest.mark.parametrize("model", ["generate_unary", "generate_target_unary", "router_unary"])
+@pytest.mark.parametrize("model", ["generate", "generate_target", "router"])
 def test_kserve_takes_ids(server: Server, tokenizer: Tokenizer, model: str) -> None:
     ids = np.array([tokenizer.encode(TEXT).ids], np.int32)
     given = [{"input_ids": ids, **text_tensors(max_tokens=8)}, text_tensors(text_input=TEXT, max_tokens=8)]

@@ -185,7 +185,7 @@ def is_busy(send: Callable[..., None]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("model", ["generate_unary", "generate_target_unary"])
+@pytest.mark.parametrize("model", ["generate", "generate_target"])
 def test_bad_parameters_are_refused_by_kserve_infer(server: Server, model: str) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
         for values, words in BAD_PARAMETERS:

@@ -34,7 +34,7 @@ REQUESTS = {
     "regex": dataclasses.replace(SAMPLED, guide=("regex", "([a-z]{3}[äöü€]){20}")),
     "special tokens in the text": dataclasses.replace(SAMPLED, skip_special_tokens=False),
 }
-MODELS = ("generate", "generate_target", "router", "router_unary")
+MODELS = ("generate", "generate_target", "router")
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_without_a_table_it_answers_as_generate(routed: Server, scheme: str) -> 
 def test_kserve_calls_are_routed_too(routed: Server, follow: Callable[..., None]) -> None:
     follow(1.0)
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{routed.ports.grpc}")
-    result = kserve.infer("router_unary", kserve_inputs(b"def main(", 20))
+    result = kserve.infer("router", kserve_inputs(b"def main(", 20))
     kserve.close()
     with grpc_client(routed) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate_target")

@@ -105,12 +105,12 @@ def test_kserve_infer_answers_as_generate_does(server: Server, model: str) -> No
     with http_client(server) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
-    result = kserve.infer(f"{model}_unary", kserve_inputs(b"def main(", 20))
+    result = kserve.infer(model, kserve_inputs(b"def main(", 20))
     assert result.as_numpy("text_output")[0, 0].decode() == expected.text
     assert result.as_numpy("output_ids").ravel().tolist() == token_ids(expected)
 
     with pytest.raises(InferenceServerException) as refused:
-        kserve.infer(f"{model}_unary", kserve_inputs(b"def main(", 0))
+        kserve.infer(model, kserve_inputs(b"def main(", 0))
     assert isinstance(from_wire(refused.value.message()), InvalidRequestError)
     assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
     kserve.close()
@@ -121,7 +121,7 @@ def test_kserve_infer_answers_as_generate_does(server: Server, model: str) -> No
             {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [20]},
         ]
     }
-    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}_unary/infer"
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/infer"
     reply = httpx.post(url, json=body, timeout=120, trust_env=False)
     outputs = {output["name"]: output["data"] for output in reply.json()["outputs"]}
     assert outputs["text_output"] == [expected.text]

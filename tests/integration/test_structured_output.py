@@ -116,13 +116,12 @@ def test_the_answer_is_valid_and_the_targets_own_with_every_draft(
     assert expected.finish_reason == "stop" or guide[0] in ("json", "ebnf_grammar")  # they may go on for ever
 
 
-@pytest.mark.parametrize("model", ["generate_unary", "ensemble", "generate"])
+@pytest.mark.parametrize("model", ["ensemble", "generate"])
 def test_every_text_model_follows_a_guide(server: Server, model: str) -> None:
     request = dataclasses.replace(GREEDY, guide=GUIDES[0])
     with grpc_client(server) as client:
         expected = target_alone(client, request)
-        if model != "generate_unary":
-            assert client.stream(request, model).result().text == expected.text
+        assert client.stream(request, model).result().text == expected.text
         if model != "ensemble":
             assert client.generate(request, model).text == expected.text
 

@@ -259,11 +259,11 @@ def test_concurrent_requests_get_what_they_get_alone(nvidia: Served) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_unary_calls_answer_as_those_that_stream(nvidia: Served, model: str) -> None:
+def test_kserve_infer_answers_as_generate_does(nvidia: Served, model: str) -> None:
     with http_client(nvidia.server) as client:
         expected = client.generate(CompletionRequest("def main(", max_tokens=20), model)
     kserve = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{nvidia.server.ports.grpc}")
-    result = kserve.infer(f"{model}_unary", kserve_inputs(b"def main(", 20))
+    result = kserve.infer(model, kserve_inputs(b"def main(", 20))
     assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
     kserve.close()
 

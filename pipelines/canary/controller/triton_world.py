@@ -187,7 +187,7 @@ class TritonWorld:
     def _unload_pair(self, socket: str) -> bool:
         """Unload and remove a pair if it exists.
 
-        The recipe's own pair always stays, because ``generate`` and ``generate_unary`` answer from it.
+        The recipe's own pair always stays, because ``generate`` answers from it.
 
         Returns:
             Whether the pair no longer exists.

@@ -13,12 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pipelines.errors import InvalidRequestError
 from pipelines.gateway.triton import OWN_PREFIX
 
-PUBLIC_MODELS = frozenset(
-    {
-        *("generate", "generate_unary", "generate_target", "generate_target_unary"),
-        *("router", "router_unary", "ensemble"),
-    }
-)
+PUBLIC_MODELS = frozenset({"generate", "generate_target", "router", "ensemble"})
 """Models for clients. All others work on token ids and are reserved for operators."""
 
 MAX_BODY_BYTES = 2 << 20

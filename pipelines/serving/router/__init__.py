@@ -1,1 +1,1 @@
-"""Serves the models ``router`` and ``router_unary``, which send each request to one of the arms."""
+"""Serves the model ``router``, which sends each request to one of the arms."""

@@ -1,4 +1,4 @@
-"""Loads the models ``router`` and ``router_unary``, which send each request to one of the arms."""
+"""Loads the model ``router``, which sends each request to one of the arms."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Text in, text out: ``generate``, ``generate_target``, their ``_unary`` twins, the ends of ``ensemble``."""
+"""Text in, text out: ``generate``, ``generate_target``, and the ends of ``ensemble``."""

@@ -1,11 +1,9 @@
-"""Serves the text models: ``generate``, ``generate_target``, ``router`` and their ``_unary`` twins.
+"""Serves the text models: ``generate``, ``generate_target`` and ``router``.
 
 They tokenize and detokenize themselves and get the tokens in between from the process of ``speculative`` or
 ``target``, over its socket. The model ``ensemble`` does the same with two more hops through Triton for each
 chunk, and does not notice that its client has left
-(``docs/decisions/0040-an-ensemble-beside-generate.md``). The twins send a single response, since Triton
-refuses KServe's ``infer`` and ``ModelInfer`` on models that may send several
-(``docs/decisions/0005-kserve-v2-unary.md``).
+(``docs/decisions/0040-an-ensemble-beside-generate.md``).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
-from pipelines.errors import InvalidRequestError, RequestTimeoutError
+from pipelines.errors import RequestTimeoutError
 from pipelines.serving.requests.admission import OpenLimit
 from pipelines.serving.requests.inputs import Inputs, read_scalar
 from pipelines.serving.requests.limits import Header, read_header
@@ -107,7 +105,7 @@ class TextModel:
                     continue
                 self._count(responder)
                 inputs = self._wire.inputs(request)
-                streaming = self._is_streaming(inputs)
+                streaming = bool(read_scalar(inputs, "stream", bool, False))
                 outputs_of = self._outputs_of(inputs)
                 if self._preprocess.is_quick(inputs):
                     tensors = self._preprocess(inputs)
@@ -129,17 +127,6 @@ class TextModel:
         self._outbox.close(CLOSE_TIMEOUT_S)
         gc.collect()  # Triton's objects crash the process if they are freed later
         self._on_close()
-
-    def _is_streaming(self, inputs: Inputs) -> bool:
-        streaming = bool(read_scalar(inputs, "stream", bool, False))
-        if streaming and not self._parameters.is_decoupled:
-            raise InvalidRequestError(
-                "this model cannot stream",
-                values="stream=true",
-                limit="one response per request",
-                remedy="use the model without '_unary' through generate_stream or gRPC ModelStreamInfer",
-            )
-        return streaming
 
     def _take_call(self, call: Call, outlet: Outlet) -> None:
         """Start answering a request of another text model of this server, with tokens."""

@@ -18,14 +18,12 @@ class ModelParameters:
         values: Text of each parameter by name.
         input_names: Inputs that ``config.pbtxt`` declares.
         output_names: Outputs that ``config.pbtxt`` declares.
-        is_decoupled: Whether the model may send several responses to a request.
     """
 
     model_name: str
     values: dict[str, str]
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
-    is_decoupled: bool = False
 
     @classmethod
     def from_triton(cls, args: dict[str, str]) -> ModelParameters:
@@ -36,7 +34,6 @@ class ModelParameters:
             values={name: entry["string_value"] for name, entry in config.get("parameters", {}).items()},
             input_names=tuple(entry["name"] for entry in config.get("input", [])),
             output_names=tuple(entry["name"] for entry in config.get("output", [])),
-            is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
 
     def text(self, name: str) -> str:

@@ -74,7 +74,7 @@ def test_the_least_of_what_a_server_says_counts(serve: Callable[[str], str]) -> 
     assert FIGURE in _DESCRIPTIONS
     text = f"# HELP {FIGURE} x\n" + "".join(
         f'{FIGURE}{{model="{model}"}} {value}\n'
-        for model, value in (("router", "6.7108864e+08"), ("router_unary", "603979776.000000"))
+        for model, value in (("router", "6.7108864e+08"), ("generate", "603979776.000000"))
     )
     assert free_bytes(serve(text)) == 603979776
 

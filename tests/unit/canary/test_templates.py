@@ -238,9 +238,8 @@ def test_kserve_runs_the_server_as_the_deployment_does(tmp_path: Path) -> None:
     *shared, _, address, _, _ = same["command"]
     assert (command, address) == (shared, "0.0.0.0"), "no job asks KServe's pods"
     assert box["name"] == "kserve-container"  # the name by which KServe knows the model's own container
-    # KServe's models give one response (infer), so it uses the unary twin of what other clients ask.
     path = front["readinessProbe"]["httpGet"]["path"]
-    assert path == "/v2/models/router_unary/ready"
+    assert path == "/v2/models/router/ready"
     assert front["image"] == proxy(pod_templates(directory)["server"])["image"]
     assert [each["containerPort"] for each in front["ports"]] == [
         8100

@@ -25,6 +25,8 @@ SECRET_PATH = "/a/path/of/the/machine/target"
 class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers each request with as many responses as its ``max_tokens``.
 
+    Its models are decoupled, so there is no ``ModelInfer``.
+
     The text asks for more: "hang" leaves the request open, "break" ends the call after the responses, and a
     text with "draftproof/" or "error" is answered as an error with that text.
 
@@ -61,21 +63,6 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
-        await self._check(context)
-        text, _ = self._read(request)
-        try:
-            if text == "hang":
-                await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if text == "break":
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        if "draftproof/" in text or "error" in text:
-            await context.abort(grpc.StatusCode.INTERNAL, text)
-        return answer(request, text)
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         await self._check(context)

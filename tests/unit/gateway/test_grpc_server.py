@@ -98,6 +98,16 @@ def test_every_other_method_of_the_service_is_closed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("num_responses", [0, 2])
+def test_a_call_for_one_response_gets_exactly_one(tmp_path: Path, num_responses: int) -> None:
+    async def scenario(behind: Behind, channel: Any) -> None:
+        code, error = await error_of(stub(channel).ModelInfer(request("hello", num_responses)))
+        assert code == "INVALID_ARGUMENT" and f"the model sent {num_responses}" in str(error)
+        assert behind.calls.num_open == 0
+
+    run(tmp_path, scenario)
+
+
 def test_the_servers_metadata_say_on_what_its_answers_depend(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         reply = await stub(channel).ServerMetadata(service_pb2.ServerMetadataRequest())
@@ -110,7 +120,8 @@ def test_the_servers_metadata_say_on_what_its_answers_depend(tmp_path: Path) -> 
 def test_requests_are_answered_and_carry_the_key(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         reply = await stub(channel).ModelInfer(request("hello", request_id="mine"))
-        assert (reply.id, reply.raw_output_contents[0][4:]) == ("mine", b"hello")
+        assert (reply.id, reply.raw_output_contents[0][4:]) == ("mine", b"hello 0")
+        assert not reply.parameters, "marks of a stream"
         responses = await stream(channel, request("a", 2, "1"), request("b", 1, "2"))
         found = [
             (each.infer_response.id, bytes(each.infer_response.raw_output_contents[0][4:]))

@@ -35,7 +35,7 @@ class Asked:
 
 
 async def burst(datatypes: InputDatatypes) -> list[asyncio.Task[Any]]:
-    asking = [asyncio.create_task(datatypes.of("router_unary")) for _ in range(1000)]
+    asking = [asyncio.create_task(datatypes.of("router")) for _ in range(1000)]
     await asyncio.sleep(0)
     return asking
 
@@ -50,10 +50,10 @@ def test_a_burst_of_first_requests_asks_once() -> None:
         triton.may_answer.set()
         assert await asyncio.gather(*asking[1:]) == [DATATYPES] * 999
         assert asking[0].cancelled()
-        assert await datatypes.of("router_unary") == DATATYPES
+        assert await datatypes.of("router") == DATATYPES
         assert triton.num_asked == 1
-        datatypes.forget("router_unary")
-        assert await datatypes.of("router_unary") == DATATYPES
+        datatypes.forget("router")
+        assert await datatypes.of("router") == DATATYPES
         assert triton.num_asked == 2
 
     asyncio.run(run())
@@ -68,7 +68,7 @@ def test_a_failure_is_not_kept() -> None:
         ended = await asyncio.gather(*await burst(datatypes), return_exceptions=True)
         assert {type(each) for each in ended} == {ServerUnavailableError}
         triton.error = None
-        assert await datatypes.of("router_unary") == DATATYPES
+        assert await datatypes.of("router") == DATATYPES
         assert triton.num_asked == 2
 
     asyncio.run(run())

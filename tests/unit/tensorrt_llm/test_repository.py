@@ -66,8 +66,7 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     configs = configs_of(repository)
     assert set(configs) == {
         *("draft", "target", "target_alone", "speculative"),
-        *("generate", "generate_target", "generate_unary", "generate_target_unary"),
-        *("router", "router_unary"),
+        *("generate", "generate_target", "router"),
         *("ensemble", "preprocessing", "postprocessing"),
     }
     for name, config in configs.items():
@@ -189,8 +188,7 @@ def test_clients_cannot_tell_the_runtimes_apart(tmp_path: Path) -> None:
     write_engine(engine, "target", recipe())
     theirs = configs_of(render_recipe(load_recipe("demo"), engine, engine, tmp_path / "other"))
     for model in (
-        *("generate", "generate_target", "generate_unary", "generate_target_unary"),
-        *("speculative", "router", "router_unary"),
+        *("generate", "generate_target", "speculative", "router"),
         *("ensemble", "preprocessing", "postprocessing"),
     ):
         for kind in ("input", "output"):

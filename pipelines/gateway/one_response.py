@@ -1,0 +1,47 @@
+"""Answers a call for one response from a model that may send several.
+
+The text models are decoupled, so that they can stream. Triton 2.51 refuses KServe's ``infer`` and
+``ModelInfer`` on such models, whatever is asked
+(``docs/decisions/0083-the-gateway-answers-one-response-calls.md``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.errors import InvalidRequestError
+from pipelines.gateway.open_calls import OpenCalls
+from pipelines.gateway.triton import Triton, error_behind
+
+_FINAL = "triton_final_response"  # Triton's mark in streams, which calls for one response do not have
+
+
+async def one_response(triton: Triton, calls: OpenCalls, model: str, request: bytes) -> Any:
+    """Send a request to Triton and return its only response, a ``ModelInferResponse``.
+
+    Args:
+        triton: Connections to Triton.
+        calls: Tracks open requests.
+        model: The model that the request names.
+        request: A ``ModelInferRequest``.
+
+    Raises:
+        DraftproofError: The model's own error, or the model sent more or less than one response.
+        grpc.aio.AioRpcError: Triton has ended.
+    """
+    responses = []
+    async for arrival in triton.responses(request):
+        if arrival.error_message:
+            raise error_behind(arrival.error_message)
+        calls.hear(model)
+        if arrival.infer_response.outputs:
+            responses.append(arrival.infer_response)
+    if len(responses) != 1:
+        raise InvalidRequestError(
+            "the call needs exactly one response",
+            values=f"the model sent {len(responses)}",
+            limit="one response",
+            remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
+        )
+    responses[0].parameters.pop(_FINAL, None)
+    return responses[0]
