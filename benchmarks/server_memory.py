@@ -138,7 +138,7 @@ def process_memory(pid: int) -> Iterator[ProcessMemory]:
 
 
 def _write_calibration(path: Path) -> None:
-    costs = EngineCosts((2, 64), (0.01, 0.05), 1e-8, 0.001)
+    costs = EngineCosts((2, 64), (0.01, 0.05), 1e-8, 1.0, 0.001)
     shares = (1 / NUM_CLASSES,) * NUM_CLASSES
     Calibration(costs, costs, (0.5,) * NUM_CLASSES, shares, 0.0).write(path)
 

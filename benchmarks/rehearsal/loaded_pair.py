@@ -102,12 +102,7 @@ class LoadedPair:
             executor.pace = _WholeChunks()
         self._loop = StepLoop((self._draft, self._target))
         self._costs = {
-            role: StepCosts(
-                measured.rows,
-                measured.seconds,
-                measured.seconds_per_position,
-                is_estimate=self._calibration.was_busy,
-            )
+            role: StepCosts.of(measured, is_estimate=self._calibration.was_busy)
             for role, measured in (("draft", self._calibration.draft), ("target", self._calibration.target))
         }
         shares = (1 / NUM_CLASSES,) * NUM_CLASSES

@@ -82,8 +82,8 @@ def measure_step_costs(
     sizes.append(max_rows)
     shapes = [_Shape(role, rows, _CONTEXT) for rows in sizes for role in engines]
     for role, engine in engines.items():
-        contexts = {_CONTEXT, _longest_context(engine)}
-        shapes += [_Shape(role, _ROWS_OF_LONG, context_len) for context_len in contexts]
+        shapes.append(_Shape(role, _ROWS_OF_LONG, _CONTEXT))
+        shapes += [_Shape(role, rows, _longest_context(engine)) for rows in (1, _ROWS_OF_LONG)]
     turns = _Turns(engines, list(dict.fromkeys(shapes)))
     turns.take(report)
     costs = {role: turns.costs(role, sizes) for role in engines}
@@ -144,24 +144,27 @@ class _Turns:
 
     def costs(self, role: str, sizes: list[int]) -> EngineCosts:
         seconds = {shape: self._seconds(shape) for shape in self._steps if shape.role == role}
-        short, long = (
-            _Shape(role, _ROWS_OF_LONG, context_len)
-            for context_len in (_CONTEXT, _longest_context(self._engines[role]))
-        )
-        more_positions = _ROWS_OF_LONG * max(long.context_len - _CONTEXT, 1)
-        per_position_s = max((seconds[long] - seconds[short]) / more_positions, 0.0)
-        by_rows = [seconds[_Shape(role, rows, _CONTEXT)] for rows in sizes]
-        without_context = (
-            max(each - rows * _CONTEXT * per_position_s, each / 2)
-            for rows, each in zip(sizes, by_rows, strict=True)
-        )
+        longest = _longest_context(self._engines[role])
+
+        def more_s(rows: int) -> float:  # a step of one row has a second one, without a context
+            short = _Shape(role, max(rows, sizes[0]), _CONTEXT)
+            return seconds[_Shape(role, rows, longest)] - seconds[short]
+
+        reread_share = _reread_share(more_s(1), more_s(_ROWS_OF_LONG))
+        read_by_rows = 1 + reread_share * (_ROWS_OF_LONG - 1)
+        per_position_s = max(more_s(_ROWS_OF_LONG), 0.0) / (read_by_rows * max(longest - _CONTEXT, 1))
+        without_context = []
+        for rows in sizes:
+            context_s = (1 + reread_share * (rows - 1)) * _CONTEXT * per_position_s
+            whole_s = seconds[_Shape(role, rows, _CONTEXT)]
+            without_context.append(max(whole_s - context_s, whole_s / 2))
         changes = [
             (step.wall_s if self._is_quiet else step.busiest_s) - seconds[shape]
             for shape in seconds
             for step in self._changed[shape]
         ]
         change_s = max(statistics.median(changes), 0.0)
-        return EngineCosts(tuple(sizes), tuple(without_context), per_position_s, change_s)
+        return EngineCosts(tuple(sizes), tuple(without_context), per_position_s, reread_share, change_s)
 
     @property
     def _is_quiet(self) -> bool:
@@ -169,6 +172,18 @@ class _Turns:
 
     def _seconds(self, shape: _Shape) -> float:
         return (quiet_seconds if self._is_quiet else busy_seconds)(self._same[shape])
+
+
+def _reread_share(one_s: float, all_s: float) -> float:
+    """Return ``EngineCosts.reread_share``.
+
+    Args:
+        one_s: Time that a long context adds to a step of one row.
+        all_s: Time that it adds to a step of ``_ROWS_OF_LONG`` rows of a request.
+    """
+    if one_s <= 0:  # too short to be measured
+        return 1.0
+    return min(max((all_s / one_s - 1) / (_ROWS_OF_LONG - 1), 0.0), 1.0)
 
 
 def _longest_context(engine: Engine) -> int:

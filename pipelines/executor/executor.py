@@ -17,7 +17,7 @@ from pipelines.executor import refusals
 from pipelines.executor.blocks.block_pool import BlockPool
 from pipelines.executor.blocks.kv_cache import KvCache
 from pipelines.executor.engine import Engine, StepEngine
-from pipelines.executor.lane import Lane, divide_blocks, plan_step
+from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.look_ahead import looking_ahead
 from pipelines.executor.prompt_pace import PromptPace, is_short
@@ -79,7 +79,7 @@ class Executor:
         self.pace = PromptPace()
         self.num_steps = 0
         self.engine_time_s = 0.0
-        self._last_step: tuple[int, int] | None = None
+        self._last_step: tuple[int, list[Work]] | None = None  # number of rows
         self._engine = engine
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
@@ -260,8 +260,7 @@ class Executor:
         for item in work:
             item.lane.cpu_s += share_s * len(item.chunk.token_ids)
         if all(item.chunk.as_rows for item in work):
-            positions = sum(item.chunk.num_positions for item in work)
-            self._last_step = (len(inputs.input_ids), positions)
+            self._last_step = (len(inputs.input_ids), work)
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits
@@ -278,7 +277,10 @@ class Executor:
         if self.budget is None or self._last_step is None:
             return
         costs = self.budget.costs
-        (costs.observe_first if is_first else costs.observe)(*self._last_step, seconds)
+        num_rows, work = self._last_step
+        chunks = [item.chunk for item in work]
+        positions = sum(costs.positions(len(each.token_ids), each.start) for each in chunks)
+        (costs.observe_first if is_first else costs.observe)(num_rows, positions, seconds)
 
     def fail_all(self) -> None:
         """End all requests with an error and discard what they computed."""

@@ -44,8 +44,8 @@ class RowBudget:
         self._keeps_shape = False
 
     def price_of_context(self, context_len: int) -> float:
-        """Return the cost of reading a context of this length, in tokens."""
-        return self._tokens_per_s() * self.costs.seconds_per_position * context_len
+        """Return what reading a context of this length costs for a further row of its request, in tokens."""
+        return self._tokens_per_s() * self.costs.row_context_s(context_len)
 
     def rows(self, num_needed: int, worths: Worths) -> int:
         """Return the number of rows of a step without prompts.

@@ -32,12 +32,6 @@ class Chunk:
     as_rows: bool
     num_logits: int
 
-    @property
-    def num_positions(self) -> int:
-        """Sum of the context lengths of its tokens."""
-        count = len(self.token_ids)
-        return count * self.start + count * (count + 1) // 2
-
 
 @dataclass(frozen=True)
 class StepInputs:

@@ -31,8 +31,8 @@ from pipelines.speculation.draft_length.calibration import Calibration, EngineCo
 
 # Costs that make drafting look worthwhile: a target this small would be better off alone.
 TINY_CALIBRATION = Calibration(
-    draft=EngineCosts((2, 36), (0.0005, 0.001), seconds_per_position=0.0, change_s=0.0),
-    target=EngineCosts((2, 36), (0.02, 0.03), seconds_per_position=0.0, change_s=0.0),
+    draft=EngineCosts((2, 36), (0.0005, 0.001), seconds_per_position=0.0, reread_share=1.0, change_s=0.0),
+    target=EngineCosts((2, 36), (0.02, 0.03), seconds_per_position=0.0, reread_share=1.0, change_s=0.0),
     acceptance_rates=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99),
     margin_shares=(0.12, 0.12, 0.12, 0.12, 0.12, 0.1, 0.1, 0.1, 0.1),
     busy_share=0.0,

@@ -216,12 +216,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     elif access == "in_process":
         calibration = Calibration.read(parameters.path("calibration_file"))
         costs = {
-            role: StepCosts(
-                measured.rows,
-                measured.seconds,
-                measured.seconds_per_position,
-                is_estimate=calibration.was_busy,
-            )
+            role: StepCosts.of(measured, is_estimate=calibration.was_busy)
             for role, measured in (("draft", calibration.draft), ("target", calibration.target))
         }
         acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)

@@ -21,13 +21,15 @@ class EngineCosts:
     Attributes:
         rows: Numbers of rows, ascending.
         seconds: Minimum time of a step for each number of rows, without context or change of shape.
-        seconds_per_position: Extra time per position of context and row.
+        seconds_per_position: Extra time per position of a row's context.
+        reread_share: Share of that time that each further row of the same request takes again, 0 to 1.
         change_s: Extra time of a step whose shape differs from the previous one.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     seconds_per_position: float
+    reread_share: float
     change_s: float
 
 
@@ -77,6 +79,7 @@ class Calibration:
                     tuple(part["rows"]),
                     tuple(part["seconds"]),
                     float(part["seconds_per_position"]),
+                    float(part["reread_share"]),
                     float(part["change_s"]),
                 )
                 for part in (document["draft"], document["target"])
@@ -107,6 +110,8 @@ def _check(calibration: Calibration) -> None:
         for name in ("seconds_per_position", "change_s"):
             if not 0 <= getattr(costs, name) < math.inf:
                 raise ValueError(f"{role}: {name}={getattr(costs, name)}: at least 0")
+        if not 0 <= costs.reread_share <= 1:
+            raise ValueError(f"{role}: reread_share={costs.reread_share}: from 0 to 1")
     if calibration.busy_share is not None and not 0 <= calibration.busy_share <= 1:
         raise ValueError(f"busy_share={calibration.busy_share}: from 0 to 1, or null")
     rates, shares = calibration.acceptance_rates, calibration.margin_shares

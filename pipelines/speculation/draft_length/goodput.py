@@ -31,7 +31,7 @@ class Prospect:
             accepted, for sampled cases of their margins.
         mean_rates: float64 [requests], acceptance rate of a token with unknown margin.
         uses_draft: bool [requests], True for requests that use the draft model; the others use lookup.
-        mean_context: Mean context length of a row.
+        mean_context: Mean context length of a request.
     """
 
     survival: Probabilities
@@ -74,7 +74,8 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
     # Below, entry [d, m] is for proposals of length depths[d] of which the best m + 1 tokens are verified.
     tokens = num_requests + np.cumsum(ranked.mean(axis=1), axis=1)
     rows = np.arange(num_requests, num_requests + num_requests * max_depth + 1)
-    verifying_s = target_costs.seconds(np.maximum(rows, _LEAST_ROWS), rows * prospect.mean_context)
+    positions = target_costs.positions(rows.astype(np.float64), prospect.mean_context, num_requests)
+    verifying_s = target_costs.seconds(np.maximum(rows, _LEAST_ROWS), positions)
     goodput = tokens / (verifying_s[1:] + _drafting_s(prospect, depths, thresholds, draft_costs))
     longest, best = np.unravel_index(np.argmax(goodput), goodput.shape)
     return BestDraft(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from pipelines.speculation.draft_length.calibration import EngineCosts
+
+_Rows = TypeVar("_Rows", float, npt.NDArray[np.float64])
 
 # Weight of a new measurement. A shared machine slows down and recovers within seconds and a step takes about
 # 20 ms, so the memory is about fifty steps.
@@ -27,13 +32,15 @@ _SHARE_OF_CHUNKS = 1 / 3
 class StepCosts:
     """Time of an engine step: a piecewise linear, increasing function of its rows, plus a time per position.
 
-    Each row reads the keys and values of its context, so the time also grows with the number of positions:
-    the sum of the rows' context lengths.
+    A step reads the keys and values of each request's context, so the time also grows with the number of
+    positions that it reads. Rows of a request share a part of that reading.
 
     Args:
         rows: Measured numbers of rows, ascending, at least two.
         seconds: Time of a step with each number of rows and no context.
         seconds_per_position: Extra time per position.
+        reread_share: Share of the context's reading that each further row of a request repeats: 0 if the rows
+            read it once together, 1 if each reads it alone.
         is_estimate: Whether other programs disturbed the measurement. What is learned from steps may then
             differ from it more.
 
@@ -47,11 +54,13 @@ class StepCosts:
         rows: Sequence[int],
         seconds: Sequence[float],
         seconds_per_position: float = 0.0,
+        reread_share: float = 1.0,
         *,
         is_estimate: bool = False,
     ) -> None:
         self._least_rise = _LEAST_ESTIMATED_RISE if is_estimate else _LEAST_RISE
         self.seconds_per_position = seconds_per_position
+        self._reread_share = reread_share
         self.first_s = 0.0
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
@@ -59,6 +68,17 @@ class StepCosts:
         self._added_s = 0.0  # overhead of every step
         self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
         self._calibrated = self._by_rows.copy()
+
+    @classmethod
+    def of(cls, measured: EngineCosts, *, is_estimate: bool) -> StepCosts:
+        """Return the model of a calibrated engine."""
+        return cls(
+            measured.rows,
+            measured.seconds,
+            measured.seconds_per_position,
+            measured.reread_share,
+            is_estimate=is_estimate,
+        )
 
     @property
     def max_rows(self) -> int:
@@ -70,7 +90,7 @@ class StepCosts:
 
         Args:
             rows: Numbers of rows, any shape.
-            positions: Sums of the rows' context lengths, same shape.
+            positions: See the method of this name; same shape.
 
         Returns:
             Seconds, float64, same shape.
@@ -83,6 +103,20 @@ class StepCosts:
         )
         return times
 
+    def positions(self, rows: _Rows, context_len: float, num_requests: int = 1) -> _Rows:
+        """Return how many positions steps read.
+
+        Args:
+            rows: A number of rows or float64 of any shape, at least one row for each request.
+            context_len: Mean context length of the requests.
+            num_requests: Requests in each step.
+        """
+        return context_len * (num_requests + self._reread_share * (rows - num_requests))
+
+    def row_context_s(self, context_len: float) -> float:
+        """Return what reading its context costs for a further row of a request."""
+        return self.seconds_per_position * self._reread_share * context_len
+
     def reading_s(self, start: int, stop: int) -> float:
         """Estimate the time to read the positions from ``start`` to ``stop`` of a prompt.
 
@@ -91,15 +125,15 @@ class StepCosts:
         tokens = max(stop - start, 0)
         positions = tokens * (start + stop) / 2
         row_s = float(self._by_rows[-1] - self._by_rows[1]) / max(self.max_rows - 1, 1)
-        return tokens * row_s + positions * _SHARE_OF_CHUNKS * self.seconds_per_position
+        return tokens * row_s + _SHARE_OF_CHUNKS * self.row_context_s(positions)
 
-    def observe_first(self, rows: int, positions: int, seconds: float) -> None:
+    def observe_first(self, rows: int, positions: float, seconds: float) -> None:
         """Learn from the first of several consecutive steps."""
         usual = float(self.seconds(rows, positions))
         more = min(seconds - usual, usual * math.exp(_LARGEST_ERROR) + 2 * self.first_s)
         self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
-    def observe(self, rows: int, positions: int, seconds: float) -> None:
+    def observe(self, rows: int, positions: float, seconds: float) -> None:
         """Learn from a step.
 
         Extra time is divided between two causes that a single step cannot distinguish: a slower machine,

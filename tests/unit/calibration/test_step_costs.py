@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
+from pipelines.calibration.step_times import StepTime
 from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine
+from pipelines.executor.step import StepInputs
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.calibration import Calibration
 from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
@@ -61,6 +64,9 @@ RATES, SHARES = TINY_CALIBRATION.acceptance_rates, TINY_CALIBRATION.margin_share
         ("draft.rows", [2, math.nan]),
         ("draft.change_s", -0.1),
         ("target.seconds_per_position", -1e-9),
+        ("target.reread_share", -0.01),
+        ("target.reread_share", 1.01),
+        ("draft.reread_share", math.nan),
         ("draft.change_s", math.nan),
         ("acceptance_rates", [*RATES[:-1], 1.01]),
         ("acceptance_rates", [-0.01, *RATES[1:]]),
@@ -119,3 +125,40 @@ def test_the_smallest_server_is_measured_at_two_sizes(tmp_path: Path) -> None:
     draft, target = (Engine(EngineFiles(path), NUM_BLOCKS) for path in build_tiny_pair(tmp_path))
     costs = measure_step_costs(draft, target, max_rows=2)
     assert costs.draft.rows == costs.target.rows == (2, 3)
+
+
+class TimedByContext:
+    """An engine whose steps take as long as a model says, on the clock of ``time_step``.
+
+    Args:
+        reread_share: Share of the context's reading that each further row repeats.
+    """
+
+    def __init__(self, engine: Engine, reread_share: float) -> None:
+        self.config = engine.config
+        self._reread_share = reread_share
+
+    def seconds(self, inputs: StepInputs) -> float:
+        contexts = sorted(inputs.past_lens.tolist(), reverse=True)
+        return 0.01 + 1e-6 * (contexts[0] + self._reread_share * sum(contexts[1:]))
+
+    def step(self, inputs: StepInputs) -> StepInputs:
+        return inputs
+
+
+@pytest.mark.parametrize("reread_share", [0.0, 0.3, 1.0])
+def test_what_rows_share_of_a_context_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reread_share: float
+) -> None:
+    engine = Engine(EngineFiles(build_tiny_pair(tmp_path)[0]), NUM_BLOCKS)
+    timed = TimedByContext(engine, reread_share)
+
+    def time_step(step: Callable[[], StepInputs]) -> StepTime:
+        seconds = timed.seconds(step())
+        return StepTime(wall_s=seconds, busiest_s=seconds, ran_s=seconds, waited_s=0.0)
+
+    monkeypatch.setattr("pipelines.calibration.step_costs.time_step", time_step)
+    costs = measure_step_costs(cast(Engine, timed), cast(Engine, timed), max_rows=16).target
+    assert costs.reread_share == pytest.approx(reread_share, abs=0.05)
+    assert costs.seconds_per_position == pytest.approx(1e-6, rel=0.1)
+    assert costs.seconds == pytest.approx([0.01] * len(costs.rows), rel=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipelines.speculation.draft_length.goodput import Prospect, best_draft
 from pipelines.speculation.draft_length.step_costs import StepCosts
 
 ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
@@ -81,6 +82,27 @@ def test_context_costs_each_row_that_reads_it() -> None:
     for _ in range(300):
         costs.observe(9, 9 * 1000, 0.042)
     assert float(costs.seconds(9, 9 * 1000)) == pytest.approx(0.042, rel=0.05)
+
+
+@pytest.mark.parametrize(("reread_share", "num_read"), [(1.0, 5), (0.25, 2), (0.0, 1)])
+def test_rows_of_a_request_share_the_reading_of_its_context(reread_share: float, num_read: int) -> None:
+    costs = StepCosts(ROWS, SECONDS, 1e-6, reread_share)
+    assert costs.positions(5, 1000) == num_read * 1000
+    assert costs.positions(10, 1000, num_requests=2) == 2 * num_read * 1000
+    assert costs.positions(4, 1000, num_requests=4) == 4000, "requests share nothing"
+    assert costs.row_context_s(1000) == pytest.approx(1e-3 * reread_share)
+
+
+def test_long_contexts_are_drafted_for_where_rows_read_them_together() -> None:
+    """Rows that each read the context alone cost as much as steps of their own."""
+    survival = np.cumprod(np.full((1, 8, 8), 0.8), axis=2)
+    prospect = Prospect(survival, np.array([0.8]), np.array([True]), mean_context=30_000)
+    draft = StepCosts((2, 16), (0.001, 0.001))
+    gains = []
+    for reread_share in (0.1, 1.0):
+        found = best_draft(prospect, draft, StepCosts(ROWS, SECONDS, 1e-6, reread_share))
+        gains.append(found.tokens_per_s / found.without)
+    assert gains[0] > 2 and gains[1] < 1.4
 
 
 def test_the_first_of_several_steps_has_a_price_of_its_own() -> None:
