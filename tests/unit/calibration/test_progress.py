@@ -43,7 +43,7 @@ def test_every_part_of_a_calibration_says_how_long_it_takes(
     assert main(list(map(str, arguments))) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" left")]
     for part in (
-        "preparing to time the pair: 1 of 8 steps, about ",
+        "preparing to time the pair: 1 of 10 steps, about ",
         "timing the steps of the pair: ",
         "measuring acceptance: ",
         "answering prompts: ",
@@ -60,7 +60,7 @@ def test_slow_engines_are_timed_in_fewer_passes(
     monkeypatch.setattr(step_costs, "quiet_seconds", lambda steps: 1.0)
     draft, target = CountingEngine(), CountingEngine()
     measure_step_costs(draft, target, max_rows=3)  # type: ignore[arg-type]
-    shapes = 4  # 2 and 3 rows, and 9 after a short and after a long context
+    shapes = 5  # 2 and 3 rows, 9 after a short and after a long context, 1 after a long one
     assert draft.steps == target.steps == shapes * (1 + passes * (1 + step_costs._REPETITIONS))
 
 

@@ -147,7 +147,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
         "max_queue_size": "8",
     }
     model = TextModel(
-        ModelParameters("router", values, tuple(inputs_of("router")), is_decoupled=True),
+        ModelParameters("router", values, tuple(inputs_of("router"))),
         fake_backend(),
         Answerer(),  # type: ignore[arg-type]
     )

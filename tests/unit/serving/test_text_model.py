@@ -82,7 +82,7 @@ def start(tokenizer: Path) -> Iterator[Start]:
             "max_batch_size": str(MAX_BATCH_SIZE),
             "max_queue_size": str(MAX_QUEUE_SIZE),
         }
-        parameters = ModelParameters("generate", values, INPUT_NAMES, is_decoupled=True)
+        parameters = ModelParameters("generate", values, INPUT_NAMES)
         models.append(TextModel(parameters, fake_backend(), answerer))  # type: ignore[arg-type]
         return models[-1]
 
