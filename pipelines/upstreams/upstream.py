@@ -106,7 +106,7 @@ class Upstream:
     async def refusal(self, response: aiohttp.ClientResponse) -> Fault:
         """Return what a response without an answer means."""
         status = response.status
-        said = await response.content.read(_MOST_REFUSAL_BYTES)
+        said = await _read_up_to(_MOST_REFUSAL_BYTES, response.content)
         name = f"HTTP {status}"
         if status in _OUR_KEY or self._quotes_key(said):
             return self._fault(name, EngineFailedError)
@@ -134,6 +134,14 @@ class Upstream:
 
     def _quotes_key(self, said: bytes) -> bool:
         return bool(self.endpoint.key) and self.endpoint.key.encode() in said
+
+
+async def _read_up_to(most_bytes: int, content: aiohttp.StreamReader) -> bytes:
+    """Read a body, or its beginning; a single read returns no more than has arrived."""
+    said = bytearray()
+    while len(said) < most_bytes and (data := await content.read(most_bytes - len(said))):
+        said += data
+    return bytes(said)
 
 
 def head_of(response: aiohttp.ClientResponse) -> Head:
