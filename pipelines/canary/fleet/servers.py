@@ -190,8 +190,7 @@ class Servers:
 
     def keep(self) -> Outcome:
         """Make the servers that have the candidate load it at their start."""
-        missing = [name for name in self._serving if not self.states[name].is_kept]
-        found = self._ask(missing, lambda name, world: world.keep())
+        found = self._ask(self._unkept, _keep)
         for name, outcome in found.items():
             if not outcome.is_good:
                 return replace(outcome, reason=f"{name}: {outcome.reason}" if name else outcome.reason)
@@ -207,8 +206,9 @@ class Servers:
         ready = [name for name in self._runs if name in self._told - self._done]
         found = self._try(ready, lambda name, world: world.settle())
         self._done |= found.keys()
-        if self._is_fleet:
-            self.keep()  # servers that were away; they settle at the next look, when they have the table
+        if self._is_fleet:  # servers that were away; they settle at the next look, when they have the table
+            for name, outcome in self._try(self._unkept, _keep).items():
+                self._change(name, is_kept=outcome.is_good, says="" if outcome.is_good else outcome.reason)
         for name in self._members.unadopted:
             if name in self._done and name in self._runs:
                 self._say(name, WAITS_TO_ADOPT)
@@ -318,6 +318,11 @@ class Servers:
         """Servers that are there and have the candidate."""
         return [name for name, run in self._runs.items() if self.states[name].run == run]
 
+    @property
+    def _unkept(self) -> list[str]:
+        """Servers that are there and have the candidate, but would not load it at their start."""
+        return [name for name in self._serving if not self.states[name].is_kept]
+
     def _lacking(self, share: float) -> list[str]:
         num = max(1, math.ceil(share * self._num_members))
         serving = self._serving
@@ -375,6 +380,10 @@ class Servers:
 
     def _change(self, name: str, **changes: Any) -> None:
         self.states[name] = replace(self.states[name], **changes)
+
+
+def _keep(name: str, world: World) -> Outcome:
+    return world.keep()
 
 
 def _run(name: str, world: World) -> str:

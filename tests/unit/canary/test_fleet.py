@@ -182,6 +182,21 @@ def test_a_kept_server_that_misses_the_last_table_settles_only_with_it(tmp_path:
 
 
 @pytest.mark.usefixtures("quick_judge")
+def test_a_late_server_that_cannot_be_kept_yet_is_waited_for(tmp_path: Path) -> None:
+    fleet = SimulatedFleet(tmp_path)
+    controller = fleet.controller()
+    fleet.run_until(enters("step/2"), controller)
+    late = fleet.servers[2]
+    late.is_away = True
+    fleet.run_until(enters("settling"), controller)
+    late.is_away, late._broken = False, ("keep",)
+    fleet.run_until(lambda look: "could not be written" in fleet.record.servers[NAMES[2]], controller)
+    late._broken = ()
+    controller.run(lambda look: None, fleet.sleep)
+    check_promoted(fleet)
+
+
+@pytest.mark.usefixtures("quick_judge")
 def test_without_a_majority_the_rollout_waits_and_says_for_whom(tmp_path: Path) -> None:
     fleet = SimulatedFleet(tmp_path)
     controller = fleet.controller()
