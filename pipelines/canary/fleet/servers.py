@@ -22,7 +22,7 @@ from pipelines.canary.fleet.members import WAITS_TO_ADOPT, Members, Membership
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.configuration import located
-from pipelines.errors import CanaryError, DraftproofError, RequestTimeoutError, ServerUnavailableError
+from pipelines.errors import DraftproofError, RequestTimeoutError, ServerUnavailableError
 from pipelines.router.arms import ArmTable
 
 _Answer = TypeVar("_Answer")
@@ -93,7 +93,7 @@ class Servers:
             self._members = self._find(candidate, is_stable=is_stable)
             self._note_members()
         self._runs = dict.fromkeys(self._worlds, "")
-        self._runs = self._ask(self._worlds, _run)
+        self._runs = self._try(self._worlds, _run)
         for name in self._runs:
             if not self._failed.get(name):
                 self._say(name, "")
@@ -334,7 +334,7 @@ class Servers:
 
     def _is_still_in(self, name: str, run: str) -> bool:
         """Return whether a server is still in a run; it may have ended since the look began."""
-        return name in self._runs and self._ask([name], _run).get(name) == run
+        return name in self._runs and self._try([name], _run).get(name) == run
 
     def _here(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._runs]
@@ -363,7 +363,7 @@ class Servers:
         return found
 
     def _try(self, names: Iterable[str], ask: _Ask[_Answer]) -> dict[str, _Answer]:
-        """Ask servers for what has to be done at some time, so those of a fleet are asked again later."""
+        """Ask servers; those of a fleet that refuse are away, so they are asked again later."""
         if not self._is_fleet:
             return self._ask(names, ask)
 
@@ -387,9 +387,4 @@ def _keep(name: str, world: World) -> Outcome:
 
 
 def _run(name: str, world: World) -> str:
-    try:
-        return world.run()
-    except CanaryError as error:  # it serves another pair, so it is no server of this fleet
-        raise ServerUnavailableError(
-            error.what, values=error.values, limit=error.limit, remedy=error.remedy
-        ) from None
+    return world.run()
