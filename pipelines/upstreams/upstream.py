@@ -15,6 +15,7 @@ from pipelines.validation.openai.server.endpoint import Endpoint
 
 _CONNECT_S = 10.0
 _MOST_REFUSAL_BYTES = 1 << 20
+_MOST_MODELS, _LONGEST_NAME = 256, 256
 _OUR_KEY = (401, 403, 407)
 _BUSY = (429, 503, 529)
 _CLIENTS_OWN = (400, 404, 405, 413, 414, 415, 422)
@@ -99,8 +100,11 @@ class Upstream:
 
     def changes_model(self, asked: str, answered: str) -> bool:
         """Note which model answered; returns whether it is another one than before."""
-        before = self._models.get(asked, answered)
+        asked = asked[:_LONGEST_NAME]
+        before = self._models.pop(asked, answered)
         self._models[asked] = answered or before
+        if len(self._models) > _MOST_MODELS:  # clients may ask for any name
+            del self._models[next(iter(self._models))]
         return bool(before and answered) and before != answered
 
     async def refusal(self, response: aiohttp.ClientResponse) -> Fault:
