@@ -29,19 +29,21 @@ async def one_response(triton: Triton, calls: OpenCalls, model: str, request: by
         DraftproofError: The model's own error, or the model sent more or less than one response.
         grpc.aio.AioRpcError: Triton has ended.
     """
-    responses = []
+    num_responses = 0
+    first: Any = None  # others are only counted
     async for arrival in triton.responses(request):
         if arrival.error_message:
             raise error_behind(arrival.error_message)
         calls.hear(model)
         if arrival.infer_response.outputs:
-            responses.append(arrival.infer_response)
-    if len(responses) != 1:
+            num_responses += 1
+            first = first or arrival.infer_response
+    if first is None or num_responses > 1:
         raise InvalidRequestError(
             "the call needs exactly one response",
-            values=f"the model sent {len(responses)}",
+            values=f"the model sent {num_responses}",
             limit="one response",
             remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
         )
-    responses[0].parameters.pop(_FINAL, None)
-    return responses[0]
+    first.parameters.pop(_FINAL, None)
+    return first

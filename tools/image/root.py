@@ -80,7 +80,7 @@ def sources(listed: str) -> list[str]:
     Args:
         listed: Origin, codename, address, release and component of each list that apt has, line by line.
     """
-    found = (line.split() for line in listed.splitlines())
+    found = (line.rsplit(" ", 4) for line in listed.splitlines())  # origins may be empty or have spaces
     return [
         f"deb {address} {release} {component}"
         for origin, codename, address, release, component in found

@@ -22,7 +22,7 @@ from pipelines.canary.fleet.members import WAITS_TO_ADOPT, Members, Membership
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.configuration import located
-from pipelines.errors import CanaryError, DraftproofError, RequestTimeoutError, ServerUnavailableError
+from pipelines.errors import DraftproofError, RequestTimeoutError, ServerUnavailableError
 from pipelines.router.arms import ArmTable
 
 _Answer = TypeVar("_Answer")
@@ -93,7 +93,7 @@ class Servers:
             self._members = self._find(candidate, is_stable=is_stable)
             self._note_members()
         self._runs = dict.fromkeys(self._worlds, "")
-        self._runs = self._ask(self._worlds, _run)
+        self._runs = self._try(self._worlds, _run)
         for name in self._runs:
             if not self._failed.get(name):
                 self._say(name, "")
@@ -190,8 +190,7 @@ class Servers:
 
     def keep(self) -> Outcome:
         """Make the servers that have the candidate load it at their start."""
-        missing = [name for name in self._serving if not self.states[name].is_kept]
-        found = self._ask(missing, lambda name, world: world.keep())
+        found = self._ask(self._unkept, _keep)
         for name, outcome in found.items():
             if not outcome.is_good:
                 return replace(outcome, reason=f"{name}: {outcome.reason}" if name else outcome.reason)
@@ -207,8 +206,9 @@ class Servers:
         ready = [name for name in self._runs if name in self._told - self._done]
         found = self._try(ready, lambda name, world: world.settle())
         self._done |= found.keys()
-        if self._is_fleet:
-            self.keep()  # servers that were away; they settle at the next look, when they have the table
+        if self._is_fleet:  # servers that were away; they settle at the next look, when they have the table
+            for name, outcome in self._try(self._unkept, _keep).items():
+                self._change(name, is_kept=outcome.is_good, says="" if outcome.is_good else outcome.reason)
         for name in self._members.unadopted:
             if name in self._done and name in self._runs:
                 self._say(name, WAITS_TO_ADOPT)
@@ -318,6 +318,11 @@ class Servers:
         """Servers that are there and have the candidate."""
         return [name for name, run in self._runs.items() if self.states[name].run == run]
 
+    @property
+    def _unkept(self) -> list[str]:
+        """Servers that are there and have the candidate, but would not load it at their start."""
+        return [name for name in self._serving if not self.states[name].is_kept]
+
     def _lacking(self, share: float) -> list[str]:
         num = max(1, math.ceil(share * self._num_members))
         serving = self._serving
@@ -329,7 +334,7 @@ class Servers:
 
     def _is_still_in(self, name: str, run: str) -> bool:
         """Return whether a server is still in a run; it may have ended since the look began."""
-        return name in self._runs and self._ask([name], _run).get(name) == run
+        return name in self._runs and self._try([name], _run).get(name) == run
 
     def _here(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._runs]
@@ -358,7 +363,7 @@ class Servers:
         return found
 
     def _try(self, names: Iterable[str], ask: _Ask[_Answer]) -> dict[str, _Answer]:
-        """Ask servers for what has to be done at some time, so those of a fleet are asked again later."""
+        """Ask servers; those of a fleet that refuse are away, so they are asked again later."""
         if not self._is_fleet:
             return self._ask(names, ask)
 
@@ -377,10 +382,9 @@ class Servers:
         self.states[name] = replace(self.states[name], **changes)
 
 
+def _keep(name: str, world: World) -> Outcome:
+    return world.keep()
+
+
 def _run(name: str, world: World) -> str:
-    try:
-        return world.run()
-    except CanaryError as error:  # it serves another pair, so it is no server of this fleet
-        raise ServerUnavailableError(
-            error.what, values=error.values, limit=error.limit, remedy=error.remedy
-        ) from None
+    return world.run()

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_memory": {"errors"},
     "time_left": set(),
     "time_limit": set(),
-    "kserve_stream": set(),
+    "kserve_stream": {"time_limit"},
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "asyncio_thread", "manifest", "speculation", "text"},

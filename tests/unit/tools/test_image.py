@@ -89,6 +89,8 @@ def test_apt_names_the_mirror() -> None:
 Debian bookworm-security http://mirror.example/security/ bookworm-security main
 Debian trixie http://mirror.example/debian/ trixie main
 Other bookworm http://other.example/ bookworm main
+Debian Backports bookworm-backports http://mirror.example/debian/ bookworm-backports main
+ bookworm http://nameless.example/ bookworm main
 """
     assert sources(listed) == [
         "deb http://mirror.example/debian/ bookworm main",
