@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "socket_path": {"errors"},
     "atomic_file": set(),
     "asyncio_thread": set(),
+    "available_cores": set(),
     "available_memory": set(),
     "engine_memory": {"errors"},
     "time_left": set(),
@@ -174,7 +175,8 @@ def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
     shared = tuple(
         f"pipelines.{name}"
         for name in (
-            *("errors", "manifest", "program", "atomic_file", "available_memory", "engine_memory"),
+            *("errors", "manifest", "program", "atomic_file", "available_cores", "available_memory"),
+            "engine_memory",
             *("configuration", "deploy.triton.pair_record", "socket_path", "time_left", "text.vocabulary"),
         )
     )
