@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command_line": {"errors", "program", "configuration", "client", "deploy", "text"},
     "calibration": {
         *("errors", "program", "manifest", "executor", "speculation", "text"),
-        *("building", "command_line", "reporting", "time_left"),
+        *("building", "command_line", "reporting", "time_left", "available_memory", "engine_memory"),
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "reporting", "atomic_file", "deploy"),
