@@ -208,6 +208,20 @@ def test_who_has_no_key_gets_nothing(run: Path, server: StandInServer) -> None:
             Agent(run).carry_out("describe", call_of(rollout_of(run)))
 
 
+@pytest.mark.parametrize("lost", [ConnectionResetError("reset"), TimeoutError("too slow")])
+def test_a_connection_that_an_agent_loses_in_its_work_is_its_answer(
+    lost: OSError, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(agent: Agent) -> None:
+        raise lost
+
+    monkeypatch.setattr(Agent, "describe", fail)
+    with serving(run) as [address], pytest.raises(ServerUnavailableError, match="the agent lost") as caught:
+        describe(address, KEY)
+    assert str(lost) in caught.value.values
+    assert "an agent lost a connection" in caplog.text
+
+
 def test_a_call_for_another_server_is_not_carried_out(
     run: Path, tmp_path: Path, server: StandInServer
 ) -> None:
