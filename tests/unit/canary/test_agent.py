@@ -38,7 +38,7 @@ from pipelines.router.arms import ArmTable, read_table
 from tests.unit.canary.requests import LIMITS
 from tests.unit.canary.simulated_world import PLAN, begun
 from tests.unit.canary.test_preflight import DEMO, run
-from tests.unit.canary.test_triton_world import engines, told
+from tests.unit.canary.test_triton_world import engines, speculative_models, told
 
 __all__ = ["engines", "run", "told"]
 
@@ -157,6 +157,7 @@ def test_a_candidate_with_another_target_is_refused(
         checked = RemoteWorld(address, KEY, call_of(rollout_of(run))).preflight()
     assert not checked.is_good
     assert "another target than the pair in service" in checked.reason
+    assert speculative_models(run) == ["speculative"], "nothing of it stays"
 
 
 def test_one_controller_at_a_time_and_no_delayed_table(run: Path, server: StandInServer) -> None:
@@ -245,6 +246,7 @@ def test_a_candidate_that_no_pod_could_start_with_is_refused(
         call = replace(call_of(rollout_of(run)), server=describe(address, KEY).server)
         refused = RemoteWorld(address, KEY, call).preflight()
         assert not refused.is_good and "its recipe has another name than the servers': new" in refused.reason
+        assert speculative_models(run) == ["speculative"], "nothing of it stays"
         assert RemoteWorld(address, KEY, replace(call, recipe="demo")).preflight().is_good
 
 
