@@ -208,9 +208,10 @@ class Servers:
                 the candidate at its start.
         """
         names = self._there.runs if self._there.is_fleet else self._there.worlds
+        serving = self._there.serving
 
         def ask(name: str, world: World) -> None:
-            has_it = self.states[name].is_kept if is_stable else name in self._there.serving
+            has_it = self.states[name].is_kept if is_stable else name in serving
             world.write(table if has_it or not self._there.is_fleet else without)
 
         told = self._there.ask(names, ask)
