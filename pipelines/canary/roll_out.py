@@ -14,7 +14,8 @@ from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Progress, Rollout, ServerState
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
-from pipelines.canary.fleet.servers import ALONE, Servers
+from pipelines.canary.fleet.presence import ALONE
+from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError
