@@ -31,7 +31,7 @@ from build.openvino.identity import checkpoint_digests, engine_identity
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.errors import EngineLoadError, RecipeError
 from pipelines.manifest import EngineFiles, sha256_file
 from pipelines.time_left import TimeLeft

@@ -28,8 +28,7 @@ from build.preflight import check_recipe, check_settings, plan_recipe
 from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
 from build.recipe_prompts import check_prompts
 from pipelines.atomic_file import write_whole
-from pipelines.available_cores import available_cores
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes, available_cores
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 

@@ -35,7 +35,7 @@ from build.own_pair import write_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.repository import render_recipe
 from pipelines.atomic_file import remove_directory, write_whole
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server

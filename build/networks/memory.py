@@ -18,7 +18,7 @@ BLOCK_TOKENS = 32
 """Tokens in a block of the KV cache."""
 
 SERVER_BYTES = 1_500_000_000
-"""What a server holds besides weights and KV caches: Triton, gateway, front door, the Python processes of the
+"""Memory of a server besides weights and KV caches: Triton, gateway, front door, the Python processes of the
 models, and the runtime's buffers.
 
 With a small tokenizer it is below 1 GB (``docs/results/server-memory.json``). But the front door,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.building import build_recipe
 from pipelines.command_line.options import whole_numbers
 from pipelines.engine_memory import PROCESS_BYTES, read_sizes

@@ -12,7 +12,7 @@ import yaml
 from build.engines import build_engines
 from build.own_pair import main, write_recipe
 from build.recipe import load_recipe
-from pipelines.available_cores import available_cores
+from pipelines.available_resources import available_cores
 from pipelines.errors import DraftproofError, RecipeError
 from tests.support.hugging_face_checkpoints import make_hugging_face
 from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.available_cores import available_cores
+from pipelines.available_resources import available_cores
 
 
 @pytest.fixture
