@@ -28,7 +28,7 @@ from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.engine import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles
@@ -42,7 +42,7 @@ _LIMITS = ExecutorLimits(
     max_batch_size=NUM_PROMPTS, max_num_tokens=512, max_seq_len=160, max_queue_size=0, num_kv_blocks=128
 )
 # A draft with another tokenizer counts its own tokens, of which a text may have several times as many. It
-# gets no more blocks: requests that find none wait.
+# gets no more blocks for that: requests that find none wait.
 _DRAFT_LIMITS = replace(_LIMITS, max_seq_len=8 * _LIMITS.max_seq_len)
 
 
@@ -55,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         prompts = render_chats(calibration_prompts(options.prompts), options.target)
         ids = cache(lambda: prompt_tokens(options.target, prompts))
-        executors = cache(lambda: load_executors(*engines, folder))
+        executors = cache(lambda: load_executors(*engines, folder, options.max_rows))
         calibration = _calibration(options.output)
         if calibration is None or calibration.prompts_sha256 != prompts.sha256:
             for line in count_tokens(prompts, read_tokenizer(options.target)).lines():
                 _print_line(f"calibration {line}")
-            costs = _known_costs(calibration) or _step_costs(*engines, folder, options.max_rows)
+            costs = _known_costs(calibration) or _step_costs(*executors(), options.max_rows)
             rates, shares = measure_acceptance(*executors(), list(ids().values()), _print_line)
             calibration = Calibration(
                 costs.draft, costs.target, rates, shares, costs.busy_share, prompts.sha256
@@ -84,30 +84,32 @@ def _known_costs(calibration: Calibration | None) -> PairCosts | None:
     return PairCosts(calibration.draft, calibration.target, calibration.busy_share)
 
 
-def _step_costs(draft_dir: Path, target_dir: Path, folder: Path, max_rows: int) -> PairCosts:
-    def load(directory: Path) -> Engine:
-        files = EngineFiles(directory)
-        config = EngineConfig.read(files)
-        return Engine(files, blocks_needed(config, max_rows), config, weights_folder=folder)
-
-    return measure_step_costs(load(draft_dir), load(target_dir), max_rows, _print_line)
+def _step_costs(draft: Executor, target: Executor, max_rows: int) -> PairCosts:
+    """Time the steps of executors that have computed nothing: what their caches hold is overwritten."""
+    return measure_step_costs(draft.engine, target.engine, max_rows, _print_line)
 
 
 def load_executors(
-    draft_dir: Path, target_dir: Path, folder: Path | None = None
+    draft_dir: Path, target_dir: Path, folder: Path | None = None, max_rows: int = 0
 ) -> tuple[Executor, Executor]:
-    """Load both engines of a pair with enough KV blocks for the prompts.
+    """Load both engines of a pair with enough KV blocks for the prompts and for timing steps.
 
     Args:
         draft_dir: Engine directory of the draft.
         target_dir: Engine directory of the target.
         folder: See ``engine.Engine``.
+        max_rows: Rows of the largest step that will be timed.
 
     Raises:
         EngineLoadError: An engine cannot be loaded.
     """
-    draft = Executor.load(draft_dir, _DRAFT_LIMITS, weights_folder=folder)
-    return draft, Executor.load(target_dir, _LIMITS, weights_folder=folder)
+
+    def load(directory: Path, limits: ExecutorLimits) -> Executor:
+        timed = blocks_needed(EngineConfig.read(EngineFiles(directory)), max_rows)
+        enough = replace(limits, num_kv_blocks=max(limits.num_kv_blocks, timed))
+        return Executor.load(directory, enough, weights_folder=folder)
+
+    return load(draft_dir, _DRAFT_LIMITS), load(target_dir, _LIMITS)
 
 
 def prompt_tokens(target_dir: Path, prompts: Prompts) -> dict[str, TokenIds]:

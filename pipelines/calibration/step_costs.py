@@ -24,7 +24,7 @@ from pipelines.calibration.step_times import (
     time_step,
 )
 from pipelines.engine_memory import block_bytes
-from pipelines.executor.engine import Engine, EngineConfig
+from pipelines.executor.engine import EngineConfig, StepEngine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.draft_length.calibration import EngineCosts
 from pipelines.time_left import TimeLeft
@@ -64,7 +64,7 @@ class _Shape:
 
 
 def measure_step_costs(
-    draft: Engine, target: Engine, max_rows: int, report: Callable[[str], None] = lambda line: None
+    draft: StepEngine, target: StepEngine, max_rows: int, report: Callable[[str], None] = lambda line: None
 ) -> PairCosts:
     """Time steps of 2 to ``max_rows`` rows.
 
@@ -96,7 +96,7 @@ def measure_step_costs(
 class _Turns:
     """The turns of all shapes, and their times."""
 
-    def __init__(self, engines: Mapping[str, Engine], shapes: list[_Shape]) -> None:
+    def __init__(self, engines: Mapping[str, StepEngine], shapes: list[_Shape]) -> None:
         self._engines = engines
         self._steps = {shape: partial(engines[shape.role].step, _inputs(engines, shape)) for shape in shapes}
         self._changed: defaultdict[_Shape, list[StepTime]] = defaultdict(list)  # after another shape
@@ -203,7 +203,7 @@ def _long_context(config: EngineConfig) -> int:
     return max(min(_MOST_CONTEXT, _LONG_CONTEXT_BYTES // token_bytes, longest), _CONTEXT)
 
 
-def _inputs(engines: Mapping[str, Engine], shape: _Shape) -> StepInputs:
+def _inputs(engines: Mapping[str, StepEngine], shape: _Shape) -> StepInputs:
     block_size = engines[shape.role].config.kv_block_size
     blocks = range(1, 1 + -(-(shape.context_len + shape.rows) // block_size))
     token_ids = np.zeros(shape.rows, np.int32)

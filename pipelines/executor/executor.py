@@ -43,6 +43,7 @@ class Executor:
     """Runs requests on one engine.
 
     Attributes:
+        engine: Computes the steps.
         num_steps: Engine calls so far.
         engine_time_s: Time spent in engine calls.
         budget: Sizes the steps; None to compute only what is requested.
@@ -80,7 +81,7 @@ class Executor:
         self.num_steps = 0
         self.engine_time_s = 0.0
         self._last_step: tuple[int, float] | None = None  # rows and positions
-        self._engine = engine
+        self.engine = engine
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
         self._pool = BlockPool(limits.num_kv_blocks)
@@ -220,7 +221,7 @@ class Executor:
         if self.budget is None:
             return
         for size in self.budget.sizes[self.budget.sizes <= _LARGEST_WARM_STEP].tolist():
-            self._engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, size))
+            self.engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, size))
 
     def step(self) -> bool:
         """Compute one step and distribute its tokens. Never raises: errors go to the affected requests.
@@ -246,7 +247,7 @@ class Executor:
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         try:
             with looking_ahead(work):
-                logits = self._engine.step(inputs)
+                logits = self.engine.step(inputs)
         except Exception:  # any error of the runtime: these requests fail, the others continue
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
