@@ -27,7 +27,7 @@ from build.own_pair import write_recipe
 from build.recipe import REPOSITORY_ROOT, load_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server

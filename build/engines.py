@@ -12,12 +12,10 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from build.attention.library import source_digest
-from build.checkpoints.engine_texts import engine_text_digests
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
 from build.files.engine_directory import EnginePlan, plan_engine
@@ -28,104 +26,15 @@ from build.networks.growth import grow
 from build.networks.network import Layer, Network
 from build.networks.vocabulary import fit_vocabulary
 from build.networks.weight_only import apply_quantization
-from build.openvino.engine import (
-    FORMAT_VERSION,
-    EngineSettings,
-    openvino_version,
-    write_engine,
-)
+from build.openvino.engine import EngineSettings, write_engine
+from build.openvino.identity import checkpoint_digests, engine_identity
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.errors import EngineLoadError, RecipeError
-from pipelines.manifest import EngineFiles, sha256_file, sha256_json
+from pipelines.manifest import EngineFiles, sha256_file
 from pipelines.time_left import TimeLeft
-
-# Sources that decide the numbers in an engine. Hashing them causes an unnecessary build now and then, but a
-# version number that nobody remembers to raise would leave a stale engine in use.
-_HERE = Path(__file__).resolve().parent
-_COMPILER = (
-    "checkpoints/checkpoint.py",
-    "checkpoints/checkpoint_config.py",
-    "checkpoints/stored_linear.py",
-    "checkpoints/tensor_file.py",
-    "hugging_face/config.py",
-    "hugging_face/families.py",
-    "hugging_face/layers.py",
-    "hugging_face/rope.py",
-    "hugging_face/settings.py",
-    "hugging_face/weight_files.py",
-    "hugging_face/weights.py",
-    "hugging_face/quantized/awq.py",
-    "hugging_face/quantized/blocks.py",
-    "hugging_face/quantized/compressed_tensors.py",
-    "hugging_face/quantized/form.py",
-    "hugging_face/quantized/fp8.py",
-    "hugging_face/quantized/gptq.py",
-    "hugging_face/quantized/integers.py",
-    "networks/config.py",
-    "networks/growth.py",
-    "networks/linear.py",
-    "networks/network.py",
-    "networks/rotary.py",
-    "networks/source.py",
-    "networks/vocabulary.py",
-    "networks/weight_only.py",
-    "networks/yarn.py",
-    "openvino/decoder_graph.py",
-    "openvino/engine.py",
-    "openvino/operations.py",
-    "openvino/own_attention.py",
-    "openvino/paged_attention.py",
-)
-
-
-def _digests(sources: Iterable[EngineSource], report: Callable[[str], None]) -> dict[Path, str]:
-    """Return the SHA-256 of all files of the checkpoints; gigabytes take a while, so progress is reported."""
-    paths = {path for source in sources for path in (*source.network.files, source.tokenizer_path)}
-    total = sum(path.stat().st_size for path in paths)
-    progress = TimeLeft(
-        total, report, lambda done: f"checkpoints: {done / 1e9:.1f} of {total / 1e9:.1f} GB read"
-    )
-    digests = {}
-    for path in sorted(paths):
-        digests[path] = sha256_file(path)
-        progress.advance(path.stat().st_size)
-    return digests
-
-
-def _identity(
-    role: str, engine: EngineRecipe, source: EngineSource, vocab_size: int, digests: Mapping[Path, str]
-) -> dict[str, Any]:
-    """Return everything that decides the content of an engine directory.
-
-    The checkpoint counts by content, not by path. The number of KV blocks is a setting of the server.
-    """
-    section = dataclasses.asdict(engine)
-    del section["checkpoint"], section["tensorrt_llm"]
-    section["kv_cache"] = engine.kv_cache.dtype
-    return {
-        "role": role,
-        "section": section,
-        "checkpoint": {
-            **{path.name: digests[path] for path in (*source.network.files, source.tokenizer_path)},
-            **engine_text_digests(source.texts),
-        },
-        "vocab_size": vocab_size,
-        # Depends on serving.max_seq_len where that decides the factors of LongRoPE.
-        "max_position_embeddings": source.network.config.max_position_embeddings,
-        "end_ids": list(source.end_ids),
-        "format_version": FORMAT_VERSION,
-        "compiler_sha256": {name: sha256_file(_HERE / name) for name in _COMPILER},
-        "openvino_version": openvino_version(),
-        **({"attention_sha256": source_digest()} if engine.attention == "draftproof" else {}),
-        **(
-            {}
-            if source.token_map is None
-            else {"token_map": sha256_json([source.token_map.to_json(), source.token_map.equal_ids.tolist()])}
-        ),
-    }
 
 
 def _build(
@@ -215,10 +124,12 @@ def build_engines(
         report(sources["draft"].token_map.notice)
     result: dict[str, Any] = {}
     built = []
-    digests = _digests(sources.values(), report)
+    digests = checkpoint_digests(sources.values(), report)
     plans = {
         role: plan_engine(
-            engines / recipe.name, role, _identity(role, getattr(recipe, role), source, vocab_size, digests)
+            engines / recipe.name,
+            role,
+            engine_identity(role, getattr(recipe, role), source, vocab_size, digests),
         )
         for role, source in sources.items()
     }

@@ -28,7 +28,7 @@ from build.preflight import check_recipe, check_settings, plan_recipe
 from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
 from build.recipe_prompts import check_prompts
 from pipelines.atomic_file import write_whole
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes, available_cores
 from pipelines.configuration import load_yaml
 from pipelines.errors import RecipeError
 
@@ -62,7 +62,8 @@ def write_recipe(
         prompts: File or folder of prompts; None for general ones.
 
     Returns:
-        The file. If it exists already, it is kept, with the commits of its checkpoints.
+        The file. If it exists already, it is kept, with the commits of its checkpoints, its caches and its
+        threads.
 
     Raises:
         CheckpointError, IncompatiblePairError: The two are not a pair that can be served.
@@ -143,6 +144,7 @@ def _document(
             "checkpoint": checkpoint,
             "quantization": quantization,
             "lm_head": "checkpoint" if quantization in _UNCHANGED else "int8",
+            "num_threads": available_cores(),
         }
         for role, checkpoint, quantization in zip(
             ("target", "draft"), checkpoints, quantizations, strict=True
@@ -157,7 +159,7 @@ def _document(
 
 
 def _is_written(path: Path, document: dict[str, Any]) -> bool:
-    """Return whether a file holds this recipe, whatever the sizes of its caches.
+    """Return whether a file holds this recipe, whatever its caches and threads.
 
     Prompts that the file names are kept if the command names none.
 
@@ -187,12 +189,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _is_same(written: Any, document: dict[str, Any]) -> bool:
-    def without_caches(recipe: Any) -> Any:
+    def without_sizes(recipe: Any) -> Any:
         if not isinstance(recipe, dict):
             return recipe
-        return {name: without_caches(value) for name, value in recipe.items() if name != "kv_cache"}
+        sizes = ("kv_cache", "num_threads")
+        return {name: without_sizes(value) for name, value in recipe.items() if name not in sizes}
 
-    same: bool = without_caches(written) == without_caches(document)
+    same: bool = without_sizes(written) == without_sizes(document)
     return same
 
 

@@ -27,7 +27,7 @@ from build.networks.source import NetworkSource, open_network, open_settings
 from build.networks.yarn import with_yarn
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
 
 

@@ -27,7 +27,7 @@ from build.rendering.second_pair import models_of_other_pairs, render_second_pai
 from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.manifest import checked_engine
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from pipelines.time_limit import within
+
+_ENDS_WITHIN_S = 5.0  # the stream of a failed request
 
 
 async def responses_to(request: Any, call: Any) -> AsyncGenerator[Any, None]:
@@ -26,3 +34,17 @@ async def responses_to(request: Any, call: Any) -> AsyncGenerator[Any, None]:
             yield response
     finally:
         call.cancel()  # has no effect on a call that has ended
+
+
+async def read_to_the_end(arriving: AsyncGenerator[Any, None]) -> None:
+    """Read the rest of ``responses_to`` after an error, for the reason that is given there.
+
+    Nothing more is told about a request that has failed. The stream is cancelled if it does not end soon.
+    """
+
+    async def read() -> None:
+        async for _ in arriving:
+            pass
+
+    with suppress(asyncio.TimeoutError, grpc.aio.AioRpcError):
+        await within(_ENDS_WITHIN_S, read())

@@ -149,7 +149,7 @@ async def _look(lookers: Sequence[FleetServer], own: ServerIdentity, seconds: fl
         while time.monotonic() < ends_s:
             await looker.look(own)
             count += 1
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(min(LOOK_INTERVAL_S, max(ends_s - time.monotonic(), 0.0)))  # as long as idle
         return count
 
     begins_s = [LOOK_INTERVAL_S * place / len(lookers) for place in range(len(lookers))]

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,11 +35,11 @@ from build.own_pair import write_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.repository import render_recipe
 from pipelines.atomic_file import remove_directory, write_whole
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
-from pipelines.errors import EngineFailedError
+from pipelines.errors import EngineFailedError, VerificationError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
 from pipelines.reporting.conditions import conditions, engine_conditions
 
@@ -96,7 +97,12 @@ def ask(client: Client, request: CompletionRequest, model: str) -> Answer:
 
 @contextmanager
 def asked_beside(url: str, model: str) -> Iterator[list[Answer]]:
-    """Ask for one short answer after the other until the block ends, which gets those that were complete."""
+    """Ask for one short answer after the other until the block ends, which gets those that were complete.
+
+    Raises:
+        DraftproofError: A request failed.
+        VerificationError: No answer was complete when the block ended.
+    """
     answers: list[Answer] = []
     ended = threading.Event()
 
@@ -107,13 +113,20 @@ def asked_beside(url: str, model: str) -> Iterator[list[Answer]]:
                 if not ended.is_set():
                     answers.append(answer)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(work)
+        try:
+            yield answers
+        finally:
+            ended.set()
+        asking.result()
+    if not answers:
+        raise VerificationError(
+            "no short answer was complete beside the long prompt",
+            values="0 answers",
+            limit="at least one",
+            remedy="give a longer prompt with --num-prompt-tokens",
+        )
 
 
 def prompt_of(seed: int, num_tokens: int) -> CompletionRequest:
@@ -150,6 +163,7 @@ def measure(server: Server, num_prompt: int) -> dict[str, Any]:
 
     Raises:
         EngineFailedError: An answer is not that of the target alone.
+        DraftproofError: A request failed, or no short answer was complete beside the long prompt.
     """
     url = f"grpc://127.0.0.1:{server.ports.grpc}"
     prompt = prompt_of(1, num_prompt)
@@ -167,8 +181,7 @@ def measure(server: Server, num_prompt: int) -> dict[str, Any]:
         short_alone = ask(client, prompt_of(1000, NUM_SHORT), "generate")
     _check(pair, target)
     _check(again["generate"], again["generate_target"])
-    if beside:
-        _check(short_alone, beside[0])
+    _check(short_alone, beside[0])
     return {
         "num_prompt_tokens": num_prompt,
         "num_output_tokens": NUM_TOKENS,

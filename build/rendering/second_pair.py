@@ -20,7 +20,7 @@ from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_model
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import put_in_place, scratch_beside
-from pipelines.available_memory import available_bytes
+from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.pair_record import PairRecord, short_hash
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import RepositoryError

@@ -1,17 +1,18 @@
-"""Lists the recipes for CPUs with what preflight says of their memory."""
+"""Lists the recipes for CPUs with what preflight says of their memory, and what a request needs."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 
 from benchmarks.rehearsal.published import MODELS
 from build.hub.checkpoint_id import HubCheckpoint
 from build.hugging_face.config import parse_network_config
 from build.networks.config import NetworkConfig
-from build.networks.memory import EngineMemory, num_parameters, plan_memory
-from build.recipe import RECIPES, EngineRecipe, Recipe, load_recipe
+from build.networks.memory import BLOCK_TOKENS, EngineMemory, num_parameters, plan_memory
+from build.recipe import RECIPES, EngineRecipe, KvCache, Recipe, load_recipe
 from pipelines.errors import RecipeError
 
 
@@ -66,3 +67,32 @@ def _least_memory(recipe: Recipe, configs: dict[str, NetworkConfig]) -> str:
         assert found is not None, error.limit
         return found[0]
     raise AssertionError("no memory cannot be enough")
+
+
+def cache_memory() -> str:
+    """Return a line for each recipe: what a request keeps in both caches."""
+    dtypes = typing.get_args(typing.get_type_hints(KvCache)["dtype"])
+    lines = [
+        f"| Recipe | {' | '.join(f'A token, `{dtype}`' for dtype in dtypes)} | "
+        f"4,096 tokens, `{dtypes[0]}` | `{dtypes[-1]}` |",
+        f"|{'---|' * (3 + len(dtypes))}",
+    ]
+    for path in sorted(RECIPES.glob("*-cpu.yaml")):
+        recipe = load_recipe(path.stem)
+        sizes = [
+            sum(_token_bytes(getattr(recipe, role), dtype) for role in ("target", "draft"))
+            for dtype in dtypes
+        ]
+        requests = (f"{4096 * size / 1e9:.2f} GB" for size in (sizes[0], sizes[-1]))
+        lines.append(
+            f"| `{recipe.name}` | {' | '.join([*(f'{size / 1e3:.0f} kB' for size in sizes), *requests])} |"
+        )
+    return "\n".join(lines)
+
+
+def _token_bytes(engine: EngineRecipe, dtype: str) -> float:
+    cache = dataclasses.replace(engine.kv_cache, dtype=dtype)
+    return (
+        EngineMemory.of_network(_config(engine), dataclasses.replace(engine, kv_cache=cache)).block
+        / BLOCK_TOKENS
+    )

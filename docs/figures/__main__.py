@@ -12,12 +12,14 @@ from docs.figures.blocks import RESULTS, ROOT, pages, render
 from docs.pictures.request_path import architecture, sequence
 from docs.pictures.rollout_phases import rollout_phases
 from docs.pictures.speed_up import speed_up
+from docs.pictures.step_times import step_times
 from docs.pictures.stream import stream
 
 _FOLDER = Path("docs/pictures")
 PICTURES: dict[Path, Callable[[], str]] = {
     _FOLDER / "demo.svg": lambda: stream(_read("demo-stream.json")),
     _FOLDER / "speed-up.svg": lambda: speed_up(_read("bench-demo-large.json")),
+    _FOLDER / "step-times.svg": lambda: step_times(_read("attention-steps-demo-large.json")),
     _FOLDER / "architecture.svg": architecture,
     _FOLDER / "sequence.svg": sequence,
     _FOLDER / "rollout-phases.svg": rollout_phases,

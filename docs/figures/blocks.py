@@ -12,7 +12,7 @@ from docs.code_tables.decisions import decisions
 from docs.code_tables.errors import errors
 from docs.code_tables.make_targets import make_settings, make_targets
 from docs.code_tables.metrics import metrics
-from docs.code_tables.pair_memory import pair_memory
+from docs.code_tables.pair_memory import cache_memory, pair_memory
 from docs.code_tables.recipe_keys import recipe_keys
 from docs.code_tables.upstream import upstream
 from docs.figures.acceptance import predicted_acceptance
@@ -38,6 +38,7 @@ from docs.figures.quantization import quantized_pair, quantized_steps
 from docs.figures.rehearsals import rehearsed_builds, rehearsed_speed
 from docs.figures.router import router_cost
 from docs.figures.sampler import sampler
+from docs.figures.step_costs import prompt_speed, steps_by_size
 from docs.figures.structured import schema_suite, structured_answers
 from docs.figures.token_overlap import token_overlap
 from docs.figures.upstream_rollouts import upstream_rollouts
@@ -85,6 +86,8 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         "python -m benchmarks.families gemma2 gemma2-heads256",
         families,
     ),
+    "prompt-speed": (RESULTS / "attention-steps-demo-large.json", "make results", prompt_speed),
+    "steps-by-size": (RESULTS / "rehearsals.json", "make rehearse", steps_by_size),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
     "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),
     "quantized-steps": (RESULTS / "quantized-steps-demo-large.json", "make results", quantized_steps),
@@ -142,6 +145,7 @@ CODE_BLOCKS: dict[str, Callable[[], str]] = {
     "decisions": decisions,
     "upstream": upstream,
     "pair-memory": pair_memory,
+    "cache-memory": cache_memory,
 }
 """Block name -> what reads the code and turns it into text."""
 

@@ -22,13 +22,13 @@ import numpy as np
 from pipelines.calibration.acceptance import measure_acceptance
 from pipelines.calibration.baseline import fitting_tokens, measure_baseline
 from pipelines.calibration.prompts import NUM_PROMPTS, calibration_prompts
-from pipelines.calibration.step_costs import NUM_BLOCKS, PairCosts, measure_step_costs
+from pipelines.calibration.step_costs import PairCosts, blocks_needed, measure_step_costs
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles
@@ -85,10 +85,12 @@ def _known_costs(calibration: Calibration | None) -> PairCosts | None:
 
 
 def _step_costs(draft_dir: Path, target_dir: Path, folder: Path, max_rows: int) -> PairCosts:
-    draft, target = (
-        Engine(EngineFiles(path), NUM_BLOCKS, weights_folder=folder) for path in (draft_dir, target_dir)
-    )
-    return measure_step_costs(draft, target, max_rows, _print_line)
+    def load(directory: Path) -> Engine:
+        files = EngineFiles(directory)
+        config = EngineConfig.read(files)
+        return Engine(files, blocks_needed(config, max_rows), config, weights_folder=folder)
+
+    return measure_step_costs(load(draft_dir), load(target_dir), max_rows, _print_line)
 
 
 def load_executors(

@@ -23,18 +23,21 @@ from pipelines.calibration.step_times import (
     quiet_seconds,
     time_step,
 )
-from pipelines.executor.engine import Engine
+from pipelines.engine_memory import block_bytes
+from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.speculation.draft_length.calibration import EngineCosts
 from pipelines.time_left import TimeLeft
 
-_CONTEXT, _LONG_CONTEXT = 64, 1024  # cached positions before the rows
+_CONTEXT = 64  # cached positions before the rows
+# After a long context a step takes measurably longer, also one of one row, and reads from memory: no
+# processor's cache holds as much.
+_MOST_CONTEXT, _LONG_CONTEXT_BYTES = 8192, 1 << 29
 _ROWS_OF_LONG = 9
 _REPETITIONS = 2  # steps of the same shape in a turn
 # Shapes without a quiet turn get further ones, up to the maximum, while the time lasts.
 _PASSES, _MAX_PASSES = 4, 8
 _BUDGET_S = 40.0  # after the first step of each shape; one pass is always taken
-NUM_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def measure_step_costs(
     busiest thread estimates the costs of all shapes.
 
     Args:
-        draft: The draft, with at least ``NUM_BLOCKS`` KV blocks, whose content is overwritten.
+        draft: The draft, with at least ``blocks_needed`` KV blocks, whose content is overwritten.
         target: The target, likewise.
         max_rows: Rows of the largest step that can occur.
         report: Called with a line about the progress every few seconds.
@@ -83,7 +86,7 @@ def measure_step_costs(
     shapes = [_Shape(role, rows, _CONTEXT) for rows in sizes for role in engines]
     for role, engine in engines.items():
         shapes.append(_Shape(role, _ROWS_OF_LONG, _CONTEXT))
-        shapes += [_Shape(role, rows, _longest_context(engine)) for rows in (1, _ROWS_OF_LONG)]
+        shapes += [_Shape(role, rows, _long_context(engine.config)) for rows in (1, _ROWS_OF_LONG)]
     turns = _Turns(engines, list(dict.fromkeys(shapes)))
     turns.take(report)
     costs = {role: turns.costs(role, sizes) for role in engines}
@@ -144,15 +147,15 @@ class _Turns:
 
     def costs(self, role: str, sizes: list[int]) -> EngineCosts:
         seconds = {shape: self._seconds(shape) for shape in self._steps if shape.role == role}
-        longest = _longest_context(self._engines[role])
+        long = _long_context(self._engines[role].config)
 
         def more_s(rows: int) -> float:  # a step of one row has a second one, without a context
             short = _Shape(role, max(rows, sizes[0]), _CONTEXT)
-            return seconds[_Shape(role, rows, longest)] - seconds[short]
+            return seconds[_Shape(role, rows, long)] - seconds[short]
 
         reread_share = _reread_share(more_s(1), more_s(_ROWS_OF_LONG))
         read_by_rows = 1 + reread_share * (_ROWS_OF_LONG - 1)
-        per_position_s = max(more_s(_ROWS_OF_LONG), 0.0) / (read_by_rows * max(longest - _CONTEXT, 1))
+        per_position_s = max(more_s(_ROWS_OF_LONG), 0.0) / (read_by_rows * max(long - _CONTEXT, 1))
         without_context = []
         for rows in sizes:
             context_s = (1 + reread_share * (rows - 1)) * _CONTEXT * per_position_s
@@ -186,8 +189,18 @@ def _reread_share(one_s: float, all_s: float) -> float:
     return min(max((all_s / one_s - 1) / (_ROWS_OF_LONG - 1), 0.0), 1.0)
 
 
-def _longest_context(engine: Engine) -> int:
-    return max(min(_LONG_CONTEXT, engine.config.max_position_embeddings - _ROWS_OF_LONG), _CONTEXT)
+def blocks_needed(config: EngineConfig, max_rows: int) -> int:
+    """Return how many KV blocks ``measure_step_costs`` uses, the reserved one included."""
+    num_positions = max(_long_context(config) + _ROWS_OF_LONG, _CONTEXT + max_rows)
+    return 1 + -(-num_positions // config.kv_block_size)
+
+
+def _long_context(config: EngineConfig) -> int:
+    token_bytes = block_bytes(
+        1, config.num_layers, config.num_kv_heads, config.head_size, config.kv_cache_dtype
+    )
+    longest = config.max_position_embeddings - _ROWS_OF_LONG
+    return max(min(_MOST_CONTEXT, _LONG_CONTEXT_BYTES // token_bytes, longest), _CONTEXT)
 
 
 def _inputs(engines: Mapping[str, Engine], shape: _Shape) -> StepInputs:

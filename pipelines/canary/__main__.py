@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                 "--fleet",
                 type=Path,
                 metavar="FILE",
-                help="YAML file of a fleet (default: one server)",
+                help="YAML file of a fleet, whose servers are meant instead of that of --recipe",
             )
         if name not in ("start", "agent"):
             sub.add_argument("--state", type=Path, help="state file (default: in the recipe's run directory)")
@@ -114,7 +114,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             port = {"serve": 8003, "agent": 8004}[name]
             sub.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
             sub.add_argument("--port", type=int, default=port, help="port (%(default)s)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.order == "start" and options.fleet and (options.host or options.public_key):
+        parser.error(
+            "--host and --public-key are for one server; with --fleet, the agent beside each server has "
+            "--server-host and --public-key"
+        )
+    return options
 
 
 def _state(options: argparse.Namespace) -> Path:
@@ -133,7 +139,8 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 
 def _start(options: argparse.Namespace) -> int:
-    show = LiveView(sys.stderr).show
+    chosen_by = ("--fleet", str(options.fleet)) if options.fleet else ("--recipe", options.recipe)
+    show = LiveView(sys.stderr, chosen_by).show
     print(f"{options.candidate}: building and measuring first if needed", file=sys.stderr)
     try:
         with stopped_by_signals():

@@ -14,7 +14,8 @@ from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Progress, Rollout, ServerState
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
-from pipelines.canary.fleet.servers import ALONE, Servers
+from pipelines.canary.fleet.presence import ALONE
+from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError
@@ -72,7 +73,7 @@ def roll_out(
             servers = make_servers(rollout, None)
             store.begin(rollout, servers.states)
         else:
-            _check_same(rollout, candidate)
+            _check_same(state, rollout, candidate)
             servers = make_servers(rollout, store.progress(rollout))
         Controller(store, rollout, servers, check=check).run(show, sleep)
         return store.record()
@@ -125,12 +126,12 @@ def _check_bands(plan: Plan, speed_up: Collection[Band]) -> None:
         )
 
 
-def _check_same(rollout: Rollout, candidate: str) -> None:
+def _check_same(state: Path, rollout: Rollout, candidate: str) -> None:
     if candidate != rollout.recipe_candidate:
         raise CanaryError(
             "another rollout has not ended",
             values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
             limit="one rollout at a time",
-            remedy=f"resume it with CANDIDATE={rollout.recipe_candidate}; to end it, run "
-            "'python -m pipelines.canary abort' first",
+            remedy=f"resume it with the candidate {rollout.recipe_candidate}; to end it, run "
+            f"'python -m pipelines.canary abort --state {state}' first",
         )

@@ -2,8 +2,8 @@
 
 The command builds missing engines, starts Triton on free ports, sends prompts to the speculative
 model and to the target alone, and stops the server. It prints the text as it arrives, a table and a verdict.
-Exit codes: 0 all answers are equal; 1 answers differ, or an error; 2 wrong usage. The last line of standard
-output is JSON.
+Exit codes: 0 all answers are equal and draft tokens were accepted; 1 answers differ, no draft token was
+accepted, or an error; 2 wrong usage. The verdict says which. The last line of standard output is JSON.
 """
 
 from __future__ import annotations

@@ -110,12 +110,14 @@ class Verdict:
     Attributes:
         num_answers: Number of compared pairs.
         num_tokens: Output tokens of the target alone.
+        num_drafted: Draft tokens in the speculative answers.
         num_accepted: Accepted draft tokens in the speculative answers.
         different: Pairs whose answers differ.
     """
 
     num_answers: int
     num_tokens: int
+    num_drafted: int
     num_accepted: int
     different: tuple[Pair, ...]
 
@@ -132,10 +134,17 @@ class Verdict:
                 f"first: prompt {pair.prompt.prompt_id}, {pair.transport}, T={pair.temperature:g}: "
                 f"{pair.divergence}"
             )
-        if not self.is_pass:
+        if not self.num_tokens:
+            return f"FAIL: {self.num_answers} answers without a token, so nothing was compared"
+        if not self.num_accepted:
+            why = (
+                f"none of {self.num_drafted} draft tokens was right: this draft does not help this target"
+                if self.num_drafted
+                else "nothing was drafted: it does not pay with this pair, or the recipe switches it off"
+            )
             return (
-                f"FAIL: {self.num_tokens} tokens compared, {self.num_accepted} draft tokens accepted: "
-                "too few to compare"
+                f"FAIL: all {self.num_answers} answers ({self.num_tokens} tokens) are the target's own, but "
+                f"{why} (see docs/how-to/troubleshoot.md)"
             )
         return (
             f"PASS: all {self.num_answers} answers ({self.num_tokens} tokens, {self.num_accepted} of them "
@@ -148,6 +157,7 @@ def verdict_of(pairs: Sequence[Pair]) -> Verdict:
     return Verdict(
         num_answers=len(pairs),
         num_tokens=sum(pair.target.num_output_tokens for pair in pairs),
+        num_drafted=sum(pair.speculative.total_draft_tokens for pair in pairs),
         num_accepted=sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
         different=tuple(pair for pair in pairs if pair.divergence is not None),
     )

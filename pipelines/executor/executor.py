@@ -79,7 +79,7 @@ class Executor:
         self.pace = PromptPace()
         self.num_steps = 0
         self.engine_time_s = 0.0
-        self._last_step: tuple[int, list[Work]] | None = None  # number of rows
+        self._last_step: tuple[int, float] | None = None  # rows and positions
         self._engine = engine
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
@@ -260,7 +260,7 @@ class Executor:
         for item in work:
             item.lane.cpu_s += share_s * len(item.chunk.token_ids)
         if all(item.chunk.as_rows for item in work):
-            self._last_step = (len(inputs.input_ids), work)
+            self._last_step = (len(inputs.input_ids), self._positions(work))
         end = 0
         for item in work:
             begin, end = end, end + item.chunk.num_logits
@@ -277,10 +277,13 @@ class Executor:
         if self.budget is None or self._last_step is None:
             return
         costs = self.budget.costs
-        num_rows, work = self._last_step
+        (costs.observe_first if is_first else costs.observe)(*self._last_step, seconds)
+
+    def _positions(self, work: list[Work]) -> float:
+        if self.budget is None:
+            return 0.0
         chunks = [item.chunk for item in work]
-        positions = sum(costs.positions(len(each.token_ids), each.start) for each in chunks)
-        (costs.observe_first if is_first else costs.observe)(num_rows, positions, seconds)
+        return sum(self.budget.costs.positions(len(each.token_ids), each.start) for each in chunks)
 
     def fail_all(self) -> None:
         """End all requests with an error and discard what they computed."""

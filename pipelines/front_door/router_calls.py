@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc  # type: ignore[import-untyped]
@@ -17,10 +17,8 @@ from pipelines.client.transports.grpc import as_error, infer_message, outputs_of
 from pipelines.client.transports.refusals import refusal, unreachable
 from pipelines.deploy.served_files import METHOD, ROUTER
 from pipelines.errors import InternalError
-from pipelines.kserve_stream import responses_to
-from pipelines.time_limit import within
+from pipelines.kserve_stream import read_to_the_end, responses_to
 
-_ENDS_WITHIN_S = 5.0  # the stream of a failed request
 _DESCRIBES_WITHIN_S = 30.0  # a tokenizer has some 10 MB
 _METHOD = "/inference.GRPCInferenceService/"
 _OPTIONS = [
@@ -172,7 +170,7 @@ class GatewayCalls:
             async with aclosing(responses_to(message, call)) as arriving:
                 async for arrival in arriving:
                     if arrival.error_message:
-                        await _read_to_the_end(arriving)
+                        await read_to_the_end(arriving)
                         raise refusal(arrival.error_message)
                     response = arrival.infer_response
                     is_finished = response.parameters["triton_final_response"].bool_param
@@ -182,15 +180,6 @@ class GatewayCalls:
                 raise unreachable(self._address, "the stream ended before the last response")
         except grpc.aio.AioRpcError as error:
             raise as_error(error, self._address, self._timeouts) from None
-
-
-async def _read_to_the_end(arriving: AsyncGenerator[Any, None]) -> None:
-    async def read() -> None:
-        async for _ in arriving:
-            pass
-
-    with suppress(asyncio.TimeoutError, grpc.aio.AioRpcError):
-        await within(_ENDS_WITHIN_S, read())
 
 
 async def merged(

@@ -155,9 +155,8 @@ class GrpcServer:
     async def _infer(self, raw: bytes, context: Any) -> bytes:
         try:
             message, raw = await self._checked(raw, self._is_operator(context))
-            model = message.model_name
-            answering = one_response(self._triton, self._calls, model, raw)
-            return _bytes(await self._calls.run(model, answering))
+            answering = one_response(self._triton, self._calls, message, raw)
+            return _bytes(await self._calls.run(message.model_name, answering))
         except DraftproofError as error:
             return await _abort(context, error)
         except grpc.aio.AioRpcError as error:

@@ -143,26 +143,28 @@ class HttpServer:
                 limit="a whole number",
                 remedy="send the length of the JSON, or leave it out",
             )
-        (_, binary), raw = await self._checked(
+        (message, binary), raw = await self._checked(
             request, body, lambda: infer_message(model, body, int(length) if length else None)
         )
-        response = await self._answer(model, raw)
+        response = await self._answer(message, raw)
         written, json_length = infer_document(response, binary)
         if json_length is None:
             return web.Response(body=written, content_type="application/json")
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(json_length)}
         return web.Response(body=written, headers=headers)
 
-    async def _answer(self, model: str, raw: bytes) -> Any:
-        return await self._calls.run(model, one_response(self._triton, self._calls, model, raw))
+    async def _answer(self, message: Any, raw: bytes) -> Any:
+        answering = one_response(self._triton, self._calls, message, raw)
+        return await self._calls.run(message.model_name, answering)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        model, raw = await self._generate_request(request)
-        response = await self._answer(model, raw)
+        message, raw = await self._generate_request(request)
+        response = await self._answer(message, raw)
         return web.Response(body=generate_document(response), content_type="application/json")
 
     async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
-        model, raw = await self._generate_request(request)
+        message, raw = await self._generate_request(request)
+        model = message.model_name
         response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
         try:
             await self._calls.run(model, self._events(request, response, model, raw))
@@ -188,7 +190,7 @@ class HttpServer:
         if not response.prepared:
             await response.prepare(request)
 
-    async def _generate_request(self, request: web.Request) -> tuple[str, bytes]:
+    async def _generate_request(self, request: web.Request) -> tuple[Any, bytes]:
         model, body = await self._begin(request)
         datatypes = await self._health.datatypes(model)
 
@@ -197,8 +199,8 @@ class HttpServer:
             message.parameters["triton_enable_empty_final_response"].bool_param = True
             return message, None
 
-        _, raw = await self._checked(request, body, read)
-        return model, raw
+        (message, _), raw = await self._checked(request, body, read)
+        return message, raw
 
     async def _begin(self, request: web.Request) -> tuple[str, bytes]:
         """Check that the model can answer, then read the body."""

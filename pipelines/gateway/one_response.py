@@ -10,38 +10,48 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.errors import InvalidRequestError
+from pipelines.gateway.messages import grpc_messages
 from pipelines.gateway.open_calls import OpenCalls
 from pipelines.gateway.triton import Triton, error_behind
 
 _FINAL = "triton_final_response"  # Triton's mark in streams, which calls for one response do not have
 
 
-async def one_response(triton: Triton, calls: OpenCalls, model: str, request: bytes) -> Any:
+async def one_response(triton: Triton, calls: OpenCalls, message: Any, raw: bytes) -> Any:
     """Send a request to Triton and return its only response, a ``ModelInferResponse``.
 
     Args:
         triton: Connections to Triton.
         calls: Tracks open requests.
-        model: The model that the request names.
-        request: A ``ModelInferRequest``.
+        message: The ``ModelInferRequest``.
+        raw: The same for Triton.
 
     Raises:
-        DraftproofError: The model's own error, or the model sent more or less than one response.
+        DraftproofError: The request asks for chunks, the model's own error, or the model sent more or less
+            than one response.
         grpc.aio.AioRpcError: Triton has ended.
     """
-    responses = []
-    async for arrival in triton.responses(request):
+    if grpc_messages.asks_to_stream(message):
+        raise _not_one("stream is true")
+    num_responses = 0
+    first: Any = None  # others are only counted
+    async for arrival in triton.responses(raw):
         if arrival.error_message:
             raise error_behind(arrival.error_message)
-        calls.hear(model)
+        calls.hear(message.model_name)
         if arrival.infer_response.outputs:
-            responses.append(arrival.infer_response)
-    if len(responses) != 1:
-        raise InvalidRequestError(
-            "the call needs exactly one response",
-            values=f"the model sent {len(responses)}",
-            limit="one response",
-            remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
-        )
-    responses[0].parameters.pop(_FINAL, None)
-    return responses[0]
+            num_responses += 1
+            first = first or arrival.infer_response
+    if first is None or num_responses > 1:
+        raise _not_one(f"the model sent {num_responses}")
+    first.parameters.pop(_FINAL, None)
+    return first
+
+
+def _not_one(values: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the call needs exactly one response",
+        values=values,
+        limit="one response",
+        remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
+    )

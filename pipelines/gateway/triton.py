@@ -23,7 +23,7 @@ from pipelines.errors import (
     from_wire,
 )
 from pipelines.gateway.spare_streams import SpareStreams
-from pipelines.kserve_stream import responses_to
+from pipelines.kserve_stream import read_to_the_end, responses_to
 
 SERVICE = "/inference.GRPCInferenceService/"
 OWN_PREFIX = "draftproof_"
@@ -105,7 +105,7 @@ class Triton:
     async def responses(self, request: bytes) -> AsyncGenerator[Any, None]:
         """Send one request and stream each ``ModelStreamInferResponse``.
 
-        Closing the generator cancels the request.
+        Closing the generator cancels the request. An error is the last response.
 
         Args:
             request: A ``ModelInferRequest``.
@@ -115,7 +115,10 @@ class Triton:
         """
         async with aclosing(responses_to(request, self.stream())) as arriving:
             async for raw in arriving:
-                yield service_pb2.ModelStreamInferResponse.FromString(raw)
+                response = service_pb2.ModelStreamInferResponse.FromString(raw)
+                if response.error_message:
+                    await read_to_the_end(arriving)  # callers end with the error
+                yield response
 
     async def is_live(self) -> bool:
         """Whether Triton answers at all."""

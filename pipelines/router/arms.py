@@ -190,7 +190,7 @@ def read_table(path: Path) -> ArmTable:
             f"{path}: the table of arms cannot be read",
             values=" ".join(str(error).split()),
             limit="a JSON file",
-            remedy="let the controller write it again ('python -m pipelines.canary resume'), or delete it: "
+            remedy="resume the rollout with its own command, whose controller writes it again, or delete it: "
             "then the stable pair answers all requests",
         ) from None
     except CanaryError as error:

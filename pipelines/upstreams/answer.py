@@ -152,7 +152,7 @@ class Answer:
             has_token |= _merge(known, part)
             known["finish_reason"] = choice.get("finish_reason") or known.get("finish_reason")
             if isinstance(choice.get("token_ids"), list):
-                known["token_ids"] = [*known.get("token_ids", ()), *choice["token_ids"]]
+                known.setdefault("token_ids", []).extend(choice["token_ids"])
             has_token |= bool(known["finish_reason"])
         if has_token:
             self._note_token()

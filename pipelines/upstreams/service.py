@@ -123,7 +123,7 @@ class Service:
                 candidate.name,
                 lambda: self._new(candidate.name),
                 one_server(self._world),
-                LiveView(sys.stderr).show,
+                LiveView(sys.stderr, ("--recipe", self._settings.name)).show,
                 self._sleep,
             )
         except _StoppedError:

@@ -15,6 +15,7 @@ from pipelines.validation.openai.server.endpoint import Endpoint
 
 _CONNECT_S = 10.0
 _MOST_REFUSAL_BYTES = 1 << 20
+_MOST_MODELS, _LONGEST_NAME = 256, 256
 _OUR_KEY = (401, 403, 407)
 _BUSY = (429, 503, 529)
 _CLIENTS_OWN = (400, 404, 405, 413, 414, 415, 422)
@@ -99,14 +100,17 @@ class Upstream:
 
     def changes_model(self, asked: str, answered: str) -> bool:
         """Note which model answered; returns whether it is another one than before."""
-        before = self._models.get(asked, answered)
+        asked = asked[:_LONGEST_NAME]
+        before = self._models.pop(asked, answered)
         self._models[asked] = answered or before
+        if len(self._models) > _MOST_MODELS:  # clients may ask for any name
+            del self._models[next(iter(self._models))]
         return bool(before and answered) and before != answered
 
     async def refusal(self, response: aiohttp.ClientResponse) -> Fault:
         """Return what a response without an answer means."""
         status = response.status
-        said = await response.content.read(_MOST_REFUSAL_BYTES)
+        said = await _read_up_to(_MOST_REFUSAL_BYTES, response.content)
         name = f"HTTP {status}"
         if status in _OUR_KEY or self._quotes_key(said):
             return self._fault(name, EngineFailedError)
@@ -134,6 +138,14 @@ class Upstream:
 
     def _quotes_key(self, said: bytes) -> bool:
         return bool(self.endpoint.key) and self.endpoint.key.encode() in said
+
+
+async def _read_up_to(most_bytes: int, content: aiohttp.StreamReader) -> bytes:
+    """Read a body, or its beginning; a single read returns no more than has arrived."""
+    said = bytearray()
+    while len(said) < most_bytes and (data := await content.read(most_bytes - len(said))):
+        said += data
+    return bytes(said)
 
 
 def head_of(response: aiohttp.ClientResponse) -> Head:

@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.deploy.server import Server
@@ -188,11 +187,13 @@ def is_idle(server: Server) -> bool:
     )
 
 
-def test_one_response_calls_are_refused_as_on_generate(server: Server) -> None:
+def test_kserve_infer_answers_as_generate_does(server: Server) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        for model in ("generate", "ensemble"):
-            with pytest.raises(InferenceServerException, match="decoupled"):
-                kserve.infer(model, kserve_inputs(b"def main(", 4))
+        answers = [
+            kserve.infer(model, kserve_inputs(b"def main(", 12)).as_numpy("output_ids").ravel().tolist()
+            for model in ("generate", "ensemble")
+        ]
+    assert answers[0] == answers[1] and len(answers[0]) == 12
 
 
 def test_clients_ask_the_ensemble_and_not_its_steps(server: Server) -> None:

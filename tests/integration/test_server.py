@@ -20,7 +20,9 @@ from tests.integration.conftest import (
     MAX_DRAFT_LEN,
     grpc_client,
     http_client,
+    infer_inputs,
     kserve_inputs,
+    text_tensors,
 )
 
 pytestmark = pytest.mark.triton
@@ -109,10 +111,12 @@ def test_kserve_infer_answers_as_generate_does(server: Server, model: str) -> No
     assert result.as_numpy("text_output")[0, 0].decode() == expected.text
     assert result.as_numpy("output_ids").ravel().tolist() == token_ids(expected)
 
-    with pytest.raises(InferenceServerException) as refused:
-        kserve.infer(model, kserve_inputs(b"def main(", 0))
-    assert isinstance(from_wire(refused.value.message()), InvalidRequestError)
-    assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+    streaming = infer_inputs(text_tensors(text_input="def main(", max_tokens=20, stream=True))
+    for refused_inputs in (kserve_inputs(b"def main(", 0), streaming):
+        with pytest.raises(InferenceServerException) as refused:
+            kserve.infer(model, refused_inputs)
+        assert isinstance(from_wire(refused.value.message()), InvalidRequestError)
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
     kserve.close()
 
     body = {

@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self._is_response and not served.has_responses:
             self._send(404, {"detail": "Not Found"})
         elif body.get("max_tokens", 1) < 1:
-            self._send(400, {"error": {"message": "max_tokens must be at least 1"}})
+            self._send(400, {"error": {"message": "max_tokens must be at least 1", "input": prompt}})
         elif served.faults.concerns("hangs", prompt):
             self.is_closing.wait(served.faults.hang_s)
         elif served.faults.concerns("fails", prompt):

@@ -80,7 +80,7 @@ def sources(listed: str) -> list[str]:
     Args:
         listed: Origin, codename, address, release and component of each list that apt has, line by line.
     """
-    found = (line.split() for line in listed.splitlines())
+    found = (line.rsplit(" ", 4) for line in listed.splitlines())  # origins may be empty or have spaces
     return [
         f"deb {address} {release} {component}"
         for origin, codename, address, release, component in found
@@ -90,29 +90,30 @@ def sources(listed: str) -> list[str]:
 
 def _hook(stage: Stage, scratch: Path) -> str:
     """Return the script that mmdebstrap runs with the path of the root, as root."""
+    quoted = shlex.quote(str(scratch))
     packages = Path(sysconfig.get_path("purelib")) / "pip"  # looking for the module would disable distutils
     lines = [
         "#!/bin/sh",
         'set -eu; root="$1"',
         f'mkdir "$root{_INSIDE}"',
-        f'cp -R {shlex.quote(str(packages))} {scratch}/wheels "$root{_INSIDE}/"',
+        f'cp -R {shlex.quote(str(packages))} {quoted}/wheels "$root{_INSIDE}/"',
     ]
     inside = f"env -i PATH={PATH} PYTHONPATH={_INSIDE} PIP_NO_INDEX=1 PIP_FIND_LINKS={_INSIDE}/wheels"
     for step in stage.steps:
         if isinstance(step, Copy):
             parent = Path(step.target).parent.as_posix()
             lines.append(
-                f'mkdir -p "$root{parent}"; cp -R {scratch}/checkout/{step.source} "$root{step.target}"'
+                f'mkdir -p "$root{parent}"; cp -R {quoted}/checkout/{step.source} "$root{step.target}"'
             )
         else:
             run = f'{inside} SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" /bin/sh -c {shlex.quote(step.command)}'
             lines.append(f'chroot "$root" {run}')
     lines += [
         f'rm -r "$root{_INSIDE}"',
-        f'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-cache dumpavail >{scratch}/available',
+        f'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-cache dumpavail >{quoted}/available',
         f"export PYTHONPATH={shlex.quote(str(ROOT))}",
         f'{shlex.quote(sys.executable)} -B -m tools.image.inventory "$root"'
-        f" {scratch}/available {scratch}/wheels {scratch}/inventory.json",
+        f" {quoted}/available {quoted}/wheels {quoted}/inventory.json",
     ]
     return "\n".join(lines) + "\n"
 

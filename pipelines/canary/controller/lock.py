@@ -26,7 +26,8 @@ def sole_controller(state: Path) -> Iterator[None]:
                 "a rollout is already running",
                 values=f"{state} has a controller",
                 limit="one rollout at a time",
-                remedy="wait until it ends, or end it with 'python -m pipelines.canary abort'",
+                remedy="wait until it ends, or end it with "
+                f"'python -m pipelines.canary abort --state {state}'",
             ) from None
         yield
 

@@ -40,7 +40,7 @@ def give_order(state: Path, order: Order) -> str:
                 f"the rollout cannot carry out the order {order}",
                 values=f"{state}: {'no rollout' if position is None else f'phase {position.phase}'}",
                 limit=_WHEN[order],
-                remedy="see 'python -m pipelines.canary status'",
+                remedy=f"see 'python -m pipelines.canary status --state {state}'",
             )
         store.give(rollout, order)
     finally:
@@ -49,7 +49,7 @@ def give_order(state: Path, order: Order) -> str:
         return f"{order}: the controller carries it out at its next look"
     return (
         f"{order}: stored. No controller runs, so the stable pair gets all requests once the lease ends; "
-        f"'make canary CANDIDATE={rollout.recipe_candidate}' resumes the rollout and carries the order out"
+        f"the command that started {rollout.recipe_candidate}'s rollout resumes it and carries the order out"
     )
 
 

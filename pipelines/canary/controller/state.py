@@ -58,8 +58,9 @@ class Store:
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         except sqlite3.Error as error:
             raise self._failed(error) from None
-        with self._transaction():
-            self._claim()
+        if self._marks() != (APPLICATION, VERSION):  # a reader need not wait for the controller
+            with self._transaction():
+                self._claim()
         path.chmod(_OWN)
 
     @classmethod
@@ -241,10 +242,8 @@ class Store:
             )
 
     def _claim(self) -> None:
-        application, version = (
-            self._read(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")
-        )
-        if (application, version) == (APPLICATION, VERSION):
+        application, version = self._marks()
+        if (application, version) == (APPLICATION, VERSION):  # another process was faster
             return
         if application or version or self._read("SELECT name FROM sqlite_master"):
             seen = f"version {version}" if application == APPLICATION else "not written by Draftproof"
@@ -253,6 +252,13 @@ class Store:
             self._write(statement)
         self._write(f"PRAGMA application_id = {APPLICATION}")
         self._write(f"PRAGMA user_version = {VERSION}")
+
+    def _marks(self) -> tuple[int, int]:
+        """Return whose file it is, and of which version."""
+        application, version = (
+            self._read(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")
+        )
+        return application, version
 
     def _unreadable(self, seen: str) -> CanaryError:
         return CanaryError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from pipelines.canary.controller.candidate import STABLE_MODEL, read_pair
+from pipelines.canary.controller.candidate import STABLE_MODEL, read_pair, remove
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.fleet.call import Call, Description, control_of
@@ -136,12 +136,20 @@ class Agent:
 
     def _preflight(self, call: Call) -> Outcome:
         with self._changing:
-            world = self._world(replace(call, candidate=""))
-            outcome = world.preflight()
-        if not outcome.is_good:
-            return outcome
-        pair = self._at(outcome.evidence["socket"])
+            outcome = self._world(replace(call, candidate="")).preflight()
+            if not outcome.is_good:
+                return outcome
+            pair = self._at(outcome.evidence["socket"])
+            refusal = self._refuse(call, pair)
+            if refusal is not None:
+                if not pair.loads_at_start:
+                    remove(self._directory, pair)
+                return refusal
         engines = f"draft {pair.draft_digest}, target {pair.target_digest}"
+        return replace(outcome, evidence={**outcome.evidence, "socket": pair.fingerprint, "engines": engines})
+
+    def _refuse(self, call: Call, pair: PairRecord) -> Outcome | None:
+        """Return why a fleet cannot have a candidate that a server alone could have; None if it can."""
         stable = self._pair(call.stable)
         targets = [(each.target_fingerprint, each.target_digest) for each in (pair, stable)]
         if targets[0] != targets[1]:
@@ -159,7 +167,7 @@ class Agent:
                 f"later; give the recipe the name {own.name}, and make the package again",
                 {"servers": own.name, "candidate": pair.name},
             )
-        return replace(outcome, evidence={**outcome.evidence, "socket": pair.fingerprint, "engines": engines})
+        return None
 
     def _change(self, call: Call, change: Callable[[TritonWorld], Outcome]) -> Outcome:
         with self._changing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,7 +13,13 @@ from typing import Any
 from pipelines import configuration
 from pipelines.canary.fleet.agent import Agent, as_document
 from pipelines.canary.fleet.call import DESCRIBE, PATH, Call
-from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, UnauthorizedError
+from pipelines.errors import (
+    DraftproofError,
+    InternalError,
+    InvalidRequestError,
+    ServerUnavailableError,
+    UnauthorizedError,
+)
 
 MAX_BODY_BYTES = 2**20  # a call has the limits and a table of arms
 _TIMEOUT_S = 10.0
@@ -63,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         return self.server.agent.carry_out(self.path.removeprefix(PATH), call)
 
-    def _answer(self, act: Any, is_known: bool) -> None:
+    def _answer(self, act: Callable[[], Any], is_known: bool) -> None:
         try:
             self._body = self._read()
             self._check_key()
@@ -74,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
                     limit=f"GET {DESCRIBE}; POST {PATH}<method>",
                     remedy="give the address of an agent of this version",
                 )
-            self._send(HTTPStatus.OK, {"result": as_document(act())})
+            self._send(HTTPStatus.OK, {"result": as_document(_done(act))})
         except UnauthorizedError as error:
             self._send(HTTPStatus.UNAUTHORIZED, {"error": error.to_wire()})
         except InvalidRequestError as error:
@@ -121,3 +128,22 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log one line per request."""
         _LOG.info("%s " + format, self.address_string(), *args)
+
+
+def _done(act: Callable[[], Any]) -> Any:
+    """Carry out a call; connections that its work loses are not taken for that of the controller.
+
+    Raises:
+        ServerUnavailableError: The work lost a connection.
+        DraftproofError: As the call.
+    """
+    try:
+        return act()
+    except (TimeoutError, ConnectionError) as error:
+        _LOG.exception("an agent lost a connection")
+        raise ServerUnavailableError(
+            "the agent lost a connection that its work needs",
+            values=repr(error),
+            limit="a server and a machine that answer the agent",
+            remedy="read the log of the agent; the controller asks again at its next look",
+        ) from None

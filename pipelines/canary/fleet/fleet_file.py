@@ -50,11 +50,11 @@ class FleetFile:
                 limit="one of both",
                 remedy=_REMEDY,
             )
-        if self.agents_name and not re.fullmatch(r"[^:/\s]+:[0-9]+", self.agents_name):
+        if self.agents_name and not _is_host_and_port(self.agents_name):
             raise CanaryError(
-                "the name of the agents has no port",
+                "the name of the agents cannot be looked up",
                 values=f"agents_name={self.agents_name!r}",
-                limit="host:port",
+                limit="host:port, whose host is a name of DNS",
                 remedy=_REMEDY,
             )
 
@@ -66,6 +66,17 @@ class FleetFile:
             CanaryError: It cannot be read.
         """
         return configuration.read_yaml(cls, path, CanaryError, _REMEDY)
+
+
+def _is_host_and_port(name: str) -> bool:
+    found = re.fullmatch(r"([^:/\s]+):[0-9]+", name)
+    if found is None:
+        return False
+    try:
+        found[1].encode("idna")  # as a look-up does, which would fail without saying what is wrong
+    except UnicodeError:
+        return False
+    return True
 
 
 def fleet_state_file(path: Path) -> Path:

@@ -157,6 +157,9 @@ class FoundByName:
         for name, seen_s in vanished.items():
             if now_s - seen_s > self._gone_after_s:
                 del self._seen_at_s[name]
+        known = self._seen_at_s
+        self._worlds = {key: world for key, world in self._worlds.items() if key[1] in known}
+        self._server_at = {address: name for address, name in self._server_at.items() if name in known}
         return [name for name in vanished if name in self._seen_at_s]
 
     def _world(self, address: str, name: str, candidate: str) -> World:

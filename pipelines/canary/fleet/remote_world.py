@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -124,7 +126,13 @@ def describe(address: str, key: str) -> Description:
 def agent_client(address: str, key: str) -> httpx.Client:
     """Return a client of an agent."""
     headers = {"Authorization": f"Bearer {key}", "Connection": "close"}
-    return httpx.Client(base_url=address, trust_env=False, headers=headers)
+    return httpx.Client(base_url=address, verify=_trusted(), trust_env=False, headers=headers)
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read the certificates of authorities once: every look at a fleet makes a client for each server."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def ask_agent(

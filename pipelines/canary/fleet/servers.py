@@ -1,37 +1,26 @@
-"""The servers of a rollout: one, or those of a fleet.
+"""Takes the candidate through the servers of a rollout: one, or those of a fleet.
 
-Every method asks all servers concurrently. A server that does not answer is away until the next look: it gets
-nothing and nothing is waited for, and its lease ends by itself. What one server does is its ``World``.
+Every method does a step of a rollout on all servers that are there (``Presence``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pipelines.canary.checks.observed_requests import observed_requests
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.rollout import ServerState, ServerStates
 from pipelines.canary.controller.world import World
 from pipelines.canary.fleet.arrivals import Arrivals
-from pipelines.canary.fleet.background import in_background
-from pipelines.canary.fleet.members import WAITS_TO_ADOPT, Members, Membership
+from pipelines.canary.fleet.members import WAITS_TO_ADOPT, Membership
+from pipelines.canary.fleet.presence import ALONE, Presence
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
-from pipelines.configuration import located
-from pipelines.errors import CanaryError, DraftproofError, RequestTimeoutError, ServerUnavailableError
 from pipelines.router.arms import ArmTable
-
-_Answer = TypeVar("_Answer")
-_Ask = Callable[[str, World], _Answer]
-
-_GONE = "gone: its address has not been found for longer than a lease"
-
-ALONE = ""
-"""Name of the server in a rollout of one server."""
+from pipelines.router.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -52,9 +41,6 @@ class Watched:
 class Servers:
     """The servers, in the order in which they get the candidate.
 
-    Attributes:
-        states: What is known of each server; the controller stores it with each look.
-
     Args:
         worlds: World by server: that of ``ALONE``, or those of a fleet whose servers stay.
         states: What a controller stored before.
@@ -64,14 +50,9 @@ class Servers:
     def __init__(
         self, worlds: Mapping[str, World], states: ServerStates, find: Membership | None = None
     ) -> None:
-        self.states: ServerStates = {**states, **{name: states.get(name, ServerState()) for name in worlds}}
-        self._members = Members.listed(worlds)
-        self._find = find
-        self._is_fleet = ALONE not in worlds
+        self._there = Presence(worlds, states, find)
         self._arrivals = Arrivals()
-        self._runs: dict[str, str] = {}
         self._loaded_on = ""  # the server on which the candidate was loaded first
-        self._failed: dict[str, str] = {}  # runs in which the candidate could not be brought up
         self._generation = -1
         self._told: set[str] = set()  # servers that have the table of arms of this generation
         self._done: set[str] = set()  # servers that are settled, or without the candidate
@@ -89,43 +70,24 @@ class Servers:
             candidate: Name of the candidate; "" until it is known.
             is_stable: Whether the candidate has been promoted.
         """
-        if self._find is not None:
-            self._members = self._find(candidate, is_stable=is_stable)
-            self._note_members()
-        self._runs = dict.fromkeys(self._worlds, "")
-        self._runs = self._ask(self._worlds, _run)
-        for name in self._runs:
-            if not self._failed.get(name):
-                self._say(name, "")
+        self._there.look_around(candidate, is_stable=is_stable)
 
-    def _note_members(self) -> None:
-        """Note who has come and gone; what is known of servers that had the candidate stays."""
-        members = self._members
-        present = (*members.names, *members.strangers)
-        had_it = {name for name, state in self.states.items() if replace(state, says="") != ServerState()}
-        for name in (*had_it, *present):
-            self.states.setdefault(name, ServerState())
-            self._say(name, "" if name in present else _GONE)
-        self.states = {name: self.states[name] for name in self.states if name in had_it or name in present}
-        for name, why in {**members.away, **members.strangers}.items():
-            self._say(name, why)
-        for name in members.adopted & members.worlds.keys():
-            self._change(name, is_kept=True)
+    @property
+    def states(self) -> ServerStates:
+        """State of each server; the controller stores it with each look."""
+        return self._there.states
 
     @property
     def waits_for(self) -> str:
         """Why the rollout must wait; "" if a majority of the servers is there."""
-        names = (*self._members.names, *self._members.strangers)
-        missing = [name for name in names if name not in self._runs]
-        if 2 * len(missing) < len(names):
-            return ""
-        return f"a majority of the servers; {len(missing)} of {len(names)} are away: {', '.join(missing)}"
+        return self._there.waits_for
 
     def preflight(self) -> Outcome | None:
         """Check the candidate on all servers that are there; None while the first one is away."""
-        found = self._ask(self._runs, lambda name, world: world.preflight())
-        if not self._is_fleet or self._first not in found:
-            return found.get(self._first)
+        found = self._there.ask(self._there.runs, lambda name, world: world.preflight())
+        first = self._there.first
+        if not self._there.is_fleet or first not in found:
+            return found.get(first)
         for name, outcome in found.items():
             if not outcome.is_good:
                 return replace(outcome, reason=f"{name}: {outcome.reason}")
@@ -133,12 +95,12 @@ class Servers:
             seen = {name: outcome.evidence["engines"] for name, outcome in found.items()}
             listed = "; ".join(f"{name}: {engines}" for name, engines in seen.items())
             return Outcome(False, f"servers have different candidates under one name: {listed}", seen)
-        return found[self._first]
+        return found[first]
 
     def load(self) -> Outcome | None:
         """Load the candidate on the first server; None while that is away."""
-        self._loaded_on = self._first
-        return self._ask(self._here([self._first]), lambda name, world: world.load()).get(self._first)
+        first = self._loaded_on = self._there.first
+        return self._there.ask(self._there.here([first]), lambda name, world: world.load()).get(first)
 
     def probe(self) -> Outcome | None:
         """Probe the candidate on the first server; None while that is away."""
@@ -151,14 +113,15 @@ class Servers:
             return world.probe(), world.observations_end()
 
         # The one on which it was loaded is gone, or an earlier controller has loaded it.
-        is_another = self._is_fleet and self._loaded_on != self._first
+        first = self._there.first
+        is_another = self._there.is_fleet and self._loaded_on != first
 
-        found = self._ask(self._here([self._first]), ask).get(self._first)
+        found = self._there.ask(self._there.here([first]), ask).get(first)
         if found is None:
             return None
         outcome, offset = found
-        if self._is_fleet and (outcome.is_good or outcome.needs_review):
-            self._change(self._first, run=self._runs[self._first], listener=0, offset=offset)
+        if self._there.is_fleet and (outcome.is_good or outcome.needs_review):
+            self._there.change(first, run=self._there.runs[first], listener=0, offset=offset)
         return outcome
 
     def bring_up(self, share: float, candidate: str) -> Outcome | None:
@@ -174,14 +137,15 @@ class Servers:
         failed: Outcome | None = None
         for name, arrival in self._arrivals.finished().items():
             if arrival.outcome.is_good:
-                self._change(name, run=arrival.run, listener=0, offset=arrival.offset, says="")
-            elif self._is_still_in(name, arrival.run):
-                self._failed[name] = arrival.run
-                self._say(name, arrival.outcome.reason)
+                self._there.change(name, run=arrival.run, listener=0, offset=arrival.offset, says="")
+            elif self._there.is_still_in(name, arrival.run):
+                self._there.failed[name] = arrival.run
+                self._there.change(name, says=arrival.outcome.reason)
                 failed = arrival.outcome
         for name in self._lacking(share):
-            if self._failed.get(name) != self._runs[name]:
-                self._arrivals.begin(name, self._worlds[name], self._runs[name], candidate)
+            run = self._there.runs[name]
+            if self._there.failed.get(name) != run:
+                self._arrivals.begin(name, self._there.worlds[name], run, candidate)
         return failed
 
     def is_incomplete(self, share: float) -> bool:
@@ -190,44 +154,49 @@ class Servers:
 
     def keep(self) -> Outcome:
         """Make the servers that have the candidate load it at their start."""
-        missing = [name for name in self._serving if not self.states[name].is_kept]
-        found = self._ask(missing, lambda name, world: world.keep())
+        found = self._there.ask(self._there.unkept, _keep)
         for name, outcome in found.items():
             if not outcome.is_good:
                 return replace(outcome, reason=f"{name}: {outcome.reason}" if name else outcome.reason)
-            self._change(name, is_kept=True)
-        if not self._is_fleet:
+            self._there.change(name, is_kept=True)
+        if not self._there.is_fleet:
             return found[ALONE]
-        names = self._members.names
+        names = self._there.members.names
         num_kept = sum(name in self.states and self.states[name].is_kept for name in names)
         return Outcome(True, f"{num_kept} of {len(names)} servers will load it at their start")
 
     def settle(self) -> Outcome | None:
         """Unload the former stable pair; None while a server has not done so, or is away."""
-        ready = [name for name in self._runs if name in self._told - self._done]
-        found = self._try(ready, lambda name, world: world.settle())
+        ready = [name for name in self._there.runs if name in self._told - self._done]
+        found = self._there.attempt(ready, lambda name, world: world.settle())
         self._done |= found.keys()
-        if self._is_fleet:
-            self.keep()  # servers that were away; they settle at the next look, when they have the table
-        for name in self._members.unadopted:
-            if name in self._done and name in self._runs:
-                self._say(name, WAITS_TO_ADOPT)
-        if not self._is_done or self._members.unadopted:
+        if self._there.is_fleet:  # what was away settles at the next look, when it has the table
+            for name, outcome in self._there.attempt(self._there.unkept, _keep).items():
+                says = "" if outcome.is_good else outcome.reason
+                self._there.change(name, is_kept=outcome.is_good, says=says)
+        members = self._there.members
+        for name in members.unadopted:
+            if name in self._done and name in self._there.runs:
+                self._there.change(name, says=WAITS_TO_ADOPT)
+        if not self._is_done or members.unadopted:
             return None
-        return Outcome(True, f"{self._num_members} servers serve it") if self._is_fleet else found[ALONE]
+        if not self._there.is_fleet:
+            return found[ALONE]
+        return Outcome(True, f"{len(members.names)} servers serve it")
 
     def unload(self) -> str | None:
         """Unload the candidate; None while a server has not done so, or is away."""
         if not self._arrivals.stop():
             return None
-        left = [name for name in self._runs if name in self._told - self._done]
-        found = self._try(left, lambda name, world: world.unload())
+        left = [name for name in self._there.runs if name in self._told - self._done]
+        found = self._there.attempt(left, lambda name, world: world.unload())
         self._done |= found.keys()
-        if not self._is_fleet:
+        if not self._there.is_fleet:
             return found[ALONE]
         for name in found:
-            self._change(name, run=None, is_kept=False)
-        return f"{self._num_members} servers are without the candidate" if self._is_done else None
+            self._there.change(name, run=None, is_kept=False)
+        num = len(self._there.members.names)
+        return f"{num} servers are without the candidate" if self._is_done else None
 
     def write(self, table: ArmTable, without: ArmTable, *, is_stable: bool) -> None:
         """Give each server that is there its table of arms.
@@ -238,13 +207,14 @@ class Servers:
             is_stable: Whether the candidate is the stable pair in ``table``, so that a server needs to load
                 the candidate at its start.
         """
-        names = self._runs if self._is_fleet else self._worlds
+        names = self._there.runs if self._there.is_fleet else self._there.worlds
+        serving = self._there.serving
 
         def ask(name: str, world: World) -> None:
-            has_it = self.states[name].is_kept if is_stable else name in self._serving
-            world.write(table if has_it or not self._is_fleet else without)
+            has_it = self.states[name].is_kept if is_stable else name in serving
+            world.write(table if has_it or not self._there.is_fleet else without)
 
-        told = self._ask(names, ask)
+        told = self._there.ask(names, ask)
         if self._generation != table.generation:
             self._generation = table.generation
             self._told.clear()
@@ -252,7 +222,7 @@ class Servers:
 
     def read(self, canary_id: str, runtime: str) -> tuple[list[ObservedRequest], list[dict[str, Any]]]:
         """Read what the routers have observed since the last time; requests and divergences of a rollout."""
-        found = self._ask(self._serving, lambda name, world: world.observations(self.states[name].offset))
+        found = self._observations()
         requests, divergences = [], []
         for name, (observations, offset) in found.items():
             ours = [each for each in observations if each.canary_id == canary_id]
@@ -263,22 +233,22 @@ class Servers:
                 vars(each.divergence) for each in ours if each.divergence is not None and not each.overridden
             ]
             until_s = max([self.states[name].complete_until_s, *(each.oldest_open_at_s for each in ours)])
-            self._change(name, offset=offset, complete_until_s=until_s)
+            self._there.change(name, offset=offset, complete_until_s=until_s)
         return requests, divergences
 
     def is_drained(self, since_s: float) -> bool:
         """Return whether all requests have finished that arrived before a unix time."""
-        found = self._ask(self._serving, lambda name, world: world.observations(self.states[name].offset))
+        found = self._observations()
         return all(any(each.oldest_open_at_s > since_s for each in read) for read, _ in found.values())
 
     def samples(self) -> list[Sample]:
         """Measure memory and CPU time of both pairs on each server that has the candidate."""
-        found = self._ask(self._serving, lambda name, world: world.sample())
+        found = self._there.ask(self._there.serving, lambda name, world: world.sample())
         return [replace(sample, server=name) for name, sample in found.items()]
 
     def watch(self, socket: str, now_s: float) -> Watched:
         """Look at the candidate's processes."""
-        found = self._ask(self._serving, lambda name, world: world.listener(socket))
+        found = self._there.ask(self._there.serving, lambda name, world: world.listener(socket))
         self._answered_at_s = {name: self._answered_at_s.get(name, now_s) for name in found}
         seen = Watched()
         for name, listener in found.items():
@@ -289,7 +259,7 @@ class Servers:
             self._answered_at_s[name] = now_s
             if self.states[name].listener not in (0, listener):
                 seen = Watched(seen.down_s, has_restarted=True, server=name)
-            self._change(name, listener=listener)
+            self._there.change(name, listener=listener)
         return seen
 
     def rest(self) -> None:
@@ -297,90 +267,27 @@ class Servers:
         self._answered_at_s.clear()
 
     @property
-    def _worlds(self) -> Mapping[str, World]:
-        return self._members.worlds
-
-    @property
-    def _num_members(self) -> int:
-        return len(self._members.names)
-
-    @property
-    def _first(self) -> str:
-        return next(iter(self._members.names), "")
-
-    @property
     def _is_done(self) -> bool:
-        is_known = bool(self._members.names or self._members.strangers)
-        return is_known and self._done.issuperset(self._members.names)
+        members = self._there.members
+        return bool(members.names or members.strangers) and self._done.issuperset(members.names)
 
-    @property
-    def _serving(self) -> list[str]:
-        """Servers that are there and have the candidate."""
-        return [name for name, run in self._runs.items() if self.states[name].run == run]
+    def _observations(self) -> dict[str, tuple[list[Observation], int]]:
+        """Read what the routers have observed since the last time, with the next offset."""
+
+        def ask(name: str, world: World) -> tuple[list[Observation], int]:
+            return world.observations(self.states[name].offset)
+
+        return self._there.ask(self._there.serving, ask)
 
     def _lacking(self, share: float) -> list[str]:
-        num = max(1, math.ceil(share * self._num_members))
-        serving = self._serving
+        names, serving = self._there.members.names, self._there.serving
+        num = max(1, math.ceil(share * len(names)))
         return [
             name
-            for name in self._here(self._members.names[:num])
+            for name in self._there.here(names[:num])
             if name not in serving and not self.states[name].is_kept
         ]
 
-    def _is_still_in(self, name: str, run: str) -> bool:
-        """Return whether a server is still in a run; it may have ended since the look began."""
-        return name in self._runs and self._ask([name], _run).get(name) == run
 
-    def _here(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name in self._runs]
-
-    def _ask(self, names: Iterable[str], ask: _Ask[_Answer]) -> dict[str, _Answer]:
-        """Ask servers concurrently.
-
-        Raises:
-            DraftproofError: One of them refused; all have been asked.
-        """
-        if not self._is_fleet:
-            return {name: ask(name, self._worlds[name]) for name in names}
-        asked = {name: in_background(partial(ask, name, self._worlds[name])) for name in names}
-        found: dict[str, _Answer] = {}
-        refused: DraftproofError | None = None
-        for name, future in asked.items():
-            try:
-                found[name] = future.result()
-            except (ServerUnavailableError, RequestTimeoutError) as error:
-                self._runs.pop(name, None)
-                self._say(name, f"away: {error}")
-            except DraftproofError as error:
-                refused = refused or located(name, error)
-        if refused is not None:
-            raise refused
-        return found
-
-    def _try(self, names: Iterable[str], ask: _Ask[_Answer]) -> dict[str, _Answer]:
-        """Ask servers for what has to be done at some time, so those of a fleet are asked again later."""
-        if not self._is_fleet:
-            return self._ask(names, ask)
-
-        def asked(name: str, world: World) -> _Answer:
-            try:
-                return ask(name, world)
-            except DraftproofError as error:
-                raise ServerUnavailableError(str(error)) from None
-
-        return self._ask(names, asked)
-
-    def _say(self, name: str, says: str) -> None:
-        self._change(name, says=says)
-
-    def _change(self, name: str, **changes: Any) -> None:
-        self.states[name] = replace(self.states[name], **changes)
-
-
-def _run(name: str, world: World) -> str:
-    try:
-        return world.run()
-    except CanaryError as error:  # it serves another pair, so it is no server of this fleet
-        raise ServerUnavailableError(
-            error.what, values=error.values, limit=error.limit, remedy=error.remedy
-        ) from None
+def _keep(name: str, world: World) -> Outcome:
+    return world.keep()

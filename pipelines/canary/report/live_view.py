@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TextIO
 
@@ -15,17 +16,23 @@ from pipelines.canary.report.record import PROMOTING, Judgement, RolloutRecord, 
 
 _REDRAW_S = 5.0  # computing the bounds of all metrics takes 0.1 s and more
 _WIDTH = 110
-_DECIDE = "To decide: python -m pipelines.canary resume, promote or abort"
 
 
-def progress_lines(look: Look) -> Iterator[str]:
-    """Describe the current phase and every metric for a terminal."""
+def progress_lines(look: Look, chosen_by: Sequence[str]) -> Iterator[str]:
+    """Describe the current phase and every metric for a terminal.
+
+    Args:
+        look: Latest look.
+        chosen_by: Options with which the commands for the rollout find it.
+    """
     rollout, position = look.rollout, look.position
     since_s = max(0.0, time.time() - position.since_s)
     phase = f"paused in {position.paused_in}" if position.paused_in else position.phase
     yield f"{rollout.recipe_candidate} against {rollout.recipe_stable}: {phase} for {since_s:.0f} s"
     if position.pause_reason:
-        yield from textwrap.wrap(f"{position.pause_reason}. {_DECIDE}", _WIDTH)
+        yield from textwrap.wrap(position.pause_reason, _WIDTH)
+        orders = f"python -m pipelines.canary resume {shlex.join(chosen_by)}, or promote or abort instead"
+        yield from textwrap.wrap(f"To decide: {orders}", _WIDTH, break_on_hyphens=False)
     requests = Counter(each.arm for each in look.requests if not each.is_replay)
     replays = sum(each.is_replay for each in look.requests)
     answered = ", ".join(f"{arm} {requests[arm]}" for arm in ("stable", "candidate", "control"))
@@ -61,10 +68,12 @@ class LiveView:
 
     Args:
         out: Stream to write to.
+        chosen_by: Options with which the commands for the rollout find it, such as ``--recipe demo``.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, chosen_by: Sequence[str]) -> None:
         self._out = out
+        self._chosen_by = chosen_by
         self._is_terminal = out.isatty()
         self._num_lines = 0
         self._drawn_at_s = 0.0
@@ -79,7 +88,7 @@ class LiveView:
             return
         if self._is_terminal:
             self._clear()
-            lines = [line[:_WIDTH] for line in progress_lines(look)]
+            lines = [line[:_WIDTH] for line in progress_lines(look, self._chosen_by)]
             self._write(lines)
             self._num_lines, self._drawn_at_s = len(lines), now_s
 

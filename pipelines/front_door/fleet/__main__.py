@@ -22,7 +22,7 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.errors import ServerStartError, ServerUnavailableError
+from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailableError
 from pipelines.front_door.access.key_ring import KeyRing
 from pipelines.front_door.access.tls import TlsContext
 from pipelines.front_door.errors import error_response
@@ -63,7 +63,8 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         drain_s: How long to wait for running requests after the signal.
 
     Raises:
-        ServerStartError: A setting or the port cannot be used, or the servers serve different pairs.
+        DraftproofError: A setting or the port cannot be used, the servers serve different pairs, or what
+            each of them says cannot be read.
     """
     settings = FrontDoorSettings.read(path)
     if not settings.has_fleet:
@@ -98,23 +99,47 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
 async def _describe(
     addresses: Addresses, stopping: asyncio.Event
 ) -> tuple[ServedFiles, ServerIdentity] | None:
-    """Return what the first server that answers says of its model and of itself; None when told to stop."""
+    """Return what the first server that answers says of its model and of itself; None when told to stop.
+
+    A server of another version may say what this front door cannot read; it is passed over.
+
+    Raises:
+        DraftproofError: All servers answer, and none of the answers can be read.
+    """
     asked: tuple[str, ...] = ()
+    unreadable: dict[str, DraftproofError] = {}
     while not stopping.is_set():
         known, asked = asked, await addresses.now()
         if asked != known:
             _LOG.warning("asking %d servers what they serve: %s", len(asked), ", ".join(asked) or "none")
+        before, unreadable = unreadable, {}
         for address in asked:
-            calls = GatewayCalls(address, TIMEOUTS, 1)
             try:
-                own = ServerIdentity.of_extensions(await calls.extensions())
-                content = await calls.served_files() if own is not None else None
-            finally:
-                await calls.close()
-            if own is not None and content is not None:
-                return ServedFiles.of_wire(content, address), own
+                found = await _ask(address)
+            except DraftproofError as error:
+                unreadable[address] = error
+                if address not in before:
+                    _LOG.warning("%s is passed over: %s", address, error)
+                continue
+            if found is not None:
+                return found
+        if asked and len(unreadable) == len(asked):
+            raise unreadable[asked[0]]
         await asyncio.sleep(_ASK_INTERVAL_S)
     return None
+
+
+async def _ask(address: str) -> tuple[ServedFiles, ServerIdentity] | None:
+    """Return what a server says of its model and of itself; None if it does not answer."""
+    calls = GatewayCalls(address, TIMEOUTS, 1)
+    try:
+        own = ServerIdentity.of_extensions(await calls.extensions())
+        content = await calls.served_files() if own is not None else None
+    finally:
+        await calls.close()
+    if own is None or content is None:
+        return None
+    return ServedFiles.of_wire(content, address), own
 
 
 def _waiting() -> web.Application:

@@ -172,23 +172,29 @@ class Fleet:
         self._looking[server] = asyncio.create_task(self._look_at(server))
 
     async def _follow(self) -> None:
-        """Add servers that appear, also to requests that are being answered, and let others go."""
         while True:
             await asyncio.sleep(self._find_interval_s)
-            addresses = await self._addresses.now()
-            for address in self.servers.keys() - set(addresses):
-                _LOG.warning("%s has left the fleet", address)
-                self._leaving.append(self.servers.pop(address))
-            for server in self._add(addresses):
-                _LOG.warning("%s has joined the fleet", server.address)
-                self._watch(server)
-                for asked in self._open:
-                    asked.add(server)
-            for server in [each for each in self._leaving if not each.num_open]:
-                self._leaving.remove(server)
-                server.is_ready = False  # requests that know it do not ask it any more
-                self._looking.pop(server).cancel()
-                await server.calls.close()
+            try:
+                await self._find()
+            except Exception:
+                _LOG.exception("the servers of the fleet cannot be searched for")
+
+    async def _find(self) -> None:
+        """Add servers that appear, also to requests that are being answered, and let others go."""
+        addresses = await self._addresses.now()
+        for address in self.servers.keys() - set(addresses):
+            _LOG.warning("%s has left the fleet", address)
+            self._leaving.append(self.servers.pop(address))
+        for server in self._add(addresses):
+            _LOG.warning("%s has joined the fleet", server.address)
+            self._watch(server)
+            for asked in self._open:
+                asked.add(server)
+        for server in [each for each in self._leaving if not each.num_open]:
+            self._leaving.remove(server)
+            server.is_ready = False  # requests that know it do not ask it any more
+            self._looking.pop(server).cancel()
+            await server.calls.close()
 
     async def _look_at(self, server: FleetServer) -> None:
         while True:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipelines.deploy.identity import ServerIdentity
+from pipelines.errors import RepositoryError
 from pipelines.front_door.router_calls import GatewayCalls
 from pipelines.router.breaker import Breaker, Outcome
 
@@ -37,6 +38,7 @@ class FleetServer:
     num_open: int = 0
     num_failures: int = 0
     _num_missed: int = 0
+    _is_readable: bool = True
     _breaker: Breaker = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,11 +48,10 @@ class FleetServer:
         """Ask whether it is ready, and what it serves.
 
         Args:
-            own: The pair that this front door serves. A server of another pair is not ready.
+            own: The pair that this front door serves. A server of another pair is not ready, nor one of
+                another version that says what this one cannot read.
         """
-        found = None
-        if await self.calls.is_ready():
-            found = ServerIdentity.of_extensions(await self.calls.extensions())
+        found = await self._ask_identity() if await self.calls.is_ready() else None
         if found is None:
             self._num_missed += 1
             self.is_ready = self.is_ready and self._num_missed < _MOST_MISSED
@@ -67,6 +68,18 @@ class FleetServer:
                 *(self.address, found.pair, found.target_digest, own.pair, own.target_digest),
             )
         self.is_ready = serves_it
+
+    async def _ask_identity(self) -> ServerIdentity | None:
+        """Ask what it serves; None if it does not answer, or if the answer cannot be read."""
+        try:
+            found = ServerIdentity.of_extensions(await self.calls.extensions())
+        except RepositoryError as error:
+            if self._is_readable:
+                _LOG.warning("%s gets no requests: %s", self.address, error)
+            self._is_readable = False
+            return None
+        self._is_readable = True
+        return found
 
     def lets_through(self) -> bool:
         """Whether it has not failed too often lately."""

@@ -106,6 +106,15 @@ def check(message: Any, server_key: str, *, is_operator: bool) -> bytes:
     return data
 
 
+def asks_to_stream(message: Any) -> bool:
+    """Whether the input ``stream`` of a checked request is true."""
+    for number, tensor in enumerate(message.inputs):
+        if tensor.name == "stream":
+            raw = message.raw_input_contents
+            return any(raw[number] if raw else tensor.contents.bool_contents)
+    return False
+
+
 def _check_finite(name: str, number: float) -> None:
     """Refuse numbers that JSON cannot represent: Triton passes parameters to models as JSON."""
     if not math.isfinite(number):

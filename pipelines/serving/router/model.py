@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pipelines.available_memory import published_bytes
+from pipelines.available_resources import published_bytes
 from pipelines.manifest import read_checked
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms
 from pipelines.router.observation_log import ObservationLog

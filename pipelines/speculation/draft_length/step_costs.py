@@ -25,8 +25,10 @@ _LARGEST_ERROR = 0.5
 _LEAST_RISE = 0.5
 # The same if the increase was estimated on a busy machine: it may be several times too steep.
 _LEAST_ESTIMATED_RISE = 0.1
-# Attention of a token in a chunk of 64, as a share of that of a row: 0.32 to 0.35 with 1 billion parameters.
+# Attention of a token in a chunk of 64, as a share of that of one of nine rows: 0.32 to 0.35 with 1 billion
+# parameters.
 _SHARE_OF_CHUNKS = 1 / 3
+_ROWS_BESIDE_CHUNKS = 9
 
 
 class StepCosts:
@@ -125,7 +127,8 @@ class StepCosts:
         tokens = max(stop - start, 0)
         positions = tokens * (start + stop) / 2
         row_s = float(self._by_rows[-1] - self._by_rows[1]) / max(self.max_rows - 1, 1)
-        return tokens * row_s + _SHARE_OF_CHUNKS * self.row_context_s(positions)
+        read_by_row = self.positions(_ROWS_BESIDE_CHUNKS, positions) / _ROWS_BESIDE_CHUNKS
+        return tokens * row_s + _SHARE_OF_CHUNKS * read_by_row * self.seconds_per_position
 
     def observe_first(self, rows: int, positions: float, seconds: float) -> None:
         """Learn from the first of several consecutive steps."""

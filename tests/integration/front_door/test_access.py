@@ -184,10 +184,11 @@ def test_an_answer_that_is_not_read_counts_for_its_key(closed: Closed) -> None:
     limited = add_key(closed.keys, "does not read", 1, None)
     body = json.dumps({**UNREAD, "stream": False})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {limited}\r\n"
-    with (
-        socket.create_connection(("127.0.0.1", closed.server.ports.openai), timeout=120) as plain,
-        closed.trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-    ):
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # else it may hold the whole answer
+    plain.connect(("127.0.0.1", closed.server.ports.openai))
+    with closed.trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+        secured.settimeout(120)
         secured.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         assert wait_until(lambda: is_busy(closed.server))
         assert wait_until(lambda: all_blocks_are_free(closed.server))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.rehearsal import checkpoints, speed
+from benchmarks.rehearsal import checkpoints, long_prompt, speed
 from benchmarks.rehearsal.__main__ import published_ids
 from benchmarks.rehearsal.checkpoints import made_up_tokenizer, write_checkpoint
 from benchmarks.rehearsal.loaded_pair import LoadedPair
@@ -22,7 +25,7 @@ from build.hugging_face.config import parse_network_config
 from build.networks.memory import num_parameters
 from build.networks.source import open_network
 from build.recipe import RECIPES, Growth, load_recipe
-from pipelines.errors import EngineFailedError, RecipeError
+from pipelines.errors import EngineFailedError, RecipeError, VerificationError
 from tests.support.tiny_engines import build_tiny_pair
 
 PUBLISHED_PARAMETERS = {
@@ -153,3 +156,19 @@ def test_an_answer_that_is_not_the_targets_is_an_error(pair: Any) -> None:
     wrong = replace(expected, token_ids=(*expected.token_ids[:-1], expected.token_ids[-1] + 1))
     with pytest.raises(EngineFailedError, match="answered differently"):
         pair.steered(prompt, wrong, 0.9, 0)
+
+
+def test_what_fails_beside_a_long_prompt_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def fail(*request: object) -> None:
+        asked.set()
+        raise EngineFailedError("a step failed")
+
+    monkeypatch.setattr(long_prompt, "Client", SimpleNamespace(connect=lambda *given: nullcontext()))
+    monkeypatch.setattr(long_prompt, "ask", fail)
+    with pytest.raises(EngineFailedError, match="a step failed"), long_prompt.asked_beside("", "generate"):
+        asked.wait(60)
+    monkeypatch.setattr(long_prompt, "ask", lambda *request: threading.Event().wait(0.5))
+    with pytest.raises(VerificationError, match="no short answer"), long_prompt.asked_beside("", "generate"):
+        pass

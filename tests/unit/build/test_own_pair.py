@@ -12,6 +12,7 @@ import yaml
 from build.engines import build_engines
 from build.own_pair import main, write_recipe
 from build.recipe import load_recipe
+from pipelines.available_resources import available_cores
 from pipelines.errors import DraftproofError, RecipeError
 from tests.support.hugging_face_checkpoints import make_hugging_face
 from tests.support.quantized_checkpoints import pack_awq, quantize_checkpoint
@@ -33,6 +34,7 @@ def test_a_recipe_is_written_that_other_commands_read(pair: tuple[str, str], tmp
     assert str(recipe.target.checkpoint_directory) == pair[0]
     assert recipe.target.kv_cache.num_blocks is None and "KV caches, target" in "".join(lines)
     assert recipe.serving.max_seq_len <= 2048
+    assert recipe.target.num_threads == recipe.draft.num_threads == available_cores()
 
 
 def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(
@@ -41,9 +43,11 @@ def test_the_same_command_keeps_the_recipe_and_another_does_not_replace_it(
     path = write_recipe(*pair, tmp_path / "mine.yaml", "int8", 512, MEMORY)
     edited = yaml.safe_load(path.read_text())
     edited["target"]["kv_cache"] = {"num_blocks": 99}
+    edited["target"]["num_threads"] = 7
     path.write_text(yaml.safe_dump(edited))
     assert write_recipe(*pair, path, "int8", 512, 0) == path, "free memory decides only once"
     assert load_recipe(path).target.kv_cache.num_blocks == 99
+    assert load_recipe(path).target.num_threads == 7
     with pytest.raises(RecipeError, match="holds another recipe"):
         write_recipe(*pair, path, "int4", 512, MEMORY)
 

@@ -37,7 +37,14 @@ class KnownEngine:
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
         self._pool = ThreadPoolExecutor(1)
-        self.config = SimpleNamespace(kv_block_size=32, max_position_embeddings=2048)
+        self.config = SimpleNamespace(
+            kv_block_size=32,
+            max_position_embeddings=2048,
+            num_layers=1,
+            num_kv_heads=1,
+            head_size=64,
+            kv_cache_dtype="float32",
+        )
 
     def step(self, inputs: StepInputs) -> None:
         self._pool.submit(compute, self._cpu_s).result()

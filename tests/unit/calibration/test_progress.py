@@ -23,7 +23,14 @@ class CountingEngine:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.config = SimpleNamespace(kv_block_size=32, max_position_embeddings=2048)
+        self.config = SimpleNamespace(
+            kv_block_size=32,
+            max_position_embeddings=2048,
+            num_layers=1,
+            num_kv_heads=1,
+            head_size=64,
+            kv_cache_dtype="float32",
+        )
 
     def step(self, inputs: Any) -> None:
         self.steps += 1

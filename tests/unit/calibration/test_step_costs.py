@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from pipelines.calibration.step_costs import NUM_BLOCKS, measure_step_costs
+from pipelines.calibration.step_costs import blocks_needed, measure_step_costs
 from pipelines.calibration.step_times import StepTime
 from pipelines.errors import EngineLoadError
-from pipelines.executor.engine import Engine
+from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.step import StepInputs
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.calibration import Calibration
@@ -120,9 +120,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "none.json")
 
 
+def load(directory: Path) -> Engine:
+    files = EngineFiles(directory)
+    return Engine(files, blocks_needed(EngineConfig.read(files), max_rows=16))
+
+
 def test_the_smallest_server_is_measured_at_two_sizes(tmp_path: Path) -> None:
     """With one concurrent request and one draft token, no step has more than two rows."""
-    draft, target = (Engine(EngineFiles(path), NUM_BLOCKS) for path in build_tiny_pair(tmp_path))
+    draft, target = map(load, build_tiny_pair(tmp_path))
     costs = measure_step_costs(draft, target, max_rows=2)
     assert costs.draft.rows == costs.target.rows == (2, 3)
 
@@ -150,8 +155,7 @@ class TimedByContext:
 def test_what_rows_share_of_a_context_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reread_share: float
 ) -> None:
-    engine = Engine(EngineFiles(build_tiny_pair(tmp_path)[0]), NUM_BLOCKS)
-    timed = TimedByContext(engine, reread_share)
+    timed = TimedByContext(load(build_tiny_pair(tmp_path)[0]), reread_share)
 
     def time_step(step: Callable[[], StepInputs]) -> StepTime:
         seconds = timed.seconds(step())

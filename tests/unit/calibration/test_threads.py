@@ -27,6 +27,24 @@ def test_every_setting_is_measured_and_the_fastest_named(
     fastest = lines[0].split(":")[0]
     assert fastest.split(", ")[-1] in lines[-1]
     assert json.loads((target / "engine.json").read_text())["num_threads"] == 2  # unchanged
+    assert threads.main(["--threads", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 1
+
+
+def test_more_engines_than_the_memory_holds_are_refused_before_one_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"kv_block_size": 32, "num_layers": 2, "num_kv_heads": 2, "head_size": 64}
+    (tmp_path / "engine.json").write_text(json.dumps({**sizes, "kv_cache_dtype": "float32"}))
+    (tmp_path / "engine.bin").write_bytes(bytes(40_000_000))
+    built = {"draft": str(tmp_path), "target": str(tmp_path)}
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(threads, "build_recipe", lambda module, recipe, report: built)
+    monkeypatch.setattr(threads, "available_bytes", lambda: 800_000_000)
+    assert threads.main([]) == 1
+    error = capsys.readouterr().err
+    # Two copies of the weights of eight engines, their caches of four blocks, and the process.
+    assert "4 of the target and 4 of the draft, 0.9 GB; 0.8 GB free; compare fewer" in error
 
 
 def test_a_recipe_whose_engines_cannot_be_built_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.errors import CanaryError, ServerUnavailableError
+from pipelines.errors import CanaryError, InternalError, ServerUnavailableError
 from pipelines.router.arms import ArmTable
 from pipelines.router.observation import Observation
 from tests.unit.canary.simulated_world import CANDIDATE, PLAN, STABLE, SimulatedWorld, begun
@@ -36,6 +36,7 @@ class FleetServer(SimulatedWorld):
 
     Attributes:
         is_away: Whether it answers nothing.
+        has_defect: Whether its agent fails.
         pair: Pair in service, if it is not the rollout's; else "".
         engines: Name of the candidate that it finds under the recipe.
         num_brought_up: How often the candidate was loaded.
@@ -45,6 +46,7 @@ class FleetServer(SimulatedWorld):
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, fault, broken)
         self.is_away = False
+        self.has_defect = False
         self.pair = ""
         self.engines = CANDIDATE
         self.num_brought_up = 0
@@ -59,6 +61,8 @@ class FleetServer(SimulatedWorld):
 
     def run(self) -> str:
         self._must_be_here()
+        if self.has_defect:
+            raise InternalError("an agent failed")
         if self.pair:
             raise CanaryError("this server has another pair in service", values=self.pair)
         return f"run {self._number}"

@@ -38,7 +38,7 @@ from pipelines.router.arms import ArmTable, read_table
 from tests.unit.canary.requests import LIMITS
 from tests.unit.canary.simulated_world import PLAN, begun
 from tests.unit.canary.test_preflight import DEMO, run
-from tests.unit.canary.test_triton_world import engines, told
+from tests.unit.canary.test_triton_world import engines, speculative_models, told
 
 __all__ = ["engines", "run", "told"]
 
@@ -157,6 +157,7 @@ def test_a_candidate_with_another_target_is_refused(
         checked = RemoteWorld(address, KEY, call_of(rollout_of(run))).preflight()
     assert not checked.is_good
     assert "another target than the pair in service" in checked.reason
+    assert speculative_models(run) == ["speculative"], "nothing of it stays"
 
 
 def test_one_controller_at_a_time_and_no_delayed_table(run: Path, server: StandInServer) -> None:
@@ -208,6 +209,20 @@ def test_who_has_no_key_gets_nothing(run: Path, server: StandInServer) -> None:
             Agent(run).carry_out("describe", call_of(rollout_of(run)))
 
 
+@pytest.mark.parametrize("lost", [ConnectionResetError("reset"), TimeoutError("too slow")])
+def test_a_connection_that_an_agent_loses_in_its_work_is_its_answer(
+    lost: OSError, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(agent: Agent) -> None:
+        raise lost
+
+    monkeypatch.setattr(Agent, "describe", fail)
+    with serving(run) as [address], pytest.raises(ServerUnavailableError, match="the agent lost") as caught:
+        describe(address, KEY)
+    assert str(lost) in caught.value.values
+    assert "an agent lost a connection" in caplog.text
+
+
 def test_a_call_for_another_server_is_not_carried_out(
     run: Path, tmp_path: Path, server: StandInServer
 ) -> None:
@@ -231,6 +246,7 @@ def test_a_candidate_that_no_pod_could_start_with_is_refused(
         call = replace(call_of(rollout_of(run)), server=describe(address, KEY).server)
         refused = RemoteWorld(address, KEY, call).preflight()
         assert not refused.is_good and "its recipe has another name than the servers': new" in refused.reason
+        assert speculative_models(run) == ["speculative"], "nothing of it stays"
         assert RemoteWorld(address, KEY, replace(call, recipe="demo")).preflight().is_good
 
 
@@ -329,7 +345,8 @@ def test_servers_with_different_pairs_are_refused_with_their_digests(
         ('servers: ["http://a"]\nkey_file: "k"\n', "unknown key"),
         ('key_file: "k"\n', "listed or have one name"),
         ('agents: ["http://a"]\nagents_name: "a:1"\nkey_file: "k"\n', "listed or have one name"),
-        ('agents_name: "servers"\nkey_file: "k"\n', "has no port"),
+        ('agents_name: "servers"\nkey_file: "k"\n', "host:port, whose host is a name of DNS"),
+        ('agents_name: "a..b:80"\nkey_file: "k"\n', "'a..b:80'; host:port"),
         ('agents: ["http://a"]\nkey_file: "missing"\n', "key cannot be used"),
         ('agents: ["http://a"]\nkey_file: "short"\n', "5 characters"),
         ('agents: ["http://a"]\nkey_file: "open"\n', "readable by others"),

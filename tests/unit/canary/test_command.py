@@ -159,7 +159,7 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     world, out = SimulatedWorld(tmp_path, held=True), Terminal()
     store, rollout = Store(state_file(run)), begun()
     store.begin(rollout, {})
-    view = LiveView(out)
+    view = LiveView(out, ("--fleet", "two words.yaml"))
 
     def show(look: Look) -> None:
         view.show(look)
@@ -171,7 +171,8 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     reason = "acceptance_rate 0.45, 0.50 at the build"
     drawn = out.getvalue().rpartition("\x1b")[2]
     assert "paused in cold_start" in drawn
-    assert f"{reason}. To decide: python -m pipelines.canary resume, promote or abort" in drawn
+    decide = "python -m pipelines.canary resume --fleet 'two words.yaml', or promote or abort instead"
+    assert f"{reason}\nTo decide: {decide}\n" in drawn
     state = ["--state", str(state_file(run))]
     assert command.main(["verdict", *state]) == 3
     shown = last_line(capsys.readouterr().out)
@@ -328,6 +329,14 @@ def test_wrong_usage_is_two(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize("option", ["--host", "--public-key"])
+def test_a_fleet_refuses_what_its_agents_are_told(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["start", "--fleet", "f.yaml", "--candidate", "x", option, "y"])
+    assert ended.value.code == 2
+    assert "the agent beside each server has --server-host and --public-key" in capsys.readouterr().err
+
+
 def test_the_gates_read_the_same_state(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given(run, "shadow")
     served: list[command.GateServer] = []
@@ -361,7 +370,7 @@ def test_a_terminal_shows_every_loss_in_place(tmp_path: Path, monkeypatch: pytes
     world, out = SimulatedWorld(tmp_path), Terminal()
     store, rollout = Store(tmp_path / "canary.sqlite"), begun()
     store.begin(rollout, {})
-    controller_of(store, rollout, world).run(LiveView(out).show, world.sleep)
+    controller_of(store, rollout, world).run(LiveView(out, ("--recipe", "demo")).show, world.sleep)
     screen: list[str] = []
     for part in re.split(r"(\x1b\[\d+F\x1b\[J)", out.getvalue()):
         if up := re.match(r"\x1b\[(\d+)F", part):

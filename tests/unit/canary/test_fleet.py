@@ -168,6 +168,19 @@ def test_a_server_that_comes_back_with_another_pair_gets_nothing_and_is_named(tm
 
 
 @pytest.mark.usefixtures("quick_judge")
+def test_an_agent_that_fails_ends_no_rollout_and_is_named(tmp_path: Path) -> None:
+    fleet = SimulatedFleet(tmp_path)
+    controller = fleet.controller()
+    fleet.run_until(enters("step/2"), controller)
+    fleet.servers[2].has_defect = True
+    fleet.run_until(enters("step/3"), controller)
+    assert "away: an agent failed" in fleet.record.servers[NAMES[2]]
+    fleet.servers[2].has_defect = False
+    controller.run(lambda look: None, fleet.sleep)
+    check_promoted(fleet)
+
+
+@pytest.mark.usefixtures("quick_judge")
 def test_a_kept_server_that_misses_the_last_table_settles_only_with_it(tmp_path: Path) -> None:
     fleet = SimulatedFleet(tmp_path)
     controller = fleet.controller()
@@ -177,6 +190,21 @@ def test_a_kept_server_that_misses_the_last_table_settles_only_with_it(tmp_path:
     controller.look()
     fleet.servers[1].restart()
     fleet.servers[1].is_away = False
+    controller.run(lambda look: None, fleet.sleep)
+    check_promoted(fleet)
+
+
+@pytest.mark.usefixtures("quick_judge")
+def test_a_late_server_that_cannot_be_kept_yet_is_waited_for(tmp_path: Path) -> None:
+    fleet = SimulatedFleet(tmp_path)
+    controller = fleet.controller()
+    fleet.run_until(enters("step/2"), controller)
+    late = fleet.servers[2]
+    late.is_away = True
+    fleet.run_until(enters("settling"), controller)
+    late.is_away, late._broken = False, ("keep",)
+    fleet.run_until(lambda look: "could not be written" in fleet.record.servers[NAMES[2]], controller)
+    late._broken = ()
     controller.run(lambda look: None, fleet.sleep)
     check_promoted(fleet)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from pipelines.canary.fleet.members import WAITS_TO_ADOPT
+from pipelines.canary.controller.world import World
+from pipelines.canary.fleet.members import WAITS_TO_ADOPT, FoundByName
 from tests.unit.canary.simulated_fleet import FLEET_PLAN
 from tests.unit.canary.simulated_pods import NamedFleet
 from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, STABLE
@@ -95,6 +97,22 @@ def test_a_pod_without_an_address_is_away_until_its_lease_has_ended_and_then_cou
     fleet.pods[SECOND] = gone[0]
     assert not controller.look().waits_for
     assert fleet.says[gone[0].name] == ""
+
+
+def test_a_pod_that_is_gone_leaves_nothing_behind(tmp_path: Path) -> None:
+    fleet = NamedFleet(tmp_path)
+
+    def world(*made: str) -> World:
+        return cast(World, made)
+
+    find = FoundByName(fleet._look_up, fleet._describe, world, STABLE, (), FLEET_PLAN.lease_s, fleet.clock)
+    find("", is_stable=False)
+    del fleet.pods[THIRD]
+    fleet.add(SECOND)
+    fleet.now_s += FLEET_PLAN.lease_s + 1
+    assert find("", is_stable=False).names == ("pod-1", "pod-4")
+    assert find._worlds.keys() == {(FIRST, "pod-1"), (SECOND, "pod-4")}
+    assert find._server_at == {FIRST: "pod-1", SECOND: "pod-4"}
 
 
 def test_a_rollback_waits_for_pods_with_the_package_and_for_none_that_is_gone_or_has_a_third_one(

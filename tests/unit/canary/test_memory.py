@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import available_memory
-from pipelines.available_memory import available_bytes, published_bytes
+from pipelines.available_resources import available_bytes, published_bytes
 from pipelines.canary.checks.memory import FIGURE, free_bytes
 from pipelines.errors import CanaryError
 from pipelines.serving.triton.gauges import _DESCRIPTIONS

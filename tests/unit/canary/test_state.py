@@ -118,6 +118,13 @@ def test_a_locked_file_is_an_error_in_four_parts(
         other.execute("ROLLBACK")
 
 
+def test_a_reader_does_not_wait_for_a_controller_that_writes(store: Store, path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert Store.existing(path).latest() == ROLLOUT
+        other.execute("ROLLBACK")
+
+
 def test_orders_are_taken_one_after_the_other(store: Store, path: Path) -> None:
     assert store.next_order(ROLLOUT) is None
     Store.existing(path).give(ROLLOUT, "pause")

@@ -154,6 +154,7 @@ PAIRS = [
     Pair(PROMPT, "grpc", 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
     Pair(PROMPT, "http", 0.0, answer(FIVE, None, 5.0), answer(FIVE, None, 1.0, 2, 8, 3)),
 ]
+NOTHING_DRAFTED = [Pair(PROMPT, "grpc", 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 1.0, 5.0, 5, 0, 0))]
 
 
 def test_figures_are_those_of_the_greedy_answers_per_transport() -> None:
@@ -179,9 +180,20 @@ def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
     document = json.loads(json.dumps(as_document(figures_of(PAIRS), failed)))
     assert document["verdict"] == "fail"
     assert document["answers_that_differ"][0]["divergence"]["position"] == 2
-    for pairs in ([], PAIRS[2:3]):
-        assert not verdict_of(pairs).is_pass
-        assert "too few to compare" in str(verdict_of(pairs))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([], "0 answers without a token, so nothing was compared"),
+        (PAIRS[2:3], "all 1 answers (5 tokens) are the target's own, but none of 4 draft tokens was right"),
+        (NOTHING_DRAFTED, "all 1 answers (5 tokens) are the target's own, but nothing was drafted"),
+    ],
+)
+def test_a_verdict_without_accepted_tokens_says_what_is_missing(pairs: list[Pair], why: str) -> None:
+    verdict = verdict_of(pairs)
+    assert not verdict.is_pass
+    assert str(verdict).startswith(f"FAIL: {why}")
 
 
 class ServerWatch:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -301,6 +302,18 @@ def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> None:
         servers[1].asked.clear()
         await fleet.generate_all([ALONE] * 4)
         assert Counter(len(server.asked) for server in servers) == {4: 1, 0: 1}
+
+    with_fleet(servers, work)
+
+
+def test_a_server_whose_description_cannot_be_read_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
+    servers = [StandInServer(), StandInServer()]
+    servers[1].identity = SimpleNamespace(extension="draftproof {}")  # type: ignore[assignment]
+
+    async def work(fleet: Fleet) -> None:
+        await fleet.generate_all([ALONE] * 4)
+        assert [len(server.asked) for server in servers] == [4, 0]
+        assert caplog.text.count(f"{servers[1].address} gets no requests") == 1
 
     with_fleet(servers, work)
 

@@ -89,6 +89,27 @@ def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
     with_fleet(servers, work, name=f"{NAME}:{port}")
 
 
+def test_servers_are_searched_for_after_a_search_that_failed(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers, port = neighbours(2)
+    dns.hosts = ("127.0.0.2",)
+
+    def fail(*others: Any, **more: Any) -> list[Any]:
+        raise UnicodeError("label empty or too long")
+
+    async def work(fleet: Fleet) -> None:
+        await until_known(fleet, servers[0])
+        with monkeypatch.context() as broken:
+            broken.setattr(socket, "getaddrinfo", fail)
+            while "cannot be searched for" not in caplog.text:
+                await asyncio.sleep(0.01)
+        dns.hosts = ("127.0.0.2", "127.0.0.3")
+        await until_known(fleet, *servers)
+
+    with_fleet(servers, work, name=f"{NAME}:{port}")
+
+
 def test_a_server_that_vanishes_finishes_its_answers(dns: Dns) -> None:
     servers, port = neighbours(2)
     dns.hosts = ("127.0.0.2",)

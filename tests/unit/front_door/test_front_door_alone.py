@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from benchmarks.front_door.alone import started_front_door
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.errors import ServerStartError
-from pipelines.front_door.fleet.__main__ import main
+from pipelines.errors import RepositoryError, ServerStartError
+from pipelines.front_door.fleet.__main__ import _describe, main
+from pipelines.front_door.fleet.addresses import Addresses
+from tests.unit.front_door.fleet_world import OWN
 
 FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, "{}")
 
@@ -43,6 +46,30 @@ def test_settings_that_cannot_be_used_are_refused(
     path.write_text(settings)
     assert main(["--front-door", str(path), "--openai-port", "0"]) == 1
     assert reason in capsys.readouterr().err
+
+
+class StandInCalls:
+    """A connection to the server ``other``, of another version, or to one of this version."""
+
+    def __init__(self, address: str, *others: object) -> None:
+        self._address = address
+
+    async def extensions(self) -> tuple[str, ...]:
+        return ("draftproof {}" if self._address == "other" else OWN.extension,)
+
+    async def served_files(self) -> bytes:
+        return FILES.to_wire()
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_server_whose_description_cannot_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.front_door.fleet.__main__.GatewayCalls", StandInCalls)
+    found = asyncio.run(_describe(Addresses(["other", "own"], ""), asyncio.Event()))
+    assert found == (FILES, OWN)
+    with pytest.raises(RepositoryError):
+        asyncio.run(_describe(Addresses(["other"], ""), asyncio.Event()))
 
 
 def test_a_description_arrives_as_it_was_sent() -> None:

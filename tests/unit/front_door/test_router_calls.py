@@ -10,11 +10,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from pipelines import kserve_stream
 from pipelines.client.generation import Chunk
 from pipelines.client.request import CompletionRequest
 from pipelines.client.timeouts import Timeouts
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.front_door import router_calls
 from pipelines.front_door.router_calls import GatewayCalls, merged
 
 BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
@@ -85,7 +85,7 @@ def test_the_stream_of_a_failed_request_is_read_to_its_end(streaming: bool) -> N
 
 
 def test_a_failed_request_whose_stream_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_calls, "_ENDS_WITHIN_S", 0.05)
+    monkeypatch.setattr(kserve_stream, "_ENDS_WITHIN_S", 0.05)
 
     async def work(calls: GatewayCalls, router: StandInRouter) -> None:
         router.ends_after_s = 600

@@ -28,7 +28,8 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     Its models are decoupled, so there is no ``ModelInfer``.
 
     The text asks for more: "hang" leaves the request open, "break" ends the call after the responses, and a
-    text with "draftproof/" or "error" is answered as an error with that text.
+    text with "draftproof/" or "error" is answered as an error with that text. After "slow error" the call
+    takes a while to end.
 
     Attributes:
         requests: The requests received.
@@ -60,6 +61,8 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 last.infer_response.model_name, last.infer_response.id = request.model_name, request.id
                 last.infer_response.parameters["triton_final_response"].bool_param = True
                 yield last
+                if text == "slow error":
+                    await asyncio.sleep(0.5)
         except asyncio.CancelledError:
             self.cancelled.set()
             raise

@@ -99,6 +99,20 @@ def test_generate_gives_one_response_and_generate_stream_any_number(tmp_path: Pa
     run(tmp_path, scenario)
 
 
+def test_the_call_of_a_failed_request_is_read_to_its_end(tmp_path: Path) -> None:
+    """Triton may never release a call that is cancelled while it ends."""
+
+    async def scenario(behind: Behind, client: Any) -> None:
+        for path in (GENERATE, f"{GENERATE}_stream"):
+            reply = await client.post(path, json={"text_input": "slow error", "max_tokens": 0})
+            assert reply.status == 400 and "slow error" in str(await error_of(reply))
+        await behind.all_ended()
+        await asyncio.sleep(0.1)  # a cancellation would arrive meanwhile
+        assert not behind.stand_in.cancelled.is_set()
+
+    run(tmp_path, scenario)
+
+
 def test_infer_carries_binary_data_both_ways(tmp_path: Path) -> None:
     async def scenario(behind: Behind, client: Any) -> None:
         described = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}

@@ -24,17 +24,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "socket_path": {"errors"},
     "atomic_file": set(),
     "asyncio_thread": set(),
-    "available_memory": set(),
+    "available_resources": set(),
     "engine_memory": {"errors"},
     "time_left": set(),
     "time_limit": set(),
-    "kserve_stream": set(),
+    "kserve_stream": {"time_limit"},
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "asyncio_thread", "manifest", "speculation", "text"},
     "router": {"errors", "atomic_file", "configuration", "socket_path"},
     "serving": {
-        *("errors", "asyncio_thread", "available_memory", "manifest", "time_limit"),
+        *("errors", "asyncio_thread", "available_resources", "manifest", "time_limit"),
         *("executor", "speculation", "text", "router"),
     },
     "client": {"errors", "program"},
@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command_line": {"errors", "program", "configuration", "client", "deploy", "text"},
     "calibration": {
         *("errors", "program", "manifest", "executor", "speculation", "text"),
-        *("building", "command_line", "reporting", "time_left"),
+        *("building", "command_line", "reporting", "time_left", "available_resources", "engine_memory"),
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "reporting", "atomic_file", "deploy"),
@@ -174,7 +174,7 @@ def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
     shared = tuple(
         f"pipelines.{name}"
         for name in (
-            *("errors", "manifest", "program", "atomic_file", "available_memory", "engine_memory"),
+            *("errors", "manifest", "program", "atomic_file", "available_resources", "engine_memory"),
             *("configuration", "deploy.triton.pair_record", "socket_path", "time_left", "text.vocabulary"),
         )
     )

@@ -88,6 +88,11 @@ def test_reading_costs_more_the_further_it_goes() -> None:
     assert costs.reading_s(500, 500) == 0
 
 
+def test_a_prompt_is_not_read_for_nothing_where_rows_share_their_context() -> None:
+    without_context = StepCosts(*DRAFT[:2]).reading_s(28_000, 32_000)
+    assert StepCosts(*DRAFT[:2], 1e-6, 0.0).reading_s(28_000, 32_000) > 1.2 * without_context
+
+
 def test_the_drafts_own_context_makes_long_proposals_worth_less() -> None:
     """A draft whose cache is as large as the target's costs as much there, which short contexts hide."""
     survival = np.cumprod(np.full((1, 8, 8), 0.8), axis=2)

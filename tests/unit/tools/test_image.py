@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tools.image.dockerfile import Copy, Run, Stage, read_stage
 from tools.image.inventory import inventory
 from tools.image.layers import split
 from tools.image.layout import write_layout
-from tools.image.root import sources
+from tools.image.root import _hook, sources
 from tools.image.source import DOCKERFILE, copy_tracked
 from tools.image.wheels import pins
 
@@ -89,11 +90,21 @@ def test_apt_names_the_mirror() -> None:
 Debian bookworm-security http://mirror.example/security/ bookworm-security main
 Debian trixie http://mirror.example/debian/ trixie main
 Other bookworm http://other.example/ bookworm main
+Debian Backports bookworm-backports http://mirror.example/debian/ bookworm-backports main
+ bookworm http://nameless.example/ bookworm main
 """
     assert sources(listed) == [
         "deb http://mirror.example/debian/ bookworm main",
         "deb http://mirror.example/security/ bookworm-security main",
     ]
+
+
+def test_the_hook_quotes_the_scratch_folder() -> None:
+    scratch = Path("/a folder/it's")
+    hook = _hook(Stage((Copy("a", "/a"), Run("true"))), scratch)
+    words = {word for line in hook.splitlines() for word in shlex.split(line, comments=True)}
+    assert {f"{scratch}/{name}" for name in ("wheels", "checkout/a", "available", "inventory.json")} <= words
+    assert f">{scratch}/available" in words
 
 
 def root(folder: Path, *entries: tuple[str, bytes | None, int]) -> Path:

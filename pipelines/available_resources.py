@@ -1,10 +1,12 @@
-"""Measures the memory that is still available to the server, for instance for a second pair."""
+"""Measures what a server may use of this machine, or of its container: free memory and cores."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
+_PROCESSORS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 _STEP_BYTES = 1 << 26  # smaller changes are not worth a round trip to Triton
 
@@ -34,3 +36,28 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 def published_bytes() -> float:
     """Return the available memory, rounded down to 64 MiB."""
     return float(available_bytes() // _STEP_BYTES * _STEP_BYTES)
+
+
+def available_cores(processors: Path = _PROCESSORS, cgroup: Path = _CGROUP) -> int:
+    """Count the cores that this process may use; at least 1.
+
+    The hardware threads of a core count once, because steps wait for its memory and vector units.
+
+    Args:
+        processors: What the kernel says of processors (``Documentation/admin-guide/cputopology.rst``).
+        cgroup: A cgroup of version 2, whose quota may be less than the machine has.
+    """
+    cores = len({_siblings(processors, number) for number in os.sched_getaffinity(0)})
+    try:
+        quota_us, period_us = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores, int(quota_us) // int(period_us)))  # "max" is not a number
+    except (OSError, ValueError):
+        return cores
+
+
+def _siblings(processors: Path, number: int) -> str:
+    """Return the hardware threads of a processor's core; a processor of unknown topology is a core."""
+    try:
+        return (processors / f"cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(number)
