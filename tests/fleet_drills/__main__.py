@@ -88,6 +88,7 @@ def _drill(
     faults: list[tuple[float, list[str]]] = []
     while len(crowd.asked) < num_requests or len(faults) < NUM_SERVERS:
         time.sleep(_BETWEEN_S)
+        crowd.wait_for_repeats()  # one fault at a time
         number = len(faults) % NUM_SERVERS
         hit = [] if fault is kill_front_door else sessions[number]
         faults.append((time.monotonic(), hit))

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 _TIMEOUT_S = 120.0
+_POLL_S = 0.05
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -88,6 +89,7 @@ class Crowd:
         self._url = f"{url}/v1/completions"
         self._stops = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._repeating: set[int] = set()  # threads
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
             self._expected = [self._whole(client, question) for question in QUESTIONS]
 
@@ -108,6 +110,11 @@ class Crowd:
             thread.join()
         asked, self.asked = self.asked, []
         return asked
+
+    def wait_for_repeats(self) -> None:
+        """Wait until each answer that broke off has been asked for again, and has ended."""
+        while self._repeating:
+            time.sleep(_POLL_S)
 
     def _ask_on(self, number: int, session_id: str) -> None:
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -131,8 +138,12 @@ class Crowd:
             asked.is_right = ask(client, question, asked.arrivals_s, arrived) == expected
         except (httpx.RemoteProtocolError, httpx.ReadError, _BadGatewayError):
             asked.is_broken = True
+            self._repeating.add(threading.get_ident())
             is_beginning = arrived == expected[1][: len(arrived)]
-            asked.is_right = ask(client, question, asked.arrivals_s, []) == expected and is_beginning
+            try:
+                asked.is_right = ask(client, question, asked.arrivals_s, []) == expected and is_beginning
+            finally:
+                self._repeating.discard(threading.get_ident())
 
     def _whole(
         self, client: httpx.Client, question: dict[str, Any], arrivals_s: Any = (), arrived: Any = ()
