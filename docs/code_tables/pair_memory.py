@@ -90,7 +90,7 @@ def cache_memory() -> str:
     return "\n".join(lines)
 
 
-def _token_bytes(engine: EngineRecipe, dtype: str) -> float:
+def _token_bytes(engine: EngineRecipe, dtype: typing.Any) -> float:
     cache = dataclasses.replace(engine.kv_cache, dtype=dtype)
     return (
         EngineMemory.of_network(_config(engine), dataclasses.replace(engine, kv_cache=cache)).block

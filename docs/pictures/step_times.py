@@ -23,8 +23,8 @@ def step_times(measured: dict[str, Any]) -> str:
     """Return the chart of one file of ``benchmarks.attention_steps``: steps of rows, without prompts."""
     steps = [step for step in measured["steps"] if step["as_rows"]]
     rows = sorted({step["num_tokens"] for step in steps})
-    contexts = sorted({step["context_len"] for step in steps})
-    top = max(step[f"{kind}_ms"] for step in steps for kind in _KINDS)
+    contexts: list[int] = sorted({step["context_len"] for step in steps})
+    top: float = max(step[f"{kind}_ms"] for step in steps for kind in _KINDS)
 
     def place_x(context_len: int) -> float:
         return _LEFT + (_RIGHT - _LEFT) * context_len / contexts[-1]
