@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import available_memory
+from pipelines import available_resources
 from pipelines.available_resources import available_bytes, published_bytes
 from pipelines.canary.checks.memory import FIGURE, free_bytes
 from pipelines.errors import CanaryError
@@ -40,7 +40,7 @@ def test_what_is_free_is_the_containers_if_it_has_less(
 
 def test_small_changes_are_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each update costs a round trip to Triton; the published value is never more than what is free."""
-    monkeypatch.setattr(available_memory, "available_bytes", lambda: 200 * MIB + 1)
+    monkeypatch.setattr(available_resources, "available_bytes", lambda: 200 * MIB + 1)
     assert published_bytes() == 192 * MIB
 
 
