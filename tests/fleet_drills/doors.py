@@ -25,6 +25,7 @@ defaults
     timeout check 2s
     retries 3
     option redispatch 1
+    option http-buffer-request
     retry-on conn-failure empty-response
 frontend openai
     bind 127.0.0.1:{port}
