@@ -65,6 +65,7 @@ async def serve(
             identity = ServerIdentity.read(directory)
             methods = GrpcServer(triton, supervisor, calls, identity, directory)
             grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
+            fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
             front_door = None
             if ports.openai:
                 front_door = FrontDoorProcess(directory, endpoint, stopping)
@@ -78,7 +79,6 @@ async def serve(
                 limit="the ports must be free",
                 remedy="choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
             ) from None
-        fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
         await supervisor.run(process)
 
 
