@@ -219,7 +219,9 @@ def fault_proxy(server: str, *planted: Fault, with_ids: bool = True, in_chat: bo
         Address of the proxy.
     """
     paths = ["/v1/completions", *["/v1/chat/completions"] * in_chat]
-    http = httpx.Client(base_url=server, timeout=120, trust_env=False)
+    # Servers close connections that are idle for a while; a request on one of those would count as a fault.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    http = httpx.Client(base_url=server, timeout=120, trust_env=False, limits=limits)
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
