@@ -1,4 +1,4 @@
-"""The table of ``benchmarks.attention_steps``."""
+"""The tables of ``benchmarks.attention_steps``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ def attention_steps(document: Document) -> str:
         conditions(document["conditions"]),
     ]
     return "\n".join(lines)
+
+
+def prompt_speed(document: Document) -> str:
+    """Return the tokens per second of ``benchmarks.attention_steps``, by the tokens read before."""
+    steps = [step for step in document["steps"] if not step["as_rows"]]
+    lines = [
+        "| Tokens in the cache | OpenVINO's attention, tokens/s | Attention of our own, tokens/s |",
+        "|---|---|---|",
+    ]
+    for step in steps:
+        speeds = (1e3 * step["num_tokens"] / step[f"{kind}_ms"] for kind in ("openvino", "draftproof"))
+        lines.append(f"| {step['context_len']:,} | {' | '.join(f'{speed:.0f}' for speed in speeds)} |")
+    return "\n".join([*lines, "", conditions(document["conditions"])])
 
 
 def _name(as_rows: bool, num_tokens: int) -> str:

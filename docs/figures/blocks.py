@@ -16,7 +16,7 @@ from docs.code_tables.pair_memory import cache_memory, pair_memory
 from docs.code_tables.recipe_keys import recipe_keys
 from docs.code_tables.upstream import upstream
 from docs.figures.acceptance import predicted_acceptance
-from docs.figures.attention_steps import attention_steps
+from docs.figures.attention_steps import attention_steps, prompt_speed
 from docs.figures.bench import every_load, headline
 from docs.figures.canary_drills import drills
 from docs.figures.demo import demo
@@ -35,10 +35,9 @@ from docs.figures.pair import pair
 from docs.figures.peers import peers
 from docs.figures.placement import looks, placement
 from docs.figures.quantization import quantized_pair, quantized_steps
-from docs.figures.rehearsals import rehearsed_builds, rehearsed_speed
+from docs.figures.rehearsals import rehearsed_builds, rehearsed_speed, steps_by_size
 from docs.figures.router import router_cost
 from docs.figures.sampler import sampler
-from docs.figures.step_costs import prompt_speed, steps_by_size
 from docs.figures.structured import schema_suite, structured_answers
 from docs.figures.token_overlap import token_overlap
 from docs.figures.upstream_rollouts import upstream_rollouts

@@ -57,6 +57,29 @@ def rehearsed_speed(document: Document) -> str:
     return "\n".join([*lines, *_conditions(document)])
 
 
+def steps_by_size(document: Document) -> str:
+    """Return one line for each target of ``benchmarks.rehearsal``: its size, and how fast it is read."""
+    lines = [
+        "| Target | Parameters | Weights | Read in a step | A step of 1 row | GB/s | 5 rows | 9 rows |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    entries = sorted(document.values(), key=lambda entry: entry["engines"]["target"]["weight_bytes_per_step"])
+    for entry in entries:
+        engine, times = entry["engines"]["target"], entry["step_ms"]["target"]
+        one_ms = times["1"]["median"]
+        cells = [
+            entry["models"]["target"].rpartition("/")[2],
+            f"{engine['num_parameters'] / 1e9:.2f} B",
+            _KINDS[engine["quantization"]],
+            f"{engine['weight_bytes_per_step'] / 1e9:.2f} GB",
+            f"{one_ms:.0f} ms",
+            f"{engine['weight_bytes_per_step'] / one_ms / 1e6:.0f}",
+            *(f"{times[rows]['median'] / one_ms:.2f} times" for rows in ("5", "9")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *_conditions(document)])
+
+
 def _names(entry: dict[str, Any]) -> list[str]:
     target, draft = (entry["models"][role].rpartition("/")[2] for role in ("target", "draft"))
     return [f"{target} with {draft}", _KINDS[entry["quantization"]["target"]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,3 +278,14 @@ def build_tiny_pair(
     )
     TINY_CALIBRATION.write(calibration_file(*engines))
     return engines
+
+
+TIMED_CONFIG = SimpleNamespace(
+    kv_block_size=32,
+    max_position_embeddings=2048,
+    num_layers=1,
+    num_kv_heads=1,
+    head_size=64,
+    kv_cache_dtype="float32",
+)
+"""Configuration of an engine, as far as the timing of steps reads it."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from pipelines.calibration.step_costs import measure_step_costs
 from pipelines.calibration.step_times import StepTime, busy_share, time_step
 from pipelines.executor.step import StepInputs
 from pipelines.speculation.draft_length.calibration import BUSY_LIMIT
-from tests.support.tiny_engines import TINY_CALIBRATION
+from tests.support.tiny_engines import TIMED_CONFIG, TINY_CALIBRATION
 from tests.unit.calibration.test_acceptance_baseline import BASELINE
 
 
@@ -37,14 +36,7 @@ class KnownEngine:
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
         self._pool = ThreadPoolExecutor(1)
-        self.config = SimpleNamespace(
-            kv_block_size=32,
-            max_position_embeddings=2048,
-            num_layers=1,
-            num_kv_heads=1,
-            head_size=64,
-            kv_cache_dtype="float32",
-        )
+        self.config = TIMED_CONFIG
 
     def step(self, inputs: StepInputs) -> None:
         self._pool.submit(compute, self._cpu_s).result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pipelines.calibration.__main__ import load_executors, main
 from pipelines.calibration.baseline import fitting_tokens
 from pipelines.calibration.step_costs import measure_step_costs
 from pipelines.speculation.draft_length.calibration import Calibration
-from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
+from tests.support.tiny_engines import TIMED_CONFIG, TINY_CALIBRATION, build_tiny_pair
 
 
 class CountingEngine:
@@ -23,14 +22,7 @@ class CountingEngine:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.config = SimpleNamespace(
-            kv_block_size=32,
-            max_position_embeddings=2048,
-            num_layers=1,
-            num_kv_heads=1,
-            head_size=64,
-            kv_cache_dtype="float32",
-        )
+        self.config = TIMED_CONFIG
 
     def step(self, inputs: Any) -> None:
         self.steps += 1
