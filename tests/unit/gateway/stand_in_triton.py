@@ -50,6 +50,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 text, num_responses = self._read(request)
                 for number in range(num_responses):
                     response = answer(request, f"{text} {number}")
+                    response.parameters["triton_final_response"].bool_param = False  # as Triton marks chunks
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
                 if text == "hang":
                     await asyncio.sleep(60)

@@ -108,6 +108,31 @@ def test_a_call_for_one_response_gets_exactly_one(tmp_path: Path, num_responses:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_a_call_for_one_response_that_asks_for_a_stream_does_not_reach_triton(
+    tmp_path: Path, is_raw: bool
+) -> None:
+    def asking(streams: bool) -> Any:
+        message = request()
+        message.inputs.add(name="stream", datatype="BOOL", shape=[1, 1])
+        message.raw_input_contents.append(bytes([streams]))
+        return message
+
+    async def scenario(behind: Behind, channel: Any) -> None:
+        streaming = asking(True)
+        if not is_raw:
+            del streaming.raw_input_contents[:]
+            streaming.inputs[0].contents.bytes_contents.append(b"hello")
+            streaming.inputs[1].contents.int_contents.append(1)
+            streaming.inputs[2].contents.bool_contents.append(True)
+        code, error = await error_of(stub(channel).ModelInfer(streaming))
+        assert code == "INVALID_ARGUMENT" and "stream is true" in str(error)
+        assert behind.stand_in.requests == []
+        assert (await stub(channel).ModelInfer(asking(False))).outputs
+
+    run(tmp_path, scenario)
+
+
 def test_the_servers_metadata_say_on_what_its_answers_depend(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         reply = await stub(channel).ServerMetadata(service_pb2.ServerMetadataRequest())
