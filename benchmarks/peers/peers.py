@@ -12,23 +12,27 @@ class Peer:
     """An engine that ours is compared with.
 
     Attributes:
-        name: Short name, also of ``.venv-peers/<name>/`` and ``requirements/peers-<name>.txt``.
+        name: Short name.
         title: Full name.
+        environment: Name in ``.venv-peers/<environment>/`` and ``requirements/peers-<environment>.txt``.
         module: Module of its program.
         forms: Formats of weights that it reads (``benchmarks/peer_models/``), best first.
         draft_lengths: Fixed draft lengths to measure.
         needs_torch: Whether ``requirements/torch.txt`` belongs to its environment.
         max_concurrency: Most concurrent requests with speculation; None for no limit.
+        takes_our_properties: Whether OpenVINO compiles its models with our engine's properties.
         preloaded: Library of its environment to be set in LD_PRELOAD, as its manual recommends; "" for none.
     """
 
     name: str
     title: str
+    environment: str
     module: str
     forms: tuple[str, ...]
     draft_lengths: tuple[int, ...]
     needs_torch: bool
     max_concurrency: int | None = None
+    takes_our_properties: bool = True
     preloaded: str = ""
 
 
@@ -36,14 +40,26 @@ PEERS = (
     Peer(
         "genai",
         "OpenVINO GenAI, ContinuousBatchingPipeline",
+        "genai",
         "benchmarks.peers.programs.openvino_genai",
         ("openvino",),
         (2, 4, 6, 8),
         needs_torch=False,
     ),
     Peer(
+        "genai-defaults",
+        "OpenVINO GenAI with its own properties",
+        "genai",
+        "benchmarks.peers.programs.openvino_genai",
+        ("openvino",),
+        (2, 4, 6, 8),
+        needs_torch=False,
+        takes_our_properties=False,
+    ),
+    Peer(
         "hf",
         "Hugging Face transformers, generate",
+        "hf",
         "benchmarks.peers.programs.hugging_face",
         ("hugging_face",),
         (4,),
@@ -53,6 +69,7 @@ PEERS = (
     Peer(
         "vllm",
         "vLLM on CPUs, method draft_model",
+        "vllm",
         "benchmarks.peers.programs.vllm_cpu",
         ("compressed_tensors", "hugging_face"),
         (4,),

@@ -39,7 +39,7 @@ def running_peers(
     timeout_s: float,
     report: Callable[[str], None],
     install: Callable[[Peer], Path] = lambda peer: ensure_environment(
-        peer.name, needs_torch=peer.needs_torch
+        peer.environment, needs_torch=peer.needs_torch
     ),
 ) -> Iterator[RunningPeers]:
     """Install and start peers, one program per arm; failures are recorded.

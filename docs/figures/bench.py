@@ -56,10 +56,9 @@ def every_load(bench: Document) -> str:
     loads = [cell["load"] for cell in bench["cells"]]
     columns = [load for index, load in enumerate(loads) if load not in loads[:index]]
     names = list(dict.fromkeys(cell["prompt_set"] for cell in bench["cells"]))
-    lines = [
-        "| Prompts | " + " | ".join(map(_load, columns)) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
+    over_all = bench.get("over_all_loads")  # older results lack it
+    heads = [*map(_load, columns), *(["all loads"] if over_all else [])]
+    lines = [f"| Prompts | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name in names:
         row = [name]
         for column in columns:
@@ -68,6 +67,8 @@ def every_load(bench: Document) -> str:
             )
             adaptive = _arm(cell, "adaptive")
             row.append(f"**{_ratio(adaptive):.2f}** ({_interval(adaptive['ratio_to_target'])})")
+        if over_all:
+            row.append(f"**{over_all[name]['value']:.2f}** ({_interval(over_all[name])})")
         lines.append("| " + " | ".join(row) + " |")
     compared = [each for cell in bench["cells"] for each in cell["adaptive_compared"]]
     lines += ["", f"{_verdicts(compared, 'target alone')} {_verdicts(compared, None)}"]

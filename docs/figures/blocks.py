@@ -55,6 +55,9 @@ _BLOCK = re.compile(r"(<!-- figures:([a-z-]+) -->\n).*?(<!-- /figures -->)", re.
 BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "headline": (RESULTS / "bench-demo-large.json", "make results", headline),
     "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
+    "headline-xeon": (RESULTS / "bench-demo-large-xeon.json", "make bench RECIPE=demo-large", headline),
+    "every-load-xeon": (RESULTS / "bench-demo-large-xeon.json", "make bench RECIPE=demo-large", every_load),
+    "peers-xeon": (RESULTS / "peers-demo-large-xeon.json", "make bench-peers RECIPE=demo-large", peers),
     "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
     "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
     "demo": (RESULTS / "demo.json", "make results", demo),

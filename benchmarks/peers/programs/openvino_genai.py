@@ -46,9 +46,12 @@ class _Pipeline:
         )
         self._handles: dict[int, Any] = {}
         self._num_requests = 0
+        whose = (
+            "compile properties of our engine" if request.compile_properties else "its own compile properties"
+        )
         self.loaded = Loaded(
             {"openvino": openvino.__version__, "openvino_genai": openvino_genai.__version__},
-            "INT8 weights and compile properties of our engine, our graph in stateful form",
+            f"INT8 weights and graph of our engine in stateful form, {whose}",
         )
 
     def run(self, request: RunRequest) -> Outcome:

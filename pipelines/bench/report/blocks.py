@@ -41,6 +41,9 @@ class Blocks(Generic[ArmT]):
 
     Args:
         speeds: Arm -> one positive speed per repetition; at least two arms and two repetitions.
+
+    Attributes:
+        degrees: Degrees of freedom of the noise.
     """
 
     def __init__(self, speeds: Mapping[ArmT, Sequence[float]]) -> None:
@@ -54,19 +57,51 @@ class Blocks(Generic[ArmT]):
             for arm, values in logs.items()
             for value, block_mean in zip(values, block_means, strict=True)
         ]
-        degrees = (len(logs) - 1) * (self._num_repetitions - 1)
-        self._noise = math.sqrt(sum(residual**2 for residual in residuals) / degrees)
-        self._quantile = float(student.ppf((1 + CONFIDENCE) / 2, degrees))
+        self.degrees = (len(logs) - 1) * (self._num_repetitions - 1)
+        self._noise = math.sqrt(sum(residual**2 for residual in residuals) / self.degrees)
 
     def ratio(self, arm: ArmT, other: ArmT) -> Interval:
         """Return the ratio of the speed of ``arm`` to that of ``other``."""
         if arm == other:
             return Interval(1.0, 1.0, 1.0)
-        difference = self._means[arm] - self._means[other]
-        half_width = self._quantile * self._noise * math.sqrt(2 / self._num_repetitions)
-        low, high = difference - half_width, difference + half_width
-        return Interval(math.exp(difference), math.exp(low), math.exp(high))
+        return _interval(self.log_ratio(arm, other), self.variance, self.degrees)
+
+    def log_ratio(self, arm: ArmT, other: ArmT) -> float:
+        """Return the logarithm of the ratio of the speed of ``arm`` to that of ``other``."""
+        return self._means[arm] - self._means[other]
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of the logarithm of a ratio of two arms."""
+        return self._noise**2 * 2 / self._num_repetitions
 
     def fastest(self, arms: Sequence[ArmT]) -> ArmT:
         """Return the arm with the greatest geometric mean."""
         return max(arms, key=lambda arm: self._means[arm])
+
+
+def mean_ratio(cells: Sequence[Blocks[ArmT]], arm: ArmT, other: ArmT) -> Interval:
+    """Return the geometric mean over cells of the ratio of the speed of ``arm`` to that of ``other``.
+
+    Each cell has noise of its own size; Satterthwaite's formula gives the degrees of freedom of their sum.
+
+    Source: Welch 1947, The generalization of "Student's" problem when several different population variances
+    are involved.
+
+    Args:
+        cells: At least one cell, each measured separately.
+        arm: An arm of every cell.
+        other: Another one.
+    """
+    variances = [cell.variance for cell in cells]
+    total = sum(variances)
+    parts = sum(variance**2 / cell.degrees for variance, cell in zip(variances, cells, strict=True))
+    degrees = total**2 / parts if parts else float(sum(cell.degrees for cell in cells))
+    mean = statistics.fmean(cell.log_ratio(arm, other) for cell in cells)
+    return _interval(mean, total / len(cells) ** 2, degrees)
+
+
+def _interval(log_ratio: float, variance: float, degrees: float) -> Interval:
+    half_width = float(student.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(variance)
+    bounds = (log_ratio, log_ratio - half_width, log_ratio + half_width)
+    return Interval(*(math.exp(bound) for bound in bounds))

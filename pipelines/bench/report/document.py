@@ -32,6 +32,7 @@ def as_document(results: Results) -> dict[str, Any]:
             _cell(figures, [each for each in results.verdicts if each.figures is figures])
             for figures in results.cells
         ],
+        "over_all_loads": {name: asdict(ratio) for name, ratio in results.over_all_loads.items()},
         "crossovers": [
             {**asdict(each), "arm": str(each.arm), "says": str(each)} for each in results.crossovers
         ],

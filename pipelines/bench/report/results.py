@@ -9,8 +9,9 @@ from pipelines.bench.costs.batcher_overhead import BatcherOverhead
 from pipelines.bench.costs.decode_step import DecodeStep
 from pipelines.bench.costs.domain_shift import Phase
 from pipelines.bench.plan import Plan
+from pipelines.bench.report.blocks import Interval
 from pipelines.bench.report.figures import CellFigures
-from pipelines.bench.report.verdicts import Crossover, Verdict, crossovers, verdicts
+from pipelines.bench.report.verdicts import Crossover, Verdict, crossovers, over_all_loads, verdicts
 from pipelines.reporting.slo import Slo
 
 
@@ -46,6 +47,11 @@ class Results:
     def verdicts(self) -> list[Verdict]:
         """Verdicts of every cell."""
         return verdicts(self.cells)
+
+    @property
+    def over_all_loads(self) -> dict[str, Interval]:
+        """Prompt set -> ratio of the adaptive arm to the target alone over all loads."""
+        return over_all_loads(self.cells)
 
     @property
     def crossovers(self) -> list[Crossover]:

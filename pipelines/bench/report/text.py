@@ -56,6 +56,10 @@ def conclusion(results: Results) -> str:
         for verdict in results.verdicts
         if verdict.word != "pass"
     ]
+    lines += [
+        f"{name}, all loads: adaptive {interval(ratio)} times the target alone"
+        for name, ratio in results.over_all_loads.items()
+    ]
     lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in results.crossovers]
     for phase in results.phases:
         followed = ", ".join("never" if each is None else str(each) for each in phase.rounds_to_follow)

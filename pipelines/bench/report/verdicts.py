@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm
 from pipelines.bench.loads import ClosedLoop
-from pipelines.bench.report.blocks import Interval
+from pipelines.bench.report.blocks import Interval, mean_ratio
 from pipelines.bench.report.figures import CellFigures
 
 NEVER_BELOW = 0.97
@@ -52,6 +52,17 @@ def verdicts(cells: Sequence[CellFigures]) -> list[Verdict]:
         for other in (TARGET_ALONE, figures.blocks.fastest(fixed)):
             found.append(Verdict(figures, other, figures.blocks.ratio(ADAPTIVE, other)))
     return found
+
+
+def over_all_loads(cells: Sequence[CellFigures]) -> dict[str, Interval]:
+    """Return prompt set -> ratio of the adaptive arm to the target alone, the mean over all loads."""
+    by_set: dict[str, list[CellFigures]] = {}
+    for figures in cells:
+        by_set.setdefault(figures.cell.prompt_set.name, []).append(figures)
+    return {
+        name: mean_ratio([figures.blocks for figures in of_set], ADAPTIVE, TARGET_ALONE)
+        for name, of_set in by_set.items()
+    }
 
 
 @dataclass(frozen=True)

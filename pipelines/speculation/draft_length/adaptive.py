@@ -157,9 +157,9 @@ class DraftLengths:
         num_read = self.count_read(prompt_ids)
         return UnreadText(len(prompt_ids), num_read, self._draft_costs, self._target_costs)
 
-    def is_probed(self, number: int, *, sees_margins: bool) -> bool:
+    def is_probed(self, number: int) -> bool:
         """Whether the request with this number is probed in this round."""
-        return self.probing.is_turn_of(number, len(self._requests), sees_margins=sees_margins)
+        return self.probing.is_turn_of(number, len(self._requests))
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """Return the probability that all draft tokens up to a position are accepted.
@@ -228,11 +228,13 @@ class RequestDraftLength:
         threshold = self._lengths.next_threshold()
         limit = min(self._lengths.max_draft_len, num_remaining - 1)
         self._is_probe = threshold == _NEVER
-        if limit < 1 or (self.only_looks_up and not self._sees_margins):
+        if limit < 1:
             return NO_DRAFT
         if self._is_probe:
             return self._probe()
         if not self._sees_margins:
+            if self.only_looks_up:
+                return NO_DRAFT
             return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
         uses_model = not (self.uses_lookup or self.only_looks_up)
         num_by_model = min(limit, self._lengths.depth) if uses_model else 0
@@ -252,7 +254,7 @@ class RequestDraftLength:
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, including from draft tokens that were not verified."""
         if self._sees_margins:  # otherwise nothing is looked up, so a match must not count
-            if self._is_probe and self.only_looks_up and self.lookup.rate:
+            if self._is_probe and self.lookup.rate and self.only_looks_up:
                 self._lengths.probing.note(was_right=bool(count_accepted(self.lookup.propose(1), token_ids)))
             self.lookup.append(token_ids)
         num_known = self.text.num_tokens
@@ -272,7 +274,7 @@ class RequestDraftLength:
 
     def _probe(self) -> DraftPlan:
         """Draft one token, which is compared with the output instead of being verified."""
-        if self.is_refused or not self._lengths.is_probed(self._number, sees_margins=self._sees_margins):
+        if self.is_refused or not self._lengths.is_probed(self._number):
             return NO_DRAFT
         if not self.text.is_worth_reading(TRIAL_SHARE):
             return NO_DRAFT

@@ -1,32 +1,31 @@
 """Decides when to probe speculation again while it does not pay, and with which request.
 
 A probe is one token of the draft that is not verified but compared with the target's own token, so it costs a
-step of the draft and no row.
+step of the draft and no row. A request without margins has no such comparison: its probe is verified.
 """
 
 from __future__ import annotations
 
-# Rounds between probes, first and later. A probe takes a tenth of a round; with fewer probes, a change of the
-# text is not noticed within ten rounds (docs/decisions/0033-what-off-still-costs.md).
-_INTERVAL = 4
-_LATER_INTERVAL, _LONG_OFF = 8, 32
+# Rounds between probes. A probe takes a tenth of a round, so the pause doubles after each turn; with the last
+# one, a change of the text is followed within forty rounds (docs/decisions/0085-probes-become-rare.md).
+_FIRST_PAUSE, _LAST_PAUSE = 4, 16
+# Consecutive probes of the same requests: for the first one, the draft has to read a request's whole output.
+_PROBES_IN_TURN = 4
 _TURNS = 4  # after which every request has been probed
-# Probes per turn: for the first one, the draft has to read the request's whole output so far.
-_TRIALS_IN_TURN = 4
-_BLIND_INTERVAL = 16  # without margins, a probe takes a row
 
 
 class Probing:
-    """Schedules the probes of one pair.
-
-    Attributes:
-        num_rounds_off: Rounds since speculation last paid.
-    """
+    """Schedules the probes of one pair."""
 
     def __init__(self) -> None:
-        self.num_rounds_off = 0
+        self._restart()
         self._is_promising = False
         self._num_tried = self._num_right = 0
+
+    def _restart(self) -> None:
+        self._pause = self._rounds_left = _FIRST_PAUSE
+        self._num_probes = 0
+        self._is_due = False
 
     @property
     def has_news(self) -> bool:
@@ -41,28 +40,33 @@ class Probing:
         """
         self._is_promising = 0 < self._num_tried < 2 * self._num_right
         self._num_tried = self._num_right = 0
-        self.num_rounds_off = 0 if is_on else self.num_rounds_off + 1
+        if is_on:
+            self._restart()
+            return
+        self._rounds_left -= 1
+        self._is_due = self._rounds_left == 0
+        if self._is_due:
+            self._num_probes += 1
+            if self._num_probes % _PROBES_IN_TURN == 0:
+                self._pause = min(2 * self._pause, _LAST_PAUSE)
+            self._rounds_left = self._pause
 
     def note(self, *, was_right: bool) -> None:
         """Record the result of a probe."""
         self._num_tried += 1
         self._num_right += was_right
 
-    def is_turn_of(self, number: int, num_requests: int, *, sees_margins: bool) -> bool:
+    def is_turn_of(self, number: int, num_requests: int) -> bool:
         """Whether a request is probed in this round.
 
-        A few requests are probed now and then, less often after a while, and all of them after a success.
+        A few requests are probed now and then, less and less often, and all of them after a success.
 
         Args:
             number: Number of the request.
             num_requests: Number of requests.
-            sees_margins: Whether its tokens have margins.
         """
-        if not sees_margins:
-            return self.num_rounds_off % _BLIND_INTERVAL == 0
         if self._is_promising:
             return True
-        interval = _LATER_INTERVAL if self.num_rounds_off > _LONG_OFF else _INTERVAL
-        turn, is_between = divmod(self.num_rounds_off, interval)
         num_turns = min(num_requests, _TURNS)
-        return not is_between and number % num_turns == turn // _TRIALS_IN_TURN % num_turns
+        turn = (self._num_probes - 1) // _PROBES_IN_TURN
+        return self._is_due and number % num_turns == turn % num_turns

@@ -12,7 +12,7 @@ from pipelines.bench.costs.domain_shift import rounds_to_follow, settled_length
 from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
 from pipelines.bench.plan import Cell
 from pipelines.bench.report.acceptance import pooled
-from pipelines.bench.report.blocks import Blocks, Interval
+from pipelines.bench.report.blocks import Blocks, Interval, mean_ratio
 from pipelines.bench.report.figures import figures_of, percentiles, spread
 from pipelines.bench.report.verdicts import crossovers, verdicts
 from pipelines.errors import VerificationError
@@ -66,6 +66,22 @@ def test_more_arms_make_intervals_narrower_at_equal_noise() -> None:
         return statistics.fmean(widths)
 
     assert width(5) < 0.65 * width(2)
+
+
+def test_the_mean_over_loads_covers_the_truth_as_often_as_it_says() -> None:
+    random = np.random.default_rng(11)
+    sizes = np.repeat([0.02, 0.05], 4)  # cells are not equally noisy
+    num_covered = 0
+    for _ in range(1000):
+        true = random.normal(0, 0.2, len(sizes))  # the ratio differs from load to load
+        cells = [
+            Blocks({name: list(np.exp(log + random.normal(0, size, 3))) for name, log in logs.items()})
+            for logs, size in zip(({"a": 0.0, "b": ratio, "c": 0.3} for ratio in true), sizes, strict=True)
+        ]
+        interval = mean_ratio(cells, "b", "a")
+        num_covered += interval.low <= np.exp(true.mean()) <= interval.high
+    assert num_covered / 1000 == pytest.approx(0.95, abs=0.02)
+    assert mean_ratio(cells[:1], "b", "a") == cells[0].ratio("b", "a")
 
 
 def test_poisson_arrivals_have_exponential_gaps_of_the_asked_mean() -> None:

@@ -29,7 +29,7 @@ PROMPTS = tuple(TokenizedPrompt(f"text {index}", (index, index)) for index in ra
 
 
 def stand_in(mode: str, name: str = "other") -> Peer:
-    return Peer(name, "A stand-in", mode, ("openvino",), (2, 4), needs_torch=False)
+    return Peer(name, "A stand-in", "other", mode, ("openvino",), (2, 4), needs_torch=False)
 
 
 def test_our_server_is_asked_for_its_target_alone_and_for_its_own_choice() -> None:
@@ -58,7 +58,7 @@ def models(tmp_path: Path) -> PeerModels:
     content = {
         "end_ids": [999],
         "num_threads": 2,
-        "compile_properties": {},
+        "compile_properties": {"NUM_STREAMS": "1"},
         "max_seq_len": 1024,
         "max_num_tokens": 512,
     }
@@ -77,6 +77,9 @@ def test_a_program_is_told_the_best_form_of_the_weights_that_there_is(models: Pe
     assert (request.target, request.draft) == (str(models.folder / "target" / "hugging_face"), None)
     request = models.load_request(stand_in(""), Arm("other", 4), 8)
     assert (request.draft, request.num_draft_tokens) == (str(models.folder / "draft" / "openvino"), 4)
+    assert request.compile_properties == {"NUM_STREAMS": "1"}
+    with_its_own = replace(stand_in(""), takes_our_properties=False)
+    assert models.load_request(with_its_own, Arm("other", 0), 8).compile_properties == {}
     with pytest.raises(PeerError, match="no weights in a format"):
         models.load_request(replace(vllm, forms=("compressed_tensors",)), Arm("vllm", 0), 8)
 
@@ -151,7 +154,7 @@ def test_an_environment_that_cannot_be_made_says_what_the_installer_said(tmp_pat
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_every_peer_has_its_program_and_its_requirements(peer: Peer) -> None:
     assert (REPOSITORY_ROOT / f"{peer.module.replace('.', '/')}.py").is_file()
-    text = (REPOSITORY_ROOT / "requirements" / f"peers-{peer.name}.txt").read_text(encoding="utf-8")
+    text = (REPOSITORY_ROOT / "requirements" / f"peers-{peer.environment}.txt").read_text(encoding="utf-8")
     assert "--hash=sha256:" in text
     assert not [line for line in text.splitlines() if line.startswith("torch")]
     assert arms_of(peer)[0] == Arm(peer.name, 0)
