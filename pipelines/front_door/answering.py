@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -66,7 +67,9 @@ async def answer(
         ConnectionResetError: The client has left.
     """
     _check_number(len(asked), router.max_requests)
-    with client_of(request).tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
+    client = client_of(request)
+    asked = [replace(each, session_id=client.session(each.session_id)) for each in asked]
+    with client.tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
         exchange = request[EXCHANGE]
         exchange.ask(asked, streaming=body.stream)
         try:

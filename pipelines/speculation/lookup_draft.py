@@ -17,11 +17,11 @@ class LookupDraft:
     """Looks up drafts for one request and learns from its output, whether or not they were used.
 
     Args:
-        prompt_ids: int32 [n], the prompt.
+        known_ids: int32 [n], text that may be repeated, the prompt last.
     """
 
-    def __init__(self, prompt_ids: TokenIds) -> None:
-        self._lookup = PromptLookup(prompt_ids)
+    def __init__(self, known_ids: TokenIds) -> None:
+        self._lookup = PromptLookup(known_ids)
         self._num_right = self._num_expected = _PRIOR_WEIGHT
 
     @property

@@ -1,10 +1,12 @@
 """Proposes the tokens that followed an earlier occurrence of the last tokens, at no cost.
 
-Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), here over prompt
-and output, with an index that grows by one entry per token.
+Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), here over earlier
+answers, prompt and output, with an index that grows by one entry per token.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -21,15 +23,19 @@ class PromptLookup:
     """Finds continuations in a growing sequence.
 
     Args:
-        token_ids: int32 [n], the prompt.
+        token_ids: int32 [n], the sequence so far.
     """
 
     def __init__(self, token_ids: TokenIds) -> None:
-        self._tokens: list[int] = []
-        self._latest: dict[tuple[int, ...], int] = {}
+        tokens: list[int] = token_ids[:-1].tolist()
+        self._tokens = tokens
+        # Last tokens -> the position after them. Built at once, because a prompt may have many thousands.
+        self._latest: dict[tuple[int, ...], int] = dict(
+            zip(zip(tokens, tokens[1:], tokens[2:], strict=False), itertools.count(_MIN_MATCH), strict=False)
+        )
         # The position after the earlier occurrence of the last tokens; 0 for none.
         self._after_match = 0
-        self.append(token_ids)
+        self.append(token_ids[-1:])
 
     def append(self, token_ids: TokenIds) -> None:
         """Append tokens."""

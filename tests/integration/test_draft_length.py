@@ -17,6 +17,7 @@ from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import Pair
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
+from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
@@ -85,10 +86,19 @@ def replace_times(generation: Generation, like: Generation) -> Generation:
     return replace(generation, e2e_latency_s=like.e2e_latency_s, ttft_s=like.ttft_s, seed=like.seed)
 
 
-def test_requests_of_a_session_are_taken(client: Client) -> None:
+def test_drafts_are_looked_up_in_a_sessions_earlier_answers(client: Client, setting: Path) -> None:
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
     expected = client.generate(REQUEST, "generate_target").output_ids
-    for _ in range(3):
-        assert client.generate(replace(REQUEST, session_id="conversation ☕")).output_ids == expected
+
+    def num_looked_up(session_id: str) -> int:
+        chunks = list(client.stream(replace(REQUEST, session_id=session_id)))
+        assert tuple(token_id for chunk in chunks for token_id in chunk.output_ids) == expected
+        sources = [source for chunk in chunks for source in chunk.token_sources]
+        return sources.count(TOKEN_SOURCES.index("lookup"))
+
+    first, second = num_looked_up("conversation ☕"), num_looked_up("conversation ☕")
+    assert second > first + len(expected) // 3
+    assert num_looked_up("another") <= first + len(expected) // 6
 
 
 def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server) -> None:

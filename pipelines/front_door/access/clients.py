@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,15 @@ class Client:
         self.key = key
         self._num_requests = 0
         self._num_tokens = 0
+
+    def session(self, session_id: str) -> str:
+        """Return an id for a session that no client with another API key can name.
+
+        Drafts are looked up in a session's answers, so whoever names it can find out what was in them.
+        """
+        if not (session_id and self.key.name):
+            return session_id
+        return hashlib.sha256(f"{self.key.name}\0{session_id}".encode("utf-8", "surrogatepass")).hexdigest()
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from pipelines.serving.sockets.server import CallServer
 from pipelines.serving.speculative.acceptance_alarm import AcceptanceAlarm
 from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.serving.speculative.in_process_engines import InProcessEngines
-from pipelines.serving.speculative.sessions import Sessions
+from pipelines.serving.speculative.sessions import Session, Sessions
 from pipelines.serving.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.serving.tensorrt_llm.server_calls import ServerCalls
 from pipelines.serving.tokens.answering import Answering
@@ -37,6 +37,7 @@ from pipelines.speculation.draft_length.survival import AcceptanceByMargin
 from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
 from pipelines.speculation.request import Output
 from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.token_ids import TokenIds
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.text.vocabulary import Vocabulary
 
@@ -120,8 +121,13 @@ class SpeculativeAnswerer:
         reason = self._engines.reason_for_target_alone(call)
         if reason and wanted != 0:
             wanted, used = 0, f"off: {reason}"
-        async with self._admission.slot(request.deadline_s), self._rounds(call, wanted) as rounds:
+        session = self._sessions.of(call.session_id)
+        said: list[TokenIds] = []
+        async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
             async for outcome in rounds:
+                said.append(outcome.token_ids)
+                if outcome.finish_reason:
+                    session.remember(said)
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
                 self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
@@ -146,12 +152,15 @@ class SpeculativeAnswerer:
                     yield outputs, chunk.is_final
 
     @asynccontextmanager
-    async def _rounds(self, call: GenerationCall, wanted: int | None) -> AsyncIterator[AsyncIterator[Round]]:
+    async def _rounds(
+        self, call: GenerationCall, wanted: int | None, session: Session
+    ) -> AsyncIterator[AsyncIterator[Round]]:
         length: DraftLength
         if wanted is None:
-            acceptance = self._sessions.acceptance(call.session_id)
             sees_margins = self._engines.carries_margins and not call.use_draft_logits
-            length = self._lengths.begin(call.request.input_ids, acceptance, sees_margins=sees_margins)
+            length = self._lengths.begin(
+                call.request.input_ids, session.acceptance, session.answer_ids, sees_margins=sees_margins
+            )
         else:
             length = FixedDraftLength(wanted)
         loop = speculate(

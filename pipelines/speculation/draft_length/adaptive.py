@@ -83,17 +83,25 @@ class DraftLengths:
         self._num_begun = 0
 
     def begin(
-        self, prompt_ids: TokenIds, acceptance: RequestAcceptance | None = None, *, sees_margins: bool = True
+        self,
+        prompt_ids: TokenIds,
+        acceptance: RequestAcceptance | None = None,
+        earlier_ids: TokenIds = NO_TOKENS,
+        *,
+        sees_margins: bool = True,
     ) -> RequestDraftLength:
         """Add a request until ``end``.
 
         Args:
             prompt_ids: int32 [n], searched for continuations.
             acceptance: Acceptance rates from earlier requests of the session.
+            earlier_ids: int32 [n], answers of the session, searched as well.
             sees_margins: Whether lengths may depend on the margins of the tokens. With the ratio rule they
                 must not: leaving out tokens of which the draft was unsure would change the distribution.
         """
-        request = RequestDraftLength(self, self._num_begun, prompt_ids, acceptance, sees_margins=sees_margins)
+        request = RequestDraftLength(
+            self, self._num_begun, prompt_ids, acceptance, earlier_ids, sees_margins=sees_margins
+        )
         self._num_begun += 1
         self._requests.add(request)
         self.note_change()
@@ -185,7 +193,7 @@ class RequestDraftLength:
 
     Attributes:
         acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the request's own text.
+        lookup: Continuations found in the request's own text and in earlier answers of its session.
         uses_lookup: Whether lookup currently promises more than the draft model.
         is_refused: Whether the draft model refuses the request, which then only looks drafts up.
         text: What the draft has not read.
@@ -195,6 +203,7 @@ class RequestDraftLength:
         number: Number of the request.
         prompt_ids: int32 [n], the prompt.
         acceptance: Rates from earlier requests; None for new ones.
+        earlier_ids: int32 [n], earlier answers.
         sees_margins: See ``DraftLengths.begin``.
     """
 
@@ -204,11 +213,12 @@ class RequestDraftLength:
         number: int,
         prompt_ids: TokenIds,
         acceptance: RequestAcceptance | None,
+        earlier_ids: TokenIds,
         *,
         sees_margins: bool,
     ) -> None:
         self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
-        self.lookup = LookupDraft(prompt_ids if sees_margins else NO_TOKENS)
+        self.lookup = LookupDraft(np.concatenate((earlier_ids, prompt_ids)) if sees_margins else NO_TOKENS)
         self.uses_lookup = False
         self.max_draft_len = lengths.max_draft_len
         self.text = lengths.unread(prompt_ids)

@@ -19,7 +19,7 @@ from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, P
 from pipelines.speculation.draft_length.round_times import RoundTimes
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.request import Output
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 _PRIOR_RATE = 0.7  # prior acceptance rate; pairs of one model family reach 0.6 to 0.8
 _HYSTERESIS = 0.02
@@ -99,9 +99,14 @@ class TriedDraftLengths:
         return self._loads.setdefault(max(len(self._requests), 1).bit_length(), _Load())
 
     def begin(
-        self, prompt_ids: TokenIds, acceptance: RequestAcceptance, *, sees_margins: bool
+        self,
+        prompt_ids: TokenIds,
+        acceptance: RequestAcceptance,
+        earlier_ids: TokenIds = NO_TOKENS,
+        *,
+        sees_margins: bool,
     ) -> TriedDraftLength:
-        """Add a request until ``end``; its prompt and margins are not used."""
+        """Add a request until ``end``; its prompt, earlier answers and margins are not used."""
         request = TriedDraftLength(self, acceptance)
         self._requests.add(request)
         return request

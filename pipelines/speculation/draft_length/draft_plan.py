@@ -107,7 +107,14 @@ class DraftLengthController(Protocol):
     acceptance: AcceptanceByMargin
     threshold: float
 
-    def begin(self, prompt_ids: TokenIds, acceptance: RequestAcceptance, *, sees_margins: bool) -> Any:
+    def begin(
+        self,
+        prompt_ids: TokenIds,
+        acceptance: RequestAcceptance,
+        earlier_ids: TokenIds,
+        *,
+        sees_margins: bool,
+    ) -> Any:
         """Add a request until ``end`` and return its ``DraftLength``."""
 
     def end(self, request: Any) -> None:

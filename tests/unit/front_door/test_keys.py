@@ -176,6 +176,15 @@ def test_a_given_key_is_hashed_once(file: Path, monkeypatch: pytest.MonkeyPatch)
     assert sha256.call_count == 1
 
 
+def test_no_other_key_can_name_a_clients_session() -> None:
+    alice, bob, anyone = (Client(ApiKey(name, "0" * 64)) for name in ("alice", "bob", ""))
+    assert alice.session("s") == alice.session("s") != bob.session("s")
+    assert "s" not in (alice.session("s"), bob.session("s"))
+    assert [client.session("") for client in (alice, bob)] == ["", ""]
+    assert anyone.session("s") == "s"
+    assert len(alice.session("\udcff" * 256)) == 64
+
+
 def test_requests_at_a_time_are_limited() -> None:
     client = Client(ApiKey("alice", "", max_requests=2))
     with client.request(), client.request(), pytest.raises(RateLimitError, match="2 at a time"):

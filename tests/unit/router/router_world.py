@@ -111,7 +111,7 @@ class World:
         self.log = ObservationLog(folder / "log")
         self.router = Router(LiveArms(folder / "arms.json", self.table()), self.log, VOCABULARY)
 
-    def table(self, candidate: float = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
+    def table(self, candidate: float | None = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
         def setting(name: Arm, weight: float) -> ArmSetting:
             return ArmSetting(str(self.folder / name), weight)
 
@@ -126,8 +126,8 @@ class World:
             "slow_after_s": 5.0,
         }
         return ArmTable(
-            stable=setting("stable", 1 - candidate - control),
-            candidate=setting("candidate", candidate),
+            stable=setting("stable", 1 - (candidate or 0.0) - control),
+            candidate=None if candidate is None else setting("candidate", candidate),
             control=setting("control", control),
             **{**given, **others},
         )

@@ -85,6 +85,17 @@ def test_every_arm_gets_the_same_seed_and_a_client_may_name_its_arm(world: World
     assert [each.overridden for each in world.close()] == [True, True]
 
 
+def test_during_a_rollout_no_arm_is_told_the_session(world: World) -> None:
+    call = call_of(session_id=text_tensor("s"))
+    world.write(None)
+    run(world, ask(world, call))
+    assert world.asked[-1][1].tensors["session_id"].item() == b"s"
+    world.write(0.5)
+    run(world, ask(world, call))
+    assert "session_id" not in world.asked[-1][1].tensors
+    assert [each.session_id for each in world.close()] == ["s", "s"]
+
+
 @pytest.mark.parametrize("after", [0, 3, 4, 11])
 @pytest.mark.parametrize("error", [EngineFailedError("a step failed"), ServerBusyError("the queue is full")])
 def test_a_candidate_that_fails_is_stood_in_for_and_no_token_is_lost(

@@ -6,11 +6,12 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
-from pipelines.serving.speculative.sessions import MAX_SESSIONS, Sessions
+from pipelines.serving.speculative.sessions import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
 from pipelines.serving.triton.parameters import ModelParameters
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin
 
@@ -103,9 +104,18 @@ def test_a_length_above_the_ceiling_is_refused() -> None:
 
 def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
     sessions = Sessions(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
-    first = sessions.acceptance("a")
-    assert sessions.acceptance("a") is first
-    assert sessions.acceptance("") is not sessions.acceptance("")
+    first = sessions.of("a")
+    assert sessions.of("a") is first
+    assert sessions.of("") is not sessions.of("")
     for number in range(MAX_SESSIONS):
-        sessions.acceptance(f"other {number}")
-    assert sessions.acceptance("a") is not first
+        sessions.of(f"other {number}")
+    assert sessions.of("a") is not first
+
+
+def test_of_a_session_the_latest_answers_are_kept() -> None:
+    session = Session(AcceptanceByMargin([0.5] * NUM_CLASSES, [1 / NUM_CLASSES] * NUM_CLASSES))
+    session.remember([np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32)])
+    session.remember([])
+    assert session.answer_ids.tolist() == [0, 1, 2, 3, 4]
+    session.remember([np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
+    assert session.answer_ids.tolist() == list(range(2, MAX_TOKENS + 2))

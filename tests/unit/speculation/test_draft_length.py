@@ -255,6 +255,15 @@ def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
     assert plan.max_tokens > 0
 
 
+def test_drafts_are_looked_up_in_earlier_answers_of_the_session() -> None:
+    lengths = World(1, lambda number: 0.4).lengths
+    earlier, prompt = np.arange(100, 140, dtype=np.int32), np.array([7, 8, 9, 110, 111, 112], np.int32)
+    request = lengths.begin(prompt, None, earlier)
+    assert request.next_round(100).complete(None).token_ids.tolist() == list(range(113, 121))
+    assert not len(lengths.begin(prompt).lookup.propose(8))
+    assert not len(lengths.begin(prompt, None, earlier, sees_margins=False).lookup.propose(8))
+
+
 def rounds_with_lookups(request: DraftLength, text: Iterator[int], num_rounds: int) -> list[int]:
     """Give a request a text that it does not draft by model; return the accepted tokens of each round."""
     accepted = []
