@@ -41,7 +41,7 @@ from pipelines.reporting.conditions import conditions, engine_conditions
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _METHOD = (
     "greedy, not streamed; our server over gRPC, the others in their own process; prompts are in the prefix "
-    "caches of engines that have one (ours, genai, vllm); hf computes them each time"
+    "caches of engines that have one; hf has none"
 )
 
 

@@ -19,6 +19,7 @@ _FOLDER = Path("docs/pictures")
 PICTURES: dict[Path, Callable[[], str]] = {
     _FOLDER / "demo.svg": lambda: stream(_read("demo-stream.json")),
     _FOLDER / "speed-up.svg": lambda: speed_up(_read("bench-demo-large.json")),
+    _FOLDER / "speed-up-xeon.svg": lambda: speed_up(_read("bench-demo-large-xeon.json")),
     _FOLDER / "step-times.svg": lambda: step_times(_read("attention-steps-demo-large.json")),
     _FOLDER / "architecture.svg": architecture,
     _FOLDER / "sequence.svg": sequence,

@@ -71,7 +71,8 @@ def every_load(bench: Document) -> str:
             row.append(f"**{over_all[name]['value']:.2f}** ({_interval(over_all[name])})")
         lines.append("| " + " | ".join(row) + " |")
     compared = [each for cell in bench["cells"] for each in cell["adaptive_compared"]]
-    lines += ["", f"{_verdicts(compared, 'target alone')} {_verdicts(compared, None)}"]
+    quantities = "Concurrent requests: by output tokens/s; arrivals: by mean latency. "
+    lines += ["", f"{quantities}{_verdicts(compared, 'target alone')} {_verdicts(compared, None)}"]
     return "\n".join(lines)
 
 

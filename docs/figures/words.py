@@ -29,7 +29,7 @@ def conditions(about: Document) -> str:
             size = engines[role]["num_parameters"] / 1e6
             parts.append(f"{role} {size:.1f} M parameters, {engines[role]['quantization']}")
     parts += [
-        f"{_processor(about)}, {about['num_cores']} cores, load {about['load_average_1min']} at the start",
+        f"{processor(about)}, {about['num_cores']} cores, load {about['load_average_1min']} at the start",
         ", ".join([*_triton(about), f"OpenVINO {about['packages']['openvino']}"]),
         f"Python {about['python']}",
         f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{_command(about['command'])}`",
@@ -37,9 +37,9 @@ def conditions(about: Document) -> str:
     return "; ".join(parts) + "."
 
 
-def _processor(about: Document) -> str:
-    """Name the processor and the widest instructions that its kernels use: names alone do not tell them."""
-    known = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI, no AMX", "avx2": "AVX2"}
+def processor(about: Document) -> str:
+    """Name the processor and its widest instructions, which the name alone does not tell."""
+    known = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI, no AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
     widest = next((words for flag, words in known.items() if flag in about.get("cpu_flags", ())), "")
     return f"{about['cpu']} ({widest})" if widest else str(about["cpu"])
 

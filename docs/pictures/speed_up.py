@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from docs.figures.words import processor
 from docs.pictures import svg
 
 _WIDTH, _HEIGHT = 640, 330
@@ -60,7 +61,7 @@ def speed_up(bench: dict[str, Any]) -> str:
     engine, about = bench["conditions"]["engines"]["target"], bench["conditions"]
     words = (
         f"{engine['num_parameters'] / 1e6:.0f} M parameters, {engine['quantization']}, {about['num_cores']} "
-        "CPU cores, greedy. Thin bars: 95 % interval."
+        f"cores of {processor(about)}, greedy. Bars: 95 %."
     )
     parts.append(svg.text(20, _HEIGHT - 10, words, "small dim"))
     title = "Speed-up over the target alone by prompt set and concurrent requests: " + "; ".join(

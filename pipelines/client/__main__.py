@@ -178,7 +178,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
     parser.add_argument(
-        "--session-id", default="", help="requests of one session share draft statistics and one arm"
+        "--session-id",
+        default="",
+        help="requests of one session share draft statistics, earlier answers for lookups, and one arm",
     )
     parser.add_argument("--arm", default="", help="with --model router: stable, candidate or control")
     parser.add_argument(

@@ -76,7 +76,8 @@ class CompletionRequest:
             ``num_log_probs``.
         use_draft_logits: Accept draft tokens by the ratio rule. The answer then follows the target's
             distribution, but is not the target's own. Only the model ``generate`` has this input.
-        session_id: Session, whose requests share draft statistics and are answered by one arm of the router.
+        session_id: Session, whose requests share draft statistics, look drafts up in its earlier answers, and
+            are answered by one arm of the router. Whoever names it can find out what was in those answers.
         arm: For ``router`` only: "stable", "candidate" or "control"; "" to choose by weight.
         prompt_ids: Tokens to continue, instead of ``prompt``.
         add_special_tokens: Put the tokenizer's special tokens, such as BOS, before the prompt.

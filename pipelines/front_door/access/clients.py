@@ -11,6 +11,8 @@ from aiohttp import web
 from pipelines.errors import InvalidRequestError, RateLimitError
 from pipelines.front_door.access.key_file import ApiKey
 
+MAX_ID_BYTES = 256  # the models' limit
+
 
 class Client:
     """A client with its requests in progress. Used on one event loop.
@@ -25,13 +27,18 @@ class Client:
         self._num_tokens = 0
 
     def session(self, session_id: str) -> str:
-        """Return an id for a session that no client with another API key can name.
+        """Return an id for a session that only this client can name.
 
-        Drafts are looked up in a session's answers, so whoever names it can find out what was in them.
+        Drafts are looked up in a session's answers, so whoever names it can find out what was in them. An
+        empty or invalid id is returned unchanged: ``router`` refuses the latter.
         """
-        if not (session_id and self.key.name):
+        try:
+            given = session_id.encode()
+        except UnicodeEncodeError:
             return session_id
-        return hashlib.sha256(f"{self.key.name}\0{session_id}".encode("utf-8", "surrogatepass")).hexdigest()
+        if not (given and self.key.name) or len(given) > MAX_ID_BYTES:
+            return session_id
+        return hashlib.sha256(self.key.sha256.encode() + given).hexdigest()
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ class GenerationCall:
         streaming: Whether the answer is sent in chunks.
         num_draft_tokens: Draft tokens per round; None for the server's default.
         use_draft_logits: Whether draft tokens are accepted by the ratio rule, with the draft's logits.
-        session_id: Session whose requests share learned acceptance rates; "" for none.
+        session_id: Session whose requests share acceptance rates and earlier answers; "" for none.
         guide: Limits the output; None for none.
     """
 

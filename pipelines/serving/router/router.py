@@ -176,7 +176,8 @@ class Router:
         if "seed" not in call.tensors:
             call = replace(call, tensors={**call.tensors, "seed": scalar_tensor(draw_seed(), np.uint64)})
         if table.candidate is not None:
-            # Stable remembers more of a session than a candidate, which would pass for a better draft.
+            # Stable remembers more of a session than the candidate does, so its draft would look better than
+            # it is.
             call = replace(call, tensors={k: v for k, v in call.tensors.items() if k != "session_id"})
         num_draft_tokens = read_scalar(call.tensors, "num_draft_tokens", int, None)
         arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors), num_draft_tokens)

@@ -122,11 +122,11 @@ class SpeculativeAnswerer:
         if reason and wanted != 0:
             wanted, used = 0, f"off: {reason}"
         session = self._sessions.of(call.session_id)
-        said: list[TokenIds] = []
+        said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
         async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
             async for outcome in rounds:
                 said.append(outcome.token_ids)
-                if outcome.finish_reason:
+                if outcome.finish_reason and self._engines.carries_margins:  # without, nothing is looked up
                     session.remember(said)
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)

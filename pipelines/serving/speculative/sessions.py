@@ -32,7 +32,8 @@ class Session:
 
     def remember(self, parts: Sequence[TokenIds]) -> None:
         """Add an answer, given in parts int32 [n]."""
-        self.answer_ids = np.concatenate((self.answer_ids, *parts))[-MAX_TOKENS:]
+        latest = np.concatenate((self.answer_ids, *parts))[-MAX_TOKENS:]
+        self.answer_ids = latest.copy()  # a view would keep all of the answer
 
 
 class Sessions:

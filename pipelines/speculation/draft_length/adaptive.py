@@ -264,8 +264,8 @@ class RequestDraftLength:
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, including from draft tokens that were not verified."""
         if self._sees_margins:  # otherwise nothing is looked up, so a match must not count
-            if self._is_probe and self.lookup.rate and self.only_looks_up:
-                self._lengths.probing.note(was_right=bool(count_accepted(self.lookup.propose(1), token_ids)))
+            if self._is_probe and count_accepted(self.lookup.propose(1), token_ids):
+                self._lengths.probing.note_lookup()
             self.lookup.append(token_ids)
         num_known = self.text.num_tokens
         self.text.num_tokens += len(token_ids)

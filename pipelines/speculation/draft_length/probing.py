@@ -7,7 +7,7 @@ step of the draft and no row. A request without margins has no such comparison: 
 from __future__ import annotations
 
 # Rounds between probes. A probe takes a tenth of a round, so the pause doubles after each turn; with the last
-# one, a change of the text is followed within forty rounds (docs/decisions/0085-probes-become-rare.md).
+# one, a change of all texts is followed within forty rounds (docs/decisions/0085-probes-become-rare.md).
 _FIRST_PAUSE, _LAST_PAUSE = 4, 16
 # Consecutive probes of the same requests: for the first one, the draft has to read a request's whole output.
 _PROBES_IN_TURN = 4
@@ -21,6 +21,7 @@ class Probing:
         self._restart()
         self._is_promising = False
         self._num_tried = self._num_right = 0
+        self._has_found = False
 
     def _restart(self) -> None:
         self._pause = self._rounds_left = _FIRST_PAUSE
@@ -29,8 +30,8 @@ class Probing:
 
     @property
     def has_news(self) -> bool:
-        """Whether a probe of the last round was accepted."""
-        return self._num_right > 0
+        """Whether a probe or a lookup of the last round was right."""
+        return self._num_right > 0 or self._has_found
 
     def begin_round(self, *, is_on: bool) -> None:
         """Begin a round.
@@ -40,6 +41,7 @@ class Probing:
         """
         self._is_promising = 0 < self._num_tried < 2 * self._num_right
         self._num_tried = self._num_right = 0
+        self._has_found = False
         if is_on:
             self._restart()
             return
@@ -55,6 +57,10 @@ class Probing:
         """Record the result of a probe."""
         self._num_tried += 1
         self._num_right += was_right
+
+    def note_lookup(self) -> None:
+        """Record that a looked-up token, which nobody verified, was right."""
+        self._has_found = True
 
     def is_turn_of(self, number: int, num_requests: int) -> bool:
         """Whether a request is probed in this round.

@@ -53,6 +53,8 @@ def test_servers_are_addresses(tmp_path: Path) -> None:
         ("address: '::'", "needs API keys"),
         ("servers: ['http://a:8001']", "an address of servers cannot be used"),
         ("servers: [a]", "an address of servers cannot be used"),
+        ("server_name: a..b:80", "an address of servers cannot be used"),
+        (f"server_name: {'a' * 64}.b:80", "an address of servers cannot be used"),
         ("servers: ['a:8001', 'b:8001', 'a:8001']", "each once"),
         ("servers: a:8001", "servers"),
         ("- a", "mapping"),

@@ -39,13 +39,19 @@ class Model(SimpleNamespace):
 
 
 class Router:
-    """Answers with a large text, and counts what it is asked."""
+    """Answers with a large text, and keeps what it is asked."""
 
     max_requests = 8
-    num_asked = 0
+
+    def __init__(self) -> None:
+        self.asked: list[CompletionRequest] = []
+
+    @property
+    def num_asked(self) -> int:
+        return len(self.asked)
 
     async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
-        self.num_asked += len(requests)
+        self.asked += requests
         return [Chunk(LARGE, (1, 2), (False, False), "length", 0.0, 1, None) for _ in requests]
 
 
@@ -133,5 +139,24 @@ def test_an_answer_counts_until_it_is_read(tmp_path: Path) -> None:
                 await asyncio.sleep(0.1)
                 assert not draining.done()
             await draining
+
+    with_door(FrontDoorSettings(keys=str(tmp_path / "keys.json")), work)
+
+
+def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> None:
+    keys = [add_key(tmp_path / "keys.json", name, None, None) for name in ("alice", "bob")]
+    body = json.dumps({**json.loads(BODY), "session_id": "mine"})
+
+    async def work(running: Running) -> None:
+        url = f"http://localhost:{running.port}/v1/completions"
+        async with ClientSession() as session:
+            for key in (*keys, keys[0]):
+                headers = {"Authorization": f"Bearer {key}"}
+                async with session.post(url, data=body, headers=headers) as answered:
+                    assert answered.status == 200
+                    await answered.read()
+        first, second, third = (each.session_id for each in running.router.asked)
+        assert first == third != second
+        assert "mine" not in (first, second)
 
     with_door(FrontDoorSettings(keys=str(tmp_path / "keys.json")), work)

@@ -119,3 +119,4 @@ def test_of_a_session_the_latest_answers_are_kept() -> None:
     assert session.answer_ids.tolist() == [0, 1, 2, 3, 4]
     session.remember([np.arange(5, MAX_TOKENS + 2, dtype=np.int32)])
     assert session.answer_ids.tolist() == list(range(2, MAX_TOKENS + 2))
+    assert session.answer_ids.base is None
