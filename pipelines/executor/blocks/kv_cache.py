@@ -87,7 +87,8 @@ class KvCache:
         self._copy_block = copy_block
         self._num_users = [0] * (pool.num_blocks + 1)
         self._node_of: list[CachedBlock | None] = [None] * (pool.num_blocks + 1)
-        self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks without users, oldest first
+        # Cached blocks without users -> moment since when, oldest first.
+        self._unused: OrderedDict[int, int] = OrderedDict()
         self._root = CachedBlock(SCRATCH_BLOCK, NO_TOKENS, 0, None)
         self.quota = pool.join(self)
 
@@ -97,9 +98,9 @@ class KvCache:
         return self.quota - self.num_used
 
     @property
-    def num_held(self) -> int:
-        """Number of blocks that its requests use, and of cached ones."""
-        return self.num_used + len(self._unused)
+    def unused_since(self) -> int | None:
+        """Moment of the pool since which no request has used its oldest cached block; None without one."""
+        return next(iter(self._unused.values()), None)
 
     def start(self, token_ids: TokenIds, num_prompt: int) -> tuple[BlockTable, int]:
         """Find the cached part of a request's tokens.
@@ -272,12 +273,12 @@ class KvCache:
         if self._node_of[block] is None:
             self._pool.free.append(block)
         else:
-            self._unused[block] = None
+            self._unused[block] = self._pool.moment()
 
     def _allocate(self) -> int | None:
         if self.num_used >= self.quota:
             return None
-        block = self._pool.take(self)
+        block = self._pool.take()
         self._use(block)
         return block
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -136,6 +137,27 @@ class OneFormMachine(KvCacheMachine):
     """The same where a position has the same bits as prompt and as output."""
 
     has_one_form = True
+
+
+@pytest.mark.parametrize("quotas", [(NUM_BLOCKS - 1, 0), (5, NUM_BLOCKS - 6)])
+def test_of_both_caches_the_block_that_was_unused_for_longest_is_taken(quotas: tuple[int, int]) -> None:
+    pool = BlockPool(NUM_BLOCKS)
+    first, second = (KvCache(pool, BLOCK_SIZE, lambda *_: None, has_one_form=False) for _ in range(2))
+
+    def ask(cache: KvCache, token: int) -> int:
+        """Answer a prompt of four blocks; return how many of its positions were cached."""
+        first.quota, second.quota = (NUM_BLOCKS - 1, 0) if cache is first else (5, NUM_BLOCKS - 6)
+        tokens = np.full(4 * BLOCK_SIZE + 2, token, np.int32)
+        table, num_cached = cache.start(tokens, len(tokens))
+        assert cache.grow(table, len(tokens))
+        cache.release(table, tokens, len(tokens), len(tokens))
+        first.quota, second.quota = quotas
+        return num_cached
+
+    assert [ask(first, 1), ask(second, 1)] == [0, 0]
+    assert ask(first, 2) == 0  # takes blocks that only the first cache used, before the second
+    assert ask(second, 1) == 4 * BLOCK_SIZE
+    assert ask(first, 1) < 4 * BLOCK_SIZE
 
 
 KvCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
