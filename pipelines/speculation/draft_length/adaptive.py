@@ -34,9 +34,10 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 # Expected gain that speculation needs to start and to continue. Above 0, because the model leaves out some
 # costs, such as changes of shape and these decisions, and because the best of many estimates is too
 # optimistic.
-_GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.03, 0.01
+_GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.05, 0.01
 _DECISION_INTERVAL = 3  # rounds
 _NEVER = 2.0  # above every probability
+_TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
 _SMALL = 0.001
 # Number of sampled margins, and of draft tokens considered per request: fewer with more requests, since the
 # engines wait for each decision. More rows than these hardly ever pay.
@@ -264,7 +265,8 @@ class RequestDraftLength:
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round, including from draft tokens that were not verified."""
         if self._sees_margins:  # otherwise nothing is looked up, so a match must not count
-            if self._is_probe and count_accepted(self.lookup.propose(1), token_ids):
+            is_telling = self._is_probe and self.lookup.rate > _TELLING_RATE
+            if is_telling and count_accepted(self.lookup.propose(1), token_ids):
                 self._lengths.probing.note_lookup()
             self.lookup.append(token_ids)
         num_known = self.text.num_tokens
