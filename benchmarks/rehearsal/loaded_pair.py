@@ -18,7 +18,7 @@ from pipelines.executor.executor import Executor
 from pipelines.executor.lane import Work
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.prompt_pace import PromptPace
-from pipelines.executor.row_budget import RowBudget
+from pipelines.executor.rows.budget import RowBudget
 from pipelines.executor.step_loop import StepLoop
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.adaptive import DraftLengths

@@ -165,7 +165,8 @@ class Engine:
                 self._request.set_tensor(name, tensor)
                 self._kv.append(tensor.data)
         self._compiled = compiled  # the request does not keep the network alive
-        self._inputs: StepInputs | None = None
+        self._inputs: dict[str, npt.NDArray[np.integer[Any]]] = {}  # which OpenVINO reads in place
+        self._is_late = False
         self._repeats_lone_row = False
         try:  # also lays the weights out for the kernels, so that the originals can go
             self._repeats_lone_row = self._lone_row_differs()
@@ -196,19 +197,27 @@ class Engine:
         num_rows = len(inputs.logits_rows)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
-        inputs = with_sequences(inputs, self.config.num_threads)
-        # OpenVINO reads the arrays in place without keeping references. infer() would also copy every output.
-        for name, array in vars(inputs).items():
-            self._request.set_tensor(
-                name, self._tensor(array, shared_memory=True)
-            )  # raises while a step runs
-        self._inputs = inputs  # only now: a step that timed out still reads its inputs
-        self._request.start_async()
+        self._set(with_sequences(inputs, self.config.num_threads))
+        self._request.start_async()  # infer() would copy every output
         if not self._request.wait_for(int(timeout_s * 1000)):
             # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
+            self._is_late = True
             raise TimeoutError(f"a step took more than {timeout_s:g} s")
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
+
+    def _set(self, inputs: StepInputs) -> None:
+        """Give the inputs to OpenVINO, which is slow to take new arrays: only new shapes get one."""
+        if self._is_late and not self._request.wait_for(0):
+            raise RuntimeError("an earlier step is still running")
+        self._is_late = False
+        for name, array in vars(inputs).items():
+            given = self._inputs.get(name)
+            if given is not None and given.shape == array.shape:
+                given[...] = array
+                continue
+            self._inputs[name] = array.copy()
+            self._request.set_tensor(name, self._tensor(self._inputs[name], shared_memory=True))
 
     def _lone_row_differs(self) -> bool:
         """Compute a row of logits alone and with others, and return whether a bit differs.

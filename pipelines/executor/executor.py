@@ -21,10 +21,12 @@ from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.look_ahead import looking_ahead
 from pipelines.executor.prompt_pace import PromptPace, is_short
-from pipelines.executor.row_budget import RowBudget
-from pipelines.executor.row_fitting import fit_to_budget
+from pipelines.executor.proposals import one_further
+from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.rows.fitting import fit_to_budget
+from pipelines.executor.rows.steps import RowSteps
 from pipelines.executor.sequence import Sequence
-from pipelines.executor.step import WARM_UP_ROW, pack, size_with_prompts
+from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.sampler import Sampler
@@ -80,7 +82,7 @@ class Executor:
         self.pace = PromptPace()
         self.num_steps = 0
         self.engine_time_s = 0.0
-        self._last_step: tuple[int, float] | None = None  # rows and positions
+        self._last: RowSteps | None = None
         self.engine = engine
         self._token_map = token_map
         limits.check(engine.config, num_lanes)
@@ -223,14 +225,17 @@ class Executor:
         for size in self.budget.sizes[self.budget.sizes <= _LARGEST_WARM_STEP].tolist():
             self.engine.step(pack([WARM_UP_ROW], self.config.kv_block_size, size))
 
-    def step(self) -> bool:
+    def step(self, *, may_continue: bool = False) -> bool:
         """Compute one step and distribute its tokens. Never raises: errors go to the affected requests.
+
+        Args:
+            may_continue: Whether to compute further steps at once while they only continue proposals.
 
         Returns:
             Whether coroutines may have something to do; False after a short step in which all requests
             continued a proposal.
         """
-        self._last_step = None
+        self._last = None
         if len(self.lanes) > 1:
             divide_blocks(*self.lanes, is_first_open=self.has_open_rounds())
         lanes = self.lanes[::-1] if self.num_steps % 2 else self.lanes  # their rows take turns
@@ -240,10 +245,27 @@ class Executor:
         num_tokens = 0
         if self.budget is not None:
             work, num_tokens = fit_to_budget(work, self.budget)
-        if not all(item.chunk.as_rows for item in work):
+        is_rows_only = all(item.chunk.as_rows for item in work)
+        if not is_rows_only:
             num_needed = sum(len(item.chunk.token_ids) for item in work)
             num_tokens = min(size_with_prompts(num_needed), self.limits.max_num_tokens)
         inputs = pack([item.chunk for item in work], self.config.kv_block_size, num_tokens)
+        num_before, engine_s_before = self.num_steps, self.engine_time_s
+        while self._compute(work, inputs):
+            further = one_further(work, self.config.kv_block_size) if may_continue else None
+            if further is None or len(work) < self.num_running:
+                break
+            work = further
+            inputs = inputs.one_further([item.chunk.token_ids[0] for item in work])
+        else:
+            return True
+        if is_rows_only:
+            num_steps, engine_s = self.num_steps - num_before, self.engine_time_s - engine_s_before
+            self._last = RowSteps(work, len(inputs.input_ids), num_steps, engine_s)
+        return not is_rows_only or any(not item.sequence.is_proposing for item in work)
+
+    def _compute(self, work: list[Work], inputs: StepInputs) -> bool:
+        """Compute a planned step and distribute its tokens; False if it failed, and with it its requests."""
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         try:
             with looking_ahead(work):
@@ -252,39 +274,28 @@ class Executor:
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
                 item.lane.fail(item.sequence, refusals.step_failed(item.sequence, self.config.role))
-            return True
+            return False
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
         self.num_steps += 1
         self.pace.note(work, seconds)
         share_s = (time.process_time() - started_cpu_s) / sum(len(item.chunk.token_ids) for item in work)
-        for item in work:
-            item.lane.cpu_s += share_s * len(item.chunk.token_ids)
-        if all(item.chunk.as_rows for item in work):
-            self._last_step = (len(inputs.input_ids), self._positions(work))
         end = 0
         for item in work:
+            item.lane.cpu_s += share_s * len(item.chunk.token_ids)
             begin, end = end, end + item.chunk.num_logits
             item.lane.take(item, logits[begin:end])
-        return self._last_step is None or any(not item.sequence.is_proposing for item in work)
+        return True
 
     def learn_cost(self, seconds: float, *, is_first: bool) -> None:
-        """Update the step costs from the last step.
+        """Update the step costs from the last call of ``step``.
 
         Args:
-            seconds: Time of the step including the work that followed it.
+            seconds: Time of its steps including the work that followed them.
             is_first: Whether it was the first of several consecutive steps, after a step of another executor.
         """
-        if self.budget is None or self._last_step is None:
-            return
-        costs = self.budget.costs
-        (costs.observe_first if is_first else costs.observe)(*self._last_step, seconds)
-
-    def _positions(self, work: list[Work]) -> float:
-        if self.budget is None:
-            return 0.0
-        chunks = [item.chunk for item in work]
-        return sum(self.budget.costs.positions(len(each.token_ids), each.start) for each in chunks)
+        if self.budget is not None and self._last is not None:
+            self._last.teach(self.budget.costs, seconds, is_first=is_first)
 
     def fail_all(self) -> None:
         """End all requests with an error and discard what they computed."""

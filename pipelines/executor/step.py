@@ -57,6 +57,24 @@ class StepInputs:
     max_context_len: npt.NDArray[np.int32]
     logits_rows: npt.NDArray[np.int32]
 
+    def one_further(self, token_ids: SequenceOf[int]) -> StepInputs:
+        """Return the inputs of the next position of each request of a step of single rows.
+
+        Args:
+            token_ids: The token of each request; dummy rows after them stay where they are. No request begins
+                a block.
+        """
+        is_moved = np.arange(len(self.input_ids)) < len(token_ids)
+        input_ids = self.input_ids.copy()
+        input_ids[: len(token_ids)] = token_ids
+        return replace(
+            self,
+            input_ids=input_ids,
+            position_ids=self.position_ids + is_moved,
+            past_lens=self.past_lens + is_moved,
+            max_context_len=np.array(self.max_context_len + 1, np.int32),
+        )
+
 
 LEAST_TOKENS = 2
 """With a single token, matrix products would use another kernel."""
@@ -84,40 +102,36 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     """
     num_missing = max(num_tokens, LEAST_TOKENS) - sum(len(chunk.token_ids) for chunk in chunks)
     chunks = (*chunks, *[DUMMY_ROW] * num_missing)
+    token_ids: list[int] = []
+    positions: list[int] = []
     past_lens: list[int] = []
-    lengths: list[int] = []
+    begins = [0]
     blocks: list[int] = []
-    num_blocks: list[int] = []
+    blocks_begins = [0]
     logits_rows: list[int] = []
-    positions: list[npt.NDArray[np.int64]] = []
-    end = 0
-    max_context_len = 0
     for chunk in chunks:
         count = len(chunk.token_ids)
         stop = chunk.start + count
-        used = list(chunk.blocks[: -(-stop // block_size)])
-        if chunk.as_rows:
-            past_lens.extend(range(chunk.start, stop))
-            lengths.extend([1] * count)
-            blocks.extend(used * count)
-            num_blocks.extend([len(used)] * count)
-        else:
-            past_lens.append(chunk.start)
-            lengths.append(count)
+        used = chunk.blocks[: -(-stop // block_size)]
+        num_sequences, length = (count, 1) if chunk.as_rows else (1, count)
+        begin = len(token_ids)
+        token_ids.extend(chunk.token_ids.tolist())
+        positions.extend(range(chunk.start, stop))
+        past_lens.extend(range(chunk.start, chunk.start + num_sequences))
+        end = len(token_ids)
+        begins.extend(range(begin + length, end + 1, length))
+        for _ in range(num_sequences):
             blocks.extend(used)
-            num_blocks.append(len(used))
-        positions.append(np.arange(chunk.start, stop))
-        end += count
+            blocks_begins.append(len(blocks))
         logits_rows.extend(range(end - chunk.num_logits, end))
-        max_context_len = max(max_context_len, stop)
     return StepInputs(
-        input_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
-        position_ids=np.concatenate(positions),
+        input_ids=np.array(token_ids, np.int64),
+        position_ids=np.array(positions, np.int64),
         past_lens=np.array(past_lens, np.int32),
-        subsequence_begins=_begins(lengths),
+        subsequence_begins=np.array(begins, np.int32),
         block_indices=np.array(blocks, np.int32),
-        block_indices_begins=_begins(num_blocks),
-        max_context_len=np.array(max_context_len, np.int32),
+        block_indices_begins=np.array(blocks_begins, np.int32),
+        max_context_len=np.array(max(positions) + 1, np.int32),
         logits_rows=np.array(logits_rows, np.int32),
     )
 
@@ -155,9 +169,3 @@ def size_with_prompts(num_tokens: int) -> int:
         if num_tokens <= limit:
             return -(-num_tokens // multiple) * multiple
     return -(-num_tokens // 32) * 32
-
-
-def _begins(lengths: list[int]) -> npt.NDArray[np.int32]:
-    begins = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=begins[1:])
-    return begins

@@ -77,7 +77,7 @@ class StepLoop(AsyncioThread):
         started_s = time.perf_counter()
         self._is_stepping = True
         try:
-            is_answered = executor.step()
+            is_answered = executor.step(may_continue=not is_first)  # the first step has a cost of its own
         finally:
             self._is_stepping = False
         if is_answered:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
-from pipelines.executor.row_budget import RowBudget
+from pipelines.executor.rows.budget import RowBudget
 from pipelines.executor.step_loop import StepLoop
 from pipelines.serving.requests.generation_call import GenerationCall
 from pipelines.serving.requests.grammars import Grammars

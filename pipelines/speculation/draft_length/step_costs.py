@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.draft_length.calibration import EngineCosts
+from pipelines.speculation.draft_length.verification_overhead import VerificationOverhead
 
 _Rows = TypeVar("_Rows", float, npt.NDArray[np.float64])
 
@@ -49,6 +50,7 @@ class StepCosts:
     Attributes:
         first_s: Extra time of the first of several consecutive steps, due to cold caches and to work that the
             other engine's step left over.
+        overhead: What verifying costs outside of the engine, which the times of steps leave out.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class StepCosts:
         self.seconds_per_position = seconds_per_position
         self._reread_share = reread_share
         self.first_s = 0.0
+        self.overhead = VerificationOverhead()
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
         self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)

@@ -30,6 +30,7 @@ _REQUEST_PRIOR = 3.0  # weight of the prior, in observations; decays like them
 _LEAST_RATE, _CERTAIN = 0.01, 0.995
 _LATE_MEMORY = 0.75
 _LEAST_VARIANCE = 0.1
+_CHANGE_PRIOR = 0.5  # weight of the level of new requests after a change of the text, in observations
 _SURPRISE = 2.5  # standard deviations between recent and long history that indicate a change of the text
 
 
@@ -150,7 +151,9 @@ class RequestAcceptance:
         )
         surprise = abs(self._late_accepted - self.factor * self._late_expected)
         if surprise > _SURPRISE * self._late_variance**0.5:
-            self._num_accepted, self._num_expected = self._late_accepted, self._late_expected
+            # A single token must not decide alone: one that was right would promise a rate of 1.
+            self._num_accepted = self._late_accepted + _CHANGE_PRIOR * self._common.level
+            self._num_expected = self._late_expected + _CHANGE_PRIOR
             return
         self._num_accepted = _REQUEST_MEMORY * self._num_accepted + was_accepted
         self._num_expected = _REQUEST_MEMORY * self._num_expected + expected

@@ -76,6 +76,8 @@ class SamplingParams:
         Raises:
             InvalidRequestError: A value is NaN, infinite or outside its range.
         """
+        if vocab_size in self._valid_for:  # each round of a request asks again
+            return
         _check("temperature", self.temperature, 0.0, math.inf, "send 0 for greedy decoding")
         _check("top_k", self.top_k, 0, math.inf, "send 0 to sample among all tokens")
         _check("top_p", self.top_p, 0.0, 1.0, "send 1 to sample among all tokens", is_open=True)
@@ -95,6 +97,12 @@ class SamplingParams:
         _check("seed", self.seed, 0, MAX_SEED, "send an unsigned 64-bit integer, or none")
         if self.logit_bias:
             self._validate_logit_bias(vocab_size)
+        self._valid_for.add(vocab_size)
+
+    @cached_property
+    def _valid_for(self) -> set[int]:
+        """Sizes of vocabularies for which the values were found valid."""
+        return set()
 
     def _validate_logit_bias(self, vocab_size: int) -> None:
         ids, values = self.bias

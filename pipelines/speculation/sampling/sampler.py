@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import EngineFailedError, InvalidRequestError, NothingAllowedError
 from pipelines.speculation.grammar import GrammarState
@@ -109,14 +110,10 @@ class Sampler:
             scores = self.distribution_scores(logits)
             return draws.draw_token(scores, self._sampling.seed, self._stream, self.position)
         if self._leaves_logits_alone:
-            token_id = int(np.argmax(logits))
-            self._check_best(float(logits[token_id]))
+            token_id = self._best_of(logits)
             if self._allows(token_id):  # then it is also the best of those that the grammar allows
                 return token_id
-        adjusted = self._adjust(logits)
-        token_id = int(np.argmax(adjusted))
-        self._check_best(float(adjusted[token_id]))
-        return token_id
+        return self._best_of(self._adjust(logits))
 
     def propose(self, logits: Logits) -> tuple[int, float]:
         """Choose the next token as ``choose`` does, and return its margin over the next best too.
@@ -127,9 +124,9 @@ class Sampler:
         if not self._sampling.is_greedy:
             scores = self.distribution_scores(logits)
             return draws.draw_with_margin(scores, self._sampling.seed, self._stream, self.position)
-        token_id = self.choose(logits)
         is_alone = self._leaves_logits_alone and self._grammar is None
-        return token_id, draws.margin_of(logits if is_alone else self._adjust(logits))
+        adjusted = logits if is_alone else self._adjust(logits)
+        return self._best_of(adjusted), draws.margin_of(adjusted)
 
     def verify(self, logits: Logits, draft_id: int, draft_logits: Logits) -> int:
         """Choose the next token by the ratio rule: ``draft_id`` if accepted, otherwise a recovered token.
@@ -220,6 +217,11 @@ class Sampler:
         if self._grammar is None:
             return True
         return self._grammar.may_end if token_id in self._end_ids else bool(self._grammar.allowed()[token_id])
+
+    def _best_of(self, scores: npt.NDArray[np.floating[Any]]) -> int:
+        token_id = int(scores.argmax())
+        self._check_best(float(scores[token_id]))
+        return token_id
 
     def _check_best(self, score: float) -> None:
         if math.isfinite(score):

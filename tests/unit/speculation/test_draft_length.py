@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pipelines.executor.row_budget import RowBudget
+from pipelines.executor.rows.budget import RowBudget
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.adaptive import DraftLengths, RequestDraftLength
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength, Proposal

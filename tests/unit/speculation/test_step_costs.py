@@ -128,3 +128,32 @@ def test_rows_that_looked_expensive_on_a_busy_machine_become_cheap_when_their_st
         risen.append(float(np.diff(costs.seconds([2, 9]))[0]))
     assert 0.0025 < risen[0] < 0.005
     assert risen[1] > 0.006
+
+
+def observed(costs: StepCosts, num_requests: int, seconds: float, *, verifies: bool) -> None:
+    for _ in range(200):
+        costs.overhead.observe(num_requests, seconds, verifies=verifies)
+
+
+def test_what_verifying_costs_outside_of_the_engine_is_known_after_both_kinds_of_steps() -> None:
+    costs = StepCosts(ROWS, SECONDS)
+    observed(costs, 4, 0.008, verifies=True)
+    assert costs.overhead.seconds(4) == 0.0, "nothing to compare it with"
+    observed(costs, 2, 0.001, verifies=False)
+    assert costs.overhead.seconds(2) == pytest.approx(2 * 0.0015)
+    costs.overhead.observe(2, 1.0, verifies=False)
+    assert costs.overhead.seconds(2) > 0.9 * 2 * 0.0015, "a moment without CPU"
+
+
+def test_speculation_has_to_pay_for_what_it_costs_outside_of_the_engine() -> None:
+    costs, draft_costs = StepCosts(ROWS, SECONDS), StepCosts(ROWS, [0.0002] * 3)
+    prospect = Prospect(np.full((4, 8, 4), 0.2), np.full(4, 0.2), np.ones(4, bool), 0.0)
+    gain = gain_of(prospect, draft_costs, costs)
+    observed(costs, 4, 0.002, verifies=True)
+    observed(costs, 4, 0.001, verifies=False)
+    assert gain_of(prospect, draft_costs, costs) < 0.95 * gain
+
+
+def gain_of(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCosts) -> float:
+    best = best_draft(prospect, draft_costs, target_costs)
+    return best.tokens_per_s / best.without

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipelines.executor.lane import Work
-from pipelines.executor.row_budget import NOTHING, RowBudget, Worths
+from pipelines.executor.rows.budget import NOTHING, RowBudget, Worths
 
 
 def fit_to_budget(work: Sequence[Work], budget: RowBudget) -> tuple[list[Work], int]:

@@ -1,0 +1,45 @@
+"""Continues proposals without planning each of their steps.
+
+While each request of a step continues a proposal, the next step computes the next position of the same
+requests. Planning such a step, laying out its inputs and learning from it takes as long as a small draft
+computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+
+from pipelines.executor.lane import Work
+from pipelines.executor.step import Chunk
+
+
+def one_further(work: SequenceOf[Work], block_size: int) -> list[Work] | None:
+    """Return the step that computes the next position of each request of a step that has been computed.
+
+    Returns:
+        None if the next step has to be planned: a request has ended or has computed more than one row, its
+        deadline has passed, or its next position begins a block.
+    """
+    now_s = time.monotonic()
+    if not all(_continues(item, block_size, now_s) for item in work):
+        return None
+    return [Work(item.lane, item.sequence, _next_row(item)) for item in work]
+
+
+def _continues(item: Work, block_size: int, now_s: float) -> bool:
+    sequence, chunk = item.sequence, item.chunk
+    deadline_s = sequence.request.deadline_s
+    return (
+        sequence.is_proposing
+        and chunk.as_rows
+        and len(chunk.token_ids) == 1
+        and (chunk.start + 1) % block_size != 0
+        and (deadline_s is None or now_s <= deadline_s)
+    )
+
+
+def _next_row(item: Work) -> Chunk:
+    position = item.chunk.start + 1
+    token_ids = item.sequence.tokens[position : position + 1]
+    return Chunk(token_ids, position, item.chunk.blocks, as_rows=True, num_logits=1)

@@ -1,0 +1,106 @@
+"""Tests of steps that continue proposals without being planned."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipelines.errors import RequestTimeoutError
+from pipelines.executor.executor import Executor
+from pipelines.executor.step import StepInputs
+from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.params import SamplingParams
+from tests.support.recording_engine import BLOCK_SIZE, RecordingEngine, check_blocks, make_executor
+
+LONGEST = 12
+
+
+def proposal(length: int, least_margin: float = 0.0, **fields: Any) -> GenerationRequest:
+    prompt = np.array([1 + (i * i + length) % 15 for i in range(length)], np.int32)
+    return GenerationRequest(
+        "test", prompt, LONGEST, keep_drafting=lambda margin: margin >= least_margin, **fields
+    )
+
+
+def propose(
+    requests: Sequence[GenerationRequest], *, may_continue: bool, executor: Executor | None = None
+) -> tuple[list[Any], int, int]:
+    """Return the proposals or their errors, the number of steps, and that of calls of ``Executor.step``."""
+    executor = executor or make_executor(RecordingEngine(64, role="draft"))
+
+    async def run() -> tuple[list[Any], int]:
+        asked = asyncio.gather(*map(executor.complete, requests), return_exceptions=True)
+        num_calls = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            if executor.has_work:
+                executor.step(may_continue=may_continue)
+                num_calls += 1
+        return await asked, num_calls
+
+    outputs, num_calls = asyncio.run(run())
+    check_blocks(executor)
+    return outputs, executor.num_steps, num_calls
+
+
+@pytest.mark.parametrize("least_margins", [(0.0,), (1.0,), (0.0, 0.0), (0.0, 1.0, 2.0)])
+@pytest.mark.parametrize("length", range(BLOCK_SIZE, 2 * BLOCK_SIZE))
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
+def test_proposals_are_those_of_planned_steps(
+    sampling: SamplingParams, length: int, least_margins: tuple[float, ...]
+) -> None:
+    """The last two tokens of each request are output that the draft has not read."""
+    requests = [
+        proposal(length + 5 * i, least, sampling=sampling, prompt_length=length + 5 * i - 2)
+        for i, least in enumerate(least_margins)
+    ]
+    planned, num_planned, num_plans = propose(requests, may_continue=False)
+    continued, num_steps, num_calls = propose(requests, may_continue=True)
+    for one, other in zip(planned, continued, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.margins.tolist() == other.margins.tolist() and one.finish_reason == other.finish_reason
+    assert (num_steps, num_plans) == (num_planned, num_planned)
+    assert num_calls <= num_plans
+
+
+def test_a_proposal_is_planned_again_only_where_a_block_begins() -> None:
+    _, num_steps, num_calls = propose([proposal(2)], may_continue=True)
+    assert num_steps == LONGEST
+    num_begun = (2 + LONGEST - 2) // BLOCK_SIZE
+    assert num_calls == 2 + num_begun, "the prompt, the first row, and each row that begins a block"
+
+
+class SlowEngine(RecordingEngine):
+    """Takes 20 ms for a step."""
+
+    def step(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        time.sleep(0.02)
+        return super().step(inputs)
+
+
+def test_a_deadline_ends_a_proposal() -> None:
+    executor = make_executor(SlowEngine(64, role="draft"))
+    asked = proposal(2, deadline_s=time.monotonic() + 0.09)
+    [error], num_steps, _ = propose([asked], may_continue=True, executor=executor)
+    assert isinstance(error, RequestTimeoutError) and num_steps <= 5, "more take 0.1 s"
+
+
+def test_a_proposal_does_not_go_on_beside_a_prompt_that_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make_executor(RecordingEngine(64, role="draft"))
+    fit = executor.pace.fit
+    numbers: list[int] = []
+
+    def rows_first(work: Any) -> Any:
+        numbers.append(executor.num_steps)
+        return [item for item in fit(work) if item.chunk.as_rows] or fit(work)[:1]
+
+    monkeypatch.setattr(executor.pace, "fit", rows_first)
+    propose([proposal(2), proposal(20)], may_continue=True, executor=executor)
+    assert numbers[:LONGEST] == list(range(LONGEST)), "each step is planned, so that the prompt may join it"
+    assert executor.num_steps > numbers[-1] + 1, "the second proposal goes on alone"
