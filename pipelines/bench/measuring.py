@@ -58,6 +58,10 @@ class Measurement:
         return 1 / statistics.fmean(generation.e2e_latency_s for generation in self.generations)
 
 
+_TOKENS_TO_READ = 4
+"""Enough for the draft to read the prompt too: it does so after the first token."""
+
+
 def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
     """Run every arm once at the greatest load, so that engines, caches and prompts are warm for all.
 
@@ -96,6 +100,10 @@ def measure(
     """
     measurements = []
     for cell in plan.cells:
+        for (
+            arm
+        ) in plan.arms:  # reads the prompts again: other cells may have taken their places in the caches
+            run_once(cell, arm, _TOKENS_TO_READ, workers)
         for repetition, arm in plan.turns():
             arrivals_s = None
             if isinstance(cell.load, OpenLoop):

@@ -166,7 +166,7 @@ class Engine:
                 self._kv.append(tensor.data)
         self._compiled = compiled  # the request does not keep the network alive
         self._inputs: dict[str, npt.NDArray[np.integer[Any]]] = {}  # which OpenVINO reads in place
-        self._is_late = False
+        self._has_late_step = False
         self._repeats_lone_row = False
         try:  # also lays the weights out for the kernels, so that the originals can go
             self._repeats_lone_row = self._lone_row_differs()
@@ -197,27 +197,38 @@ class Engine:
         num_rows = len(inputs.logits_rows)
         if num_rows == 1 and self._repeats_lone_row:
             inputs = dataclasses.replace(inputs, logits_rows=np.repeat(inputs.logits_rows, 2))
-        self._set(with_sequences(inputs, self.config.num_threads))
+        self._give(with_sequences(inputs, self.config.num_threads))
         self._request.start_async()  # infer() would copy every output
         if not self._request.wait_for(int(timeout_s * 1000)):
             # Further steps fail until this one is done, so it cannot overwrite the blocks of other requests.
-            self._is_late = True
+            self._has_late_step = True
             raise TimeoutError(f"a step took more than {timeout_s:g} s")
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
 
-    def _set(self, inputs: StepInputs) -> None:
-        """Give the inputs to OpenVINO, which is slow to take new arrays: only new shapes get one."""
-        if self._is_late and not self._request.wait_for(0):
+    def _give(self, inputs: StepInputs) -> None:
+        """Copy the inputs to where OpenVINO reads them. Handing over an array of a new shape is slow.
+
+        Raises:
+            RuntimeError: A step that was given up is still running.
+        """
+        if self._has_late_step and not self._has_ended():
             raise RuntimeError("an earlier step is still running")
-        self._is_late = False
+        self._has_late_step = False
         for name, array in vars(inputs).items():
-            given = self._inputs.get(name)
-            if given is not None and given.shape == array.shape:
-                given[...] = array
+            current = self._inputs.get(name)
+            if current is not None and current.shape == array.shape:
+                current[...] = array
                 continue
-            self._inputs[name] = array.copy()
-            self._request.set_tensor(name, self._tensor(self._inputs[name], shared_memory=True))
+            copy = array.copy()
+            self._request.set_tensor(name, self._tensor(copy, shared_memory=True))
+            self._inputs[name] = copy  # only now: OpenVINO reads the current one until then
+
+    def _has_ended(self) -> bool:
+        try:
+            return bool(self._request.wait_for(0))
+        except RuntimeError:  # it has failed
+            return True
 
     def _lone_row_differs(self) -> bool:
         """Compute a row of logits alone and with others, and return whether a bit differs.

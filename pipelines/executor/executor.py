@@ -21,8 +21,8 @@ from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.look_ahead import looking_ahead
 from pipelines.executor.prompt_pace import PromptPace, is_short
-from pipelines.executor.proposals import one_further
-from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.proposals import next_rows
+from pipelines.executor.rows.budget import NOTHING, RowBudget
 from pipelines.executor.rows.fitting import fit_to_budget
 from pipelines.executor.rows.steps import RowSteps
 from pipelines.executor.sequence import Sequence
@@ -81,6 +81,7 @@ class Executor:
         self.budget: RowBudget | None = None
         self.pace = PromptPace()
         self.num_steps = 0
+        self._num_plans = 0
         self.engine_time_s = 0.0
         self._last: RowSteps | None = None
         self.engine = engine
@@ -232,14 +233,11 @@ class Executor:
             may_continue: Whether to compute further steps at once while they only continue proposals.
 
         Returns:
-            Whether coroutines may have something to do; False after a short step in which all requests
+            Whether coroutines may have something to do; False after short steps in which all requests
             continued a proposal.
         """
         self._last = None
-        if len(self.lanes) > 1:
-            divide_blocks(*self.lanes, is_first_open=self.has_open_rounds())
-        lanes = self.lanes[::-1] if self.num_steps % 2 else self.lanes  # their rows take turns
-        work = self.pace.fit(plan_step(lanes, self.limits.max_num_tokens))
+        work = self._plan()
         if not work:
             return True
         num_tokens = 0
@@ -251,18 +249,33 @@ class Executor:
             num_tokens = min(size_with_prompts(num_needed), self.limits.max_num_tokens)
         inputs = pack([item.chunk for item in work], self.config.kv_block_size, num_tokens)
         num_before, engine_s_before = self.num_steps, self.engine_time_s
-        while self._compute(work, inputs):
-            further = one_further(work, self.config.kv_block_size) if may_continue else None
-            if further is None or len(work) < self.num_running:
-                break
-            work = further
-            inputs = inputs.one_further([item.chunk.token_ids[0] for item in work])
-        else:
+        if not self._compute(work, inputs):
             return True
+        while may_continue and (further := self._next_rows(work, len(inputs.input_ids))):
+            work, inputs = further, inputs.moved_on([item.chunk.token_ids[0] for item in further])
+            if not self._compute(work, inputs):
+                return True
         if is_rows_only:
             num_steps, engine_s = self.num_steps - num_before, self.engine_time_s - engine_s_before
             self._last = RowSteps(work, len(inputs.input_ids), num_steps, engine_s)
         return not is_rows_only or any(not item.sequence.is_proposing for item in work)
+
+    def _plan(self) -> list[Work]:
+        """Plan the next step; empty only if there is no request."""
+        self._num_plans += 1
+        if len(self.lanes) > 1:
+            divide_blocks(*self.lanes, is_first_open=self.has_open_rounds())
+        lanes = self.lanes[::-1] if self._num_plans % 2 else self.lanes  # their rows take turns
+        return self.pace.fit(plan_step(lanes, self.limits.max_num_tokens))
+
+    def _next_rows(self, work: list[Work], num_rows: int) -> list[Work] | None:
+        """Return the step after a computed one if it needs no plan."""
+        if len(work) < self.num_running:
+            return None
+        further = next_rows(work, self.config.kv_block_size)
+        if further and self.budget is not None and self.budget.rows(len(work), NOTHING) != num_rows:
+            return None  # fewer rows have become cheaper than a change of shape
+        return further
 
     def _compute(self, work: list[Work], inputs: StepInputs) -> bool:
         """Compute a planned step and distribute its tokens; False if it failed, and with it its requests."""
@@ -292,7 +305,7 @@ class Executor:
 
         Args:
             seconds: Time of its steps including the work that followed them.
-            is_first: Whether it was the first of several consecutive steps, after a step of another executor.
+            is_first: Whether they were the first ones after a step of another executor.
         """
         if self.budget is not None and self._last is not None:
             self._last.teach(self.budget.costs, seconds, is_first=is_first)

@@ -14,12 +14,12 @@ from pipelines.executor.lane import Work
 from pipelines.executor.step import Chunk
 
 
-def one_further(work: SequenceOf[Work], block_size: int) -> list[Work] | None:
+def next_rows(work: SequenceOf[Work], block_size: int) -> list[Work] | None:
     """Return the step that computes the next position of each request of a step that has been computed.
 
     Returns:
-        None if the next step has to be planned: a request has ended or has computed more than one row, its
-        deadline has passed, or its next position begins a block.
+        None if the next step has to be planned: a request has ended, its deadline has passed, it computed
+        more than one row or has not exactly one to compute now, or its next position begins a block.
     """
     now_s = time.monotonic()
     if not all(_continues(item, block_size, now_s) for item in work):
@@ -29,12 +29,13 @@ def one_further(work: SequenceOf[Work], block_size: int) -> list[Work] | None:
 
 def _continues(item: Work, block_size: int, now_s: float) -> bool:
     sequence, chunk = item.sequence, item.chunk
+    position = chunk.start + 1
     deadline_s = sequence.request.deadline_s
     return (
         sequence.is_proposing
-        and chunk.as_rows
-        and len(chunk.token_ids) == 1
-        and (chunk.start + 1) % block_size != 0
+        and (chunk.as_rows, len(chunk.token_ids), chunk.num_logits) == (True, 1, 1)
+        and (sequence.num_computed, sequence.num_tokens) == (position, position + 1)
+        and position % block_size != 0
         and (deadline_s is None or now_s <= deadline_s)
     )
 
@@ -42,4 +43,5 @@ def _continues(item: Work, block_size: int, now_s: float) -> bool:
 def _next_row(item: Work) -> Chunk:
     position = item.chunk.start + 1
     token_ids = item.sequence.tokens[position : position + 1]
+    # Blocks that the cache has replaced by those of a twin keep their contents until the next plan.
     return Chunk(token_ids, position, item.chunk.blocks, as_rows=True, num_logits=1)

@@ -57,7 +57,7 @@ class StepInputs:
     max_context_len: npt.NDArray[np.int32]
     logits_rows: npt.NDArray[np.int32]
 
-    def one_further(self, token_ids: SequenceOf[int]) -> StepInputs:
+    def moved_on(self, token_ids: SequenceOf[int]) -> StepInputs:
         """Return the inputs of the next position of each request of a step of single rows.
 
         Args:

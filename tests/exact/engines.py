@@ -74,7 +74,7 @@ def make_executor(logits: Table, vocabulary: Vocabulary, role: str) -> Executor:
 
     def step_until_idle() -> None:
         while executor.has_work:
-            executor.step(may_continue=True)
+            executor.step()
 
     executor.on_work = step_until_idle
     return executor

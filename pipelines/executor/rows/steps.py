@@ -14,7 +14,7 @@ class RowSteps:
     """Consecutive steps of the same rows.
 
     Attributes:
-        work: The last of the steps.
+        work: What the last of the steps computed.
         num_rows: Rows of each, with dummy rows.
         count: Number of steps.
         engine_s: Time of all of them inside the engine.
@@ -38,9 +38,9 @@ class RowSteps:
         if is_first:
             costs.observe_first(self.num_rows, positions, seconds / self.count)
             return
-        verifies = any(item.sequence.is_verification for item in self.work)
-        outside_s = max(seconds - self.engine_s, 0.0)
-        costs.overhead.observe(len(chunks), outside_s, verifies=verifies)
-        if verifies:
-            seconds -= min(costs.overhead.seconds(len(chunks)), outside_s)
-        costs.observe(self.num_rows, positions, seconds / self.count)
+        num_verifying = sum(item.sequence.is_verification for item in self.work)
+        if num_verifying in (0, len(chunks)):
+            outside_s = max(seconds - self.engine_s, 0.0) / self.count
+            costs.overhead.observe(len(chunks), outside_s, verifies=num_verifying > 0)
+        seconds = max(seconds - costs.overhead.extra_s(num_verifying), self.engine_s)
+        costs.observe(self.num_rows, positions, seconds / self.count, num_steps=self.count)

@@ -32,8 +32,7 @@ from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Expected gain that speculation needs to start and to continue. Above 0, because the model leaves out some
-# costs, such as changes of shape and these decisions, and because the best of many estimates is too
-# optimistic.
+# costs, such as changes of shape, and because the best of many estimates is too optimistic.
 _GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.05, 0.01
 _DECISION_INTERVAL = 3  # rounds
 _NEVER = 2.0  # above every probability

@@ -76,7 +76,7 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
     rows = np.arange(num_requests, num_requests + num_requests * max_depth + 1)
     positions = target_costs.positions(rows.astype(np.float64), prospect.mean_context, num_requests)
     verifying_s = target_costs.seconds(np.maximum(rows, _LEAST_ROWS), positions)
-    outside_s = target_costs.overhead.seconds(num_requests)
+    outside_s = target_costs.overhead.extra_s(num_requests)
     drafting_s = _drafting_s(prospect, depths, thresholds, draft_costs)
     goodput = tokens / (verifying_s[1:] + drafting_s + outside_s)
     longest, best = np.unravel_index(np.argmax(goodput), goodput.shape)

@@ -50,7 +50,7 @@ class StepCosts:
     Attributes:
         first_s: Extra time of the first of several consecutive steps, due to cold caches and to work that the
             other engine's step left over.
-        overhead: What verifying costs outside of the engine, which the times of steps leave out.
+        overhead: What verifying costs outside of the engine. Times of steps are those without it.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class StepCosts:
         more = min(seconds - usual, usual * math.exp(_LARGEST_ERROR) + 2 * self.first_s)
         self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
-    def observe(self, rows: int, positions: float, seconds: float) -> None:
-        """Learn from a step.
+    def observe(self, rows: int, positions: float, seconds: float, num_steps: int = 1) -> None:
+        """Learn from steps that took this long each.
 
         Extra time is divided between two causes that a single step cannot distinguish: a slower machine,
         perhaps only at this size, which makes rows more expensive, and overhead of every step, such as
@@ -148,7 +148,7 @@ class StepCosts:
         """
         expected_s = float(self.seconds(rows, positions))
         error = min(max(math.log(seconds / expected_s), -_LARGEST_ERROR), _LARGEST_ERROR)
-        change_s = _UPDATE_SHARE * error * expected_s
+        change_s = (1 - (1 - _UPDATE_SHARE) ** num_steps) * error * expected_s
         # At most the time of the smallest step: otherwise the cost of rows could fall to 0.
         added_s = min(max(self._added_s + _ADDED_SHARE * change_s, 0.0), float(self._by_rows[1]))
         slowdown = (change_s - (added_s - self._added_s)) / (expected_s - self._added_s)

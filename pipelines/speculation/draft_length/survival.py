@@ -151,7 +151,7 @@ class RequestAcceptance:
         )
         surprise = abs(self._late_accepted - self.factor * self._late_expected)
         if surprise > _SURPRISE * self._late_variance**0.5:
-            # A single token must not decide alone: one that was right would promise a rate of 1.
+            # Otherwise a single accepted token would make the factor 1 / its expected rate.
             self._num_accepted = self._late_accepted + _CHANGE_PRIOR * self._common.level
             self._num_expected = self._late_expected + _CHANGE_PRIOR
             return

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 _UPDATE_SHARE = 0.05
 _LARGEST_RATIO = 3.0  # a moment without CPU must not count as many steps
+# Share of the difference that each step without verification forgets: while nothing is verified, an estimate
+# that is too high could not correct itself.
+_FORGOTTEN_SHARE = 0.001
 
 
 class VerificationOverhead:
     """Time that a request takes outside of the engine in steps that verify and in others."""
 
     def __init__(self) -> None:
-        self._verifying_s: float | None = None
-        self._plain_s: float | None = None
+        self._verifying, self._plain = _Mean(), _Mean()
 
-    def seconds(self, num_requests: int) -> float:
+    def extra_s(self, num_requests: int) -> float:
         """Return how much longer a step takes because its requests verify; 0 until both kinds are known."""
-        if self._verifying_s is None or self._plain_s is None:
+        if not (self._verifying.count and self._plain.count):
             return 0.0
-        return num_requests * max(self._verifying_s - self._plain_s, 0.0)
+        return num_requests * max(self._verifying.seconds - self._plain.seconds, 0.0)
 
     def observe(self, num_requests: int, seconds: float, *, verifies: bool) -> None:
         """Learn from a step.
@@ -30,16 +32,25 @@ class VerificationOverhead:
         Args:
             num_requests: Requests in the step.
             seconds: Its time outside of the engine, including the work that followed it.
-            verifies: Whether it verified draft tokens.
+            verifies: Whether all of its requests verified draft tokens; otherwise none did.
         """
         each_s = seconds / num_requests
         if verifies:
-            self._verifying_s = _updated(self._verifying_s, each_s)
-        else:
-            self._plain_s = _updated(self._plain_s, each_s)
+            self._verifying.add(each_s)
+            return
+        self._plain.add(each_s)
+        self._verifying.seconds -= _FORGOTTEN_SHARE * (self._verifying.seconds - self._plain.seconds)
 
 
-def _updated(mean_s: float | None, seconds: float) -> float:
-    if mean_s is None:
-        return seconds
-    return mean_s + _UPDATE_SHARE * (min(seconds, _LARGEST_RATIO * mean_s) - mean_s)
+class _Mean:
+    """A mean of the latest values; at first of all."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        if self.count > 1:
+            seconds = min(seconds, _LARGEST_RATIO * self.seconds)
+        self.seconds += max(_UPDATE_SHARE, 1 / self.count) * (seconds - self.seconds)

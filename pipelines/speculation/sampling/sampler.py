@@ -124,9 +124,11 @@ class Sampler:
         if not self._sampling.is_greedy:
             scores = self.distribution_scores(logits)
             return draws.draw_with_margin(scores, self._sampling.seed, self._stream, self.position)
-        is_alone = self._leaves_logits_alone and self._grammar is None
-        adjusted = logits if is_alone else self._adjust(logits)
-        return self._best_of(adjusted), draws.margin_of(adjusted)
+        if not self._leaves_logits_alone:
+            adjusted = self._adjust(logits)
+            return self._best_of(adjusted), draws.margin_of(adjusted)
+        token_id = self.choose(logits)
+        return token_id, draws.margin_of(logits if self._grammar is None else self._adjust(logits))
 
     def verify(self, logits: Logits, draft_id: int, draft_logits: Logits) -> int:
         """Choose the next token by the ratio rule: ``draft_id`` if accepted, otherwise a recovered token.

@@ -47,6 +47,7 @@ def test_arms_are_measured_in_turn_beginning_with_another_one_each_time() -> Non
     alone, k2, k4, adaptive = "generate_target:None", "generate:2", "generate:4", "generate:None"
     num_requests = ClosedLoop(1).num_requests
     assert asked.arms[::num_requests] == [
+        *(alone, k2, k4, adaptive),  # only read the prompts
         *(alone, k2, k4, adaptive),
         *(k2, k4, adaptive, alone),
         *(k4, adaptive, alone, k2),
@@ -77,7 +78,7 @@ def test_all_arms_of_a_repetition_have_the_same_arrivals_and_each_repetition_oth
 
     whole = plan(concurrency=(1,), shares_of_capacity=(0.5,))
     measure(whole, FAST, Watched([Asked()] * NUM_ARRIVALS), lambda done: None)
-    arrivals = seen[12:]  # after the closed loop
+    arrivals = seen[4 + 12 + 4 :]  # after the closed loop and what reads the prompts
     assert [len(set(arrivals[first : first + 4])) for first in (0, 4, 8)] == [1, 1, 1]
     assert len(set(arrivals)) == 3
     assert len(arrivals[0]) == NUM_ARRIVALS

@@ -54,7 +54,7 @@ def answer(rates: list[float], costs: StepCosts, sampling: SamplingParams) -> li
     draft = make_executor(RecordingEngine(NUM_BLOCKS, salt=1, agreement=11, role="draft"))
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     target.budget = RowBudget(costs, 0.0, lambda: 100.0)
-    target.budget.costs.observe = lambda *step: None  # type: ignore[method-assign]
+    target.budget.costs.observe = lambda *args, **kwargs: None  # type: ignore[method-assign]
 
     async def one(number: int) -> list[Round]:
         found = speculate(

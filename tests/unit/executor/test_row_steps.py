@@ -30,7 +30,7 @@ def test_the_time_around_verifications_does_not_make_the_target_alone_look_slow(
     for _ in range(300):
         steps(4, verifies=False).teach(costs, ENGINE_S + 0.001, is_first=False)
         steps(4, verifies=True).teach(costs, ENGINE_S + 0.005, is_first=False)
-    assert costs.overhead.seconds(4) == pytest.approx(0.004, rel=0.01)
+    assert costs.overhead.extra_s(4) == pytest.approx(0.004, rel=0.03)
     assert float(costs.seconds(9)) == pytest.approx(ENGINE_S + 0.001, rel=0.01)
 
 

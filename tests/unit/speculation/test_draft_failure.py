@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.executor.engine import Engine
-from pipelines.executor.step import Chunk, StepInputs, pack
+from pipelines.executor.step import WARM_UP_ROW, Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
@@ -95,10 +95,25 @@ def test_what_a_step_reads_stays_as_it_is_until_the_step_has_ended(draft_dir: Pa
         engine.step(inputs)
     with pytest.raises(RuntimeError, match="still running"):
         engine.step(dataclasses.replace(inputs, input_ids=inputs.input_ids + 1))
+    with pytest.raises(RuntimeError, match="still running"):
+        engine.step(pack([WARM_UP_ROW], engine.config.kv_block_size))
     for name, (array, content) in arrays.items():
         assert engine._inputs[name] is array and np.array_equal(array, content)
+    engine._request = FailedRequest()
+    with pytest.raises(RuntimeError, match="asked to start"):  # a step that has failed is over
+        engine.step(inputs)
     engine._request = request
     assert np.array_equal(engine.step(inputs), expected)
+
+
+class FailedRequest(HangingRequest):
+    """The same after the step has failed, which is said whenever it is waited for."""
+
+    def wait_for(self, limit_ms: int) -> bool:
+        raise RuntimeError("the step failed")
+
+    def start_async(self) -> None:
+        raise RuntimeError("asked to start")
 
 
 def test_a_step_that_hangs_is_given_up(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
