@@ -33,6 +33,20 @@ def kept(**params: float) -> list[int]:
     return np.flatnonzero(np.isfinite(scores)).tolist()
 
 
+def test_what_one_vocabulary_allows_is_not_taken_for_valid_with_another() -> None:
+    params = SamplingParams(logit_bias=((100, 1.0),))
+    params.validate(200)
+    with pytest.raises(InvalidRequestError, match="not a token"):
+        params.validate(50)
+
+
+@pytest.mark.parametrize("params", [{}, {"logit_bias": ((3, 9.0),)}, {"temperature": 1.0, "seed": 5}])
+def test_a_proposal_chooses_what_a_plain_step_would(params: dict[str, Any]) -> None:
+    for logits in np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32):
+        token_id, margin = sampler(**params).propose(logits)
+        assert token_id == sampler(**params).choose(logits) and margin > 0
+
+
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert sampler().choose(np.array([1, 3, 3, 0], np.float32)) == 1
     assert sampler(logit_bias=((3, 3.0),)).choose(np.array([1, 3, 3, 0], np.float32)) == 1

@@ -53,6 +53,15 @@ def test_a_change_of_the_text_is_noticed_within_a_few_tokens() -> None:
     assert request.factor > 0.7
 
 
+def test_one_right_token_after_many_wrong_ones_promises_no_certainty() -> None:
+    server = common()
+    for _ in range(40):
+        RequestAcceptance(server).observe([0.3], 0)
+    request = RequestAcceptance(server)
+    request.observe([0.3], 1)
+    assert 0.5 < request.factor < 1.2, "alone it would make the factor 1.9"
+
+
 def test_the_server_learns_what_margins_tell_of_its_pair() -> None:
     server = common()
     request = RequestAcceptance(server)
