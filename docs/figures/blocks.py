@@ -57,6 +57,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "every-load": (RESULTS / "bench-demo-large.json", "make results", every_load),
     "headline-xeon": (RESULTS / "bench-demo-large-xeon.json", "make bench RECIPE=demo-large", headline),
     "every-load-xeon": (RESULTS / "bench-demo-large-xeon.json", "make bench RECIPE=demo-large", every_load),
+    "every-load-recent": (
+        RESULTS / "bench-demo-large-xeon-recent.json",
+        "make bench RECIPE=demo-large",
+        every_load,
+    ),
     "peers-xeon": (RESULTS / "peers-demo-large-xeon.json", "make bench-peers RECIPE=demo-large", peers),
     "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
     "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
