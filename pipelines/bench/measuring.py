@@ -100,9 +100,7 @@ def measure(
     """
     measurements = []
     for cell in plan.cells:
-        for (
-            arm
-        ) in plan.arms:  # reads the prompts again: other cells may have taken their places in the caches
+        for arm in plan.arms:  # other cells may have taken the places of these prompts in the caches
             run_once(cell, arm, _TOKENS_TO_READ, workers)
         for repetition, arm in plan.turns():
             arrivals_s = None
