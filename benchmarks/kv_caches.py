@@ -28,7 +28,6 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.engine_memory import block_bytes
 from pipelines.errors import RecipeError
-from pipelines.executor.attention_library import attention_library
 from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
@@ -131,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
     built = build_recipe("build.engines", options.recipe, partial(print, flush=True))
     target = Path(built["target"])
-    if attention_library(EngineFiles(target)) is not None:
+    if EngineConfig.read(EngineFiles(target)).attention == "draftproof":
         raise RecipeError(
             "this target's cache belongs to its attention",
             values=f"attention: draftproof in {options.recipe}",

@@ -28,6 +28,7 @@ from build.networks.vocabulary import fit_vocabulary
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.openvino.identity import checkpoint_digests, engine_identity
+from build.operators.choice import with_chosen_products
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
@@ -65,6 +66,7 @@ def _build(
             num_threads=engine.num_threads,
             thread_placement=engine.thread_placement,
             attention=engine.attention,
+            linear=engine.linear,
             end_ids=source.end_ids,
             texts=source.texts,
             fingerprint=plan.fingerprint,
@@ -118,6 +120,7 @@ def build_engines(
     if recipe.runtime == "tensorrt_llm":
         return build_tensorrt_llm_engines(recipe, engines, report)
     started = time.monotonic()
+    recipe = with_chosen_products(recipe, report)
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
     if sources["draft"].token_map is not None:

@@ -93,6 +93,10 @@ class EngineRecipe:
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
             and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
             engine is built; embedded only.
+        linear: What multiplies INT8 weights with one scale for each output. ``openvino``; ``draftproof``: an
+            operator of our own for processors without VNNI, compiled with g++ when the engine is built;
+            ``auto``: ours for ``quantization: int8`` on such a processor if there is g++, else OpenVINO's;
+            embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
         yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.
@@ -108,6 +112,7 @@ class EngineRecipe:
     num_threads: PositiveInt = 2
     thread_placement: Literal["pinned", "free"] = "pinned"
     attention: Literal["openvino", "draftproof"] = "openvino"
+    linear: Literal["auto", "openvino", "draftproof"] = "auto"
     kv_cache: KvCache = KvCache()
     growth: Growth | None = None
     yarn: Yarn | None = None

@@ -1,4 +1,4 @@
-"""Measures what a server may use of this machine, or of its container: free memory and cores."""
+"""Finds what a server may use of this machine, or of its container: memory, cores and instructions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
 _STEP_BYTES = 1 << 26  # smaller changes are not worth a round trip to Triton
 
 
@@ -53,6 +54,12 @@ def available_cores(processors: Path = _PROCESSORS, cgroup: Path = _CGROUP) -> i
         return max(1, min(cores, int(quota_us) // int(period_us)))  # "max" is not a number
     except (OSError, ValueError):
         return cores
+
+
+def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Return the kernel's names of what the processor can do, such as ``avx2`` (``man 5 proc``)."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
 def _siblings(processors: Path, number: int) -> str:

@@ -18,7 +18,7 @@ MAX_TESTS = 5  # more that fail at once have a cause in the code
 NEVER_AGAIN = (
     "tests/exact/",
     "tests/statistical/",
-    "tests/unit/build/attention/",
+    "tests/unit/build/operators/",
     "tests/unit/executor/",
     "tests/unit/repository/",
     "tests/unit/speculation/",

@@ -64,7 +64,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile attention of our own once for all workers, which share the parent of their folders."""
+    """Compile operators of our own once for all workers, which share the parent of their folders."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -21,6 +21,7 @@ from build.openvino.operations import (
     floats,
     integers,
     linear,
+    openvino_product,
     parameter,
     rms_norm,
     rows,
@@ -88,7 +89,9 @@ class StatefulGraph(DecoderGraph):
         config = self.config
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
         widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        query, key, value = ops.variadic_split(linear(x, layer.qkv), integers(2), widths).outputs()
+        query, key, value = ops.variadic_split(
+            linear(x, layer.qkv, openvino_product), integers(2), widths
+        ).outputs()
         rotary = config.layers[index].rotary
         assert rotary is not None, "the peers' networks are Llama's"
         query = self._rotated(_heads(query, heads, size), rotary)
@@ -105,7 +108,7 @@ class StatefulGraph(DecoderGraph):
         joined = ops.reshape(
             ops.transpose(attended, integers([0, 2, 1, 3])), integers([0, 0, heads * size]), True
         )
-        return linear(joined, layer.dense)
+        return linear(joined, layer.dense, openvino_product)
 
     def build(self) -> Any:
         """Return the ``openvino.Model``; see ``build_stateful_graph``."""
@@ -115,7 +118,7 @@ class StatefulGraph(DecoderGraph):
         for index in range(self.config.num_hidden_layers):
             x = self._layer(x, index)
         x = rms_norm(x, network.final_norm, self.config.norm_epsilon)
-        logits = linear(x, network.lm_head)
+        logits = linear(x, network.lm_head, openvino_product)
         logits.output(0).get_tensor().set_names({"logits"})
         return ov.Model([ops.result(logits, name="logits")], self.states, list(self.inputs.values()), "llama")
 

@@ -11,6 +11,7 @@ shape [T, 1, hidden].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import openvino as ov
@@ -18,12 +19,14 @@ from openvino import opset15 as ops
 
 from build.checkpoints.tensor_file import Float32Array
 from build.networks.config import NetworkConfig, Rotary
+from build.networks.linear import Linear
 from build.networks.network import Layer, Network
 from build.openvino.operations import (
     floats,
     integers,
     linear,
     merge_heads,
+    openvino_product,
     rms_norm,
     rotary_tables,
     rotate,
@@ -34,6 +37,9 @@ from build.openvino.operations import (
     stored,
 )
 from build.openvino.paged_attention import PagedAttention, network_inputs
+
+Product = Callable[[Any, Linear], Any]
+"""Multiplies the last axis of a node with the weight of a projection."""
 
 _ACTIVATIONS = {"silu": ops.swish, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
 
@@ -53,9 +59,10 @@ class Attention(Protocol):
 class DecoderGraph:
     """Builder of one graph; use ``build_graph``."""
 
-    def __init__(self, network: Network, attention: Attention) -> None:
+    def __init__(self, network: Network, attention: Attention, product: Product) -> None:
         self.network = network
         self.attention = attention
+        self.product = product
         self.config: NetworkConfig = network.config
         self.inputs = network_inputs()
         positions = ops.convert(self.inputs["position_ids"], "f32")
@@ -88,7 +95,7 @@ class DecoderGraph:
         config, kind = self.config, self.config.layers[index]
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
         widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        query, key, value = ops.variadic_split(linear(x, layer.qkv), integers(2), widths).outputs()
+        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), integers(2), widths).outputs()
         names = (f"key_cache.{index}", f"value_cache.{index}")
         caches = {name: self.attention.cache(name) for name in names}
         self.inputs.update(caches)
@@ -102,12 +109,16 @@ class DecoderGraph:
             self.inputs,
             kind.window or 0,
         )
-        return linear(ops.unsqueeze(attended, integers(1)), layer.dense)
+        return self._linear(ops.unsqueeze(attended, integers(1)), layer.dense)
 
     def _mlp(self, x: Any, layer: Layer) -> Any:
         # fc is the gate projection and gate the up projection: TensorRT-LLM's names.
         activate = _ACTIVATIONS[self.config.activation]
-        return linear(ops.multiply(activate(linear(x, layer.fc)), linear(x, layer.gate)), layer.proj)
+        gated = ops.multiply(activate(self._linear(x, layer.fc)), self._linear(x, layer.gate))
+        return self._linear(gated, layer.proj)
+
+    def _linear(self, x: Any, weights: Linear) -> Any:
+        return linear(x, weights, self.product)
 
     def _norm(self, x: Any, gain: Float32Array | None) -> Any:
         return x if gain is None else rms_norm(x, gain, self.config.norm_epsilon)
@@ -133,7 +144,8 @@ class DecoderGraph:
             x = self._layer(x, index)
         x = ops.gather(x, self.inputs["logits_rows"], integers(0))
         x = rms_norm(x, network.final_norm, config.norm_epsilon)
-        logits = linear(x, network.lm_head, table if is_tied else None)
+        multiply = (lambda x, _: ops.matmul(x, table, False, True)) if is_tied else self.product
+        logits = linear(x, network.lm_head, multiply)
         logits = ops.squeeze(logits, integers([1]))
         logits = scaled(logits, 1 / config.logits_divisor)
         if config.logits_softcap is not None:
@@ -149,8 +161,10 @@ class DecoderGraph:
         return model
 
 
-def build_graph(network: Network, attention: Attention | None = None) -> Any:
-    """Return the network as an ``openvino.Model``, with OpenVINO's attention unless another is given.
+def build_graph(
+    network: Network, attention: Attention | None = None, product: Product = openvino_product
+) -> Any:
+    """Return the network as an ``openvino.Model``, by default with OpenVINO's attention and products.
 
     Inputs, T tokens of S sequences: ``input_ids`` and ``position_ids`` i64 [T]; ``past_lens`` i32 [S];
     ``subsequence_begins`` i32 [S + 1]; ``block_indices`` i32 [blocks of all sequences];
@@ -158,4 +172,4 @@ def build_graph(network: Network, attention: Attention | None = None) -> Any:
     of the tokens whose logits are computed; ``key_cache.N`` and ``value_cache.N``. Output: ``logits``
     f32 [n, ``network.num_logits``].
     """
-    return DecoderGraph(network, attention or PagedAttention(network.config)).build()
+    return DecoderGraph(network, attention or PagedAttention(network.config), product).build()

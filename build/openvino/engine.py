@@ -15,19 +15,21 @@ from typing import Any
 
 import openvino as ov
 
-from build.attention.library import compiled_library
 from build.checkpoints.engine_texts import write_engine_texts
 from build.files.engine_directory import new_engine
 from build.files.manifest import write_manifest
 from build.networks.linear import Linear
 from build.networks.network import Layer, Network
 from build.openvino.decoder_graph import build_graph
+from build.openvino.operations import openvino_product
 from build.openvino.own_attention import KV_BLOCK_SIZE, OwnAttention
+from build.openvino.own_linear import own_product
+from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file
 
 FORMAT_VERSION = 2
-ATTENTION_LIBRARY = "attention.so"
+OPERATOR_LIBRARY = "operators.so"
 KV_PROPERTIES = {
     "float32": {"KV_CACHE_PRECISION": "f32"},
     "float16": {"KV_CACHE_PRECISION": "f16"},
@@ -50,6 +52,7 @@ class EngineSettings:
         quantization: As in the recipe: ``none``, ``int8``, ``int4`` or ``checkpoint``.
         kv_cache_dtype: A key of ``KV_PROPERTIES``.
         attention: ``openvino`` or ``draftproof``.
+        linear: ``openvino`` or ``draftproof``.
         num_threads: Threads of the engine; results are bitwise equal only for the same number of threads.
         thread_placement: ``pinned`` to cores or ``free``.
         texts: Content of further files by name, such as ``chat.json``.
@@ -70,6 +73,7 @@ class EngineSettings:
     dynamic_quantization: bool = True
     thread_placement: str = "pinned"
     attention: str = "openvino"
+    linear: str = "openvino"
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -131,6 +135,7 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
         "kv_block_size": KV_BLOCK_SIZE,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "attention": settings.attention,
+        "linear": settings.linear,
         "num_threads": settings.num_threads,
         "compile_properties": _compile_properties(settings, meter.rounding_group),
         "num_parameters": int(meter.parameters),
@@ -142,6 +147,10 @@ def engine_description(network: Network, settings: EngineSettings, meter: _Meter
 def openvino_version() -> str:
     """Return the version of the installed openvino without build number, such as ``2026.4.1``."""
     return str(ov.__version__).split("-", 1)[0]
+
+
+def _has_own_operation(graph: Any) -> bool:
+    return any(node.get_type_info().version_id == "draftproof" for node in graph.get_ops())
 
 
 def write_engine(
@@ -157,12 +166,13 @@ def write_engine(
         token_map: Content of ``token_map.json``, if the network reads the tokens of another tokenizer.
 
     Raises:
-        EngineBuildError: OpenVINO rejected the network, there is no compiler for attention of our own, or the
+        EngineBuildError: OpenVINO rejected the network, there is no compiler for operators of our own, or the
             disk is full.
     """
     meter = _Meter(network)
     is_own = settings.attention == "draftproof"
     attention = OwnAttention(network.config, settings.kv_cache_dtype) if is_own else None
+    product = own_product if settings.linear == "draftproof" else openvino_product
 
     def metered(index: int) -> Layer:
         layer = network.layer(index)
@@ -171,12 +181,12 @@ def write_engine(
 
     try:
         with new_engine(directory) as (work, _):
-            graph = build_graph(replace(network, layer=metered), attention)
+            graph = build_graph(replace(network, layer=metered), attention, product)
             # compress_to_fp16 would round scales and norms.
             ov.save_model(graph, work / "engine.xml", compress_to_fp16=False)
             shutil.copyfile(tokenizer, work / "tokenizer.json")
-            if is_own:
-                (work / ATTENTION_LIBRARY).write_bytes(compiled_library())
+            if _has_own_operation(graph):
+                (work / OPERATOR_LIBRARY).write_bytes(compiled_library())
             write_engine_texts(work, settings.texts)
             description = json.dumps(engine_description(network, settings, meter), indent=2)
             (work / "engine.json").write_text(description + "\n", encoding="utf-8")

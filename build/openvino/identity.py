@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from build.attention.library import source_digest
 from build.checkpoints.engine_texts import engine_text_digests
 from build.openvino.engine import FORMAT_VERSION, openvino_version
+from build.operators.library import source_digest
 from build.preflight import EngineSource
 from build.recipe import EngineRecipe
 from pipelines.manifest import sha256_file, sha256_json
@@ -50,6 +50,7 @@ _COMPILER = (
     "openvino/engine.py",
     "openvino/operations.py",
     "openvino/own_attention.py",
+    "openvino/own_linear.py",
     "openvino/paged_attention.py",
 )
 
@@ -104,7 +105,9 @@ def engine_identity(
         "format_version": FORMAT_VERSION,
         "compiler_sha256": {name: sha256_file(_BUILD / name) for name in _COMPILER},
         "openvino_version": openvino_version(),
-        **({"attention_sha256": source_digest()} if engine.attention == "draftproof" else {}),
+        **(
+            {"operators_sha256": source_digest()} if "draftproof" in (engine.attention, engine.linear) else {}
+        ),
         **(
             {}
             if source.token_map is None

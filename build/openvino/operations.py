@@ -5,6 +5,7 @@ A hidden state has the shape [T, 1, hidden] for the T tokens of all sequences. O
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,18 @@ def integers(values: Any) -> Any:
     return ops.constant(np.asarray(values, dtype=np.int64))
 
 
-def linear(x: Any, weights: Linear, weight: Any = None) -> Any:
-    """Multiply the last axis of x with a projection.
+def openvino_product(x: Any, weights: Linear) -> Any:
+    """Multiply the last axis of x with the weight of a projection, without its bias."""
+    return ops.matmul(x, _weight(weights), False, True)
+
+
+def linear(x: Any, weights: Linear, product: Callable[[Any, Linear], Any]) -> Any:
+    """Apply a projection to the last axis of x.
 
     Args:
         x: Its input.
         weights: The projection.
-        weight: Node of its weight, if the graph has it already.
+        product: Multiplies with its weight.
     """
     if weights.prequant is not None:
         x = ops.multiply(x, floats(weights.prequant.reshape(1, 1, -1)))
@@ -72,7 +78,7 @@ def linear(x: Any, weights: Linear, weight: Any = None) -> Any:
         x = _rounded(x, weights.input_quantization)
     if weights.input_order is not None:
         x = ops.gather(x, integers(weights.input_order), integers(-1))
-    y = ops.matmul(x, _weight(weights) if weight is None else weight, False, True)
+    y = product(x, weights)
     return y if weights.bias is None else ops.add(y, floats(weights.bias.reshape(1, 1, -1)))
 
 

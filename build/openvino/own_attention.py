@@ -1,33 +1,20 @@
-"""Write attention as the operation of ``build/attention``, which knows the layout of the cache alone."""
+"""Write attention as our operation: ``build/operators/attention`` alone knows the layout of the cache."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from typing import Any
 
 import openvino as ov
-from openvino.utils.node_factory import NodeFactory
 
-from build.attention.library import compiled_library
 from build.networks.config import NetworkConfig
 from build.openvino.operations import parameter
+from build.openvino.own_operators import own_operation
 from pipelines.engine_memory import block_bytes
 from pipelines.errors import EngineBuildError
 
 KV_BLOCK_SIZE = 32  # tokens
 _HEAD_STEP = 16  # features: the kernel's registers
 _INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
-
-
-@functools.cache
-def _factory() -> NodeFactory:
-    factory = NodeFactory()
-    with tempfile.NamedTemporaryFile(suffix=".so") as library:
-        library.write(compiled_library())
-        library.flush()
-        factory.add_extension(library.name)
-    return factory
 
 
 class OwnAttention:
@@ -76,4 +63,4 @@ class OwnAttention:
             "window": window,
             "kv_cache_dtype": self._dtype,
         }
-        return _factory().create("Attention", arguments, attributes).output(0)
+        return own_operation("Attention", arguments, attributes)

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import EngineLoadError
-from pipelines.executor.attention_library import attention_library
 from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK
+from pipelines.executor.operator_library import operator_library
 from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
@@ -262,22 +262,22 @@ def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
 def _compile(openvino: Any, files: EngineFiles, weights: Weights, config: EngineConfig) -> Any:
     network = files.read("engine.xml").decode()
     tensor = openvino.Tensor(weights.data, shared_memory=True)
-    attention = attention_library(files)
+    operators = operator_library(files)
     with ThreadPoolExecutor(1) as pool:  # compiling leaves CPU cores idle
         digest = pool.submit(sha256_bytes, weights.data.data)
         try:
-            return _compile_network(openvino, network, tensor, config, attention)
+            return _compile_network(openvino, network, tensor, config, operators)
         finally:  # also after an error, whose likely cause are changed weights
             check_digest(files.path("engine.bin"), files.sha256("engine.bin"), digest.result())
 
 
 def _compile_network(
-    openvino: Any, network: str, weights: Any, config: EngineConfig, attention: str | None
+    openvino: Any, network: str, weights: Any, config: EngineConfig, operators: str | None
 ) -> Any:
     core = openvino.Core()
     core.get_versions("CPU")  # registers the attention operator, which is needed to read the file
-    if attention is not None:
-        core.add_extension(attention)
+    if operators is not None:
+        core.add_extension(operators)
     model = core.read_model(network, weights)
     for node in model.get_ops():
         if node.get_type_name() == "PagedAttentionExtension":

@@ -56,7 +56,7 @@ def engine_conditions(engine_dirs: Mapping[str, Path]) -> dict[str, Any]:
     """
     keys = (
         *("quantization", "num_parameters", "weight_bytes_per_step"),
-        *("kv_cache_dtype", "attention", "num_threads"),
+        *("kv_cache_dtype", "attention", "linear", "num_threads"),
     )
     found: dict[str, Any] = {}
     for role, directory in engine_dirs.items():

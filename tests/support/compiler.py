@@ -1,4 +1,4 @@
-"""Marks tests of attention of our own, and compiles its parts once for all workers of a run."""
+"""Marks tests of operators of our own, and compiles their parts once for all workers of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from build.attention import library
-from build.attention.library import COMPILER, _compile
+from build.operators import library
+from build.operators.library import COMPILER, _compile
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"needs {COMPILER}")
 ATTENTIONS = ("openvino", pytest.param("draftproof", marks=needs_compiler))

@@ -193,6 +193,7 @@ def build_tiny_engine(
     num_threads: int = 2,
     kv_cache_dtype: str = "float32",
     attention: str = "openvino",
+    linear: str = "openvino",
     dynamic_quantization: bool = True,
     growth: Growth | None = None,
 ) -> Path:
@@ -205,7 +206,7 @@ def build_tiny_engine(
         network = grow(network, growth)
     lm_head = "int8" if quantization == "int8" else "checkpoint"
     engine, engine_tokenizer = directory / role, checkpoint_directory / "tokenizer.json"
-    recipe = [quantization, num_threads, kv_cache_dtype, attention, dynamic_quantization, str(growth)]
+    recipe = [quantization, num_threads, kv_cache_dtype, attention, linear, dynamic_quantization, str(growth)]
     write_engine(
         engine,
         apply_quantization(network, quantization, lm_head),
@@ -216,6 +217,7 @@ def build_tiny_engine(
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             attention=attention,
+            linear=linear,
             num_threads=num_threads,
             end_ids=(config["end_id"],),
             fingerprint=sha256_json([sha256_file(checkpoint_directory / "rank0.safetensors"), role, recipe]),
@@ -237,6 +239,7 @@ def build_tiny_pair(
     num_threads: int = 2,
     kv_cache_dtype: str = "float32",
     attention: str = "openvino",
+    linear: str = "openvino",
     growth: Growth | None = None,
     **config_changes: Any,
 ) -> tuple[Path, Path]:
@@ -253,6 +256,7 @@ def build_tiny_pair(
         num_threads: The thread count recorded in the engines.
         kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
         attention: ``openvino`` or ``draftproof``.
+        linear: ``openvino`` or ``draftproof``.
         growth: Sizes to which the target is grown; its function stays the same, its steps cost more.
         **config_changes: Keys of ``config.json`` for both.
 
@@ -271,6 +275,7 @@ def build_tiny_pair(
         "num_threads": num_threads,
         "kv_cache_dtype": kv_cache_dtype,
         "attention": attention,
+        "linear": linear,
     }
     engines = (
         build_tiny_engine(directory, config, drafts[draft](), role="draft", **options),

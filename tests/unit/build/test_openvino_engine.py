@@ -57,6 +57,7 @@ def engine_of(
     dynamic: bool = False,
     kv: str = "float32",
     attention: str = "openvino",
+    linear: str = "openvino",
 ) -> Engine:
     tokenizer = directory / "tokenizer.json"
     tokenizer.write_text("{}", encoding="utf-8")
@@ -64,6 +65,7 @@ def engine_of(
         *("target", "test", "none", kv, 2, (0,), "f" * 64, {}),
         dynamic_quantization=dynamic,
         attention=attention,
+        linear=linear,
     )
     write_engine(directory / "engine", network, tokenizer, settings)
     return Engine(EngineFiles(directory / "engine"), num_blocks=16)
@@ -140,6 +142,28 @@ def test_dynamic_quantization_stays_close(algo: str | None, tmp_path: Path) -> N
     logits = run(engine_of(tmp_path, network, dynamic=True), token_ids())
     # Random weights are the hard case: a flat distribution in which every error counts.
     assert mean_kl(reference_logits(network, token_ids()), logits) < 0.02
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", ["gqa", "untied", "biases", "odd sizes"])
+def test_products_of_our_own_are_what_numpy_says_to_14_bits(shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", **SHAPES[shape])
+    network = apply_quantization(network_from_checkpoint(checkpoint), "int8", "int8")
+    logits = run(engine_of(tmp_path, network, dynamic=True, linear="draftproof"), token_ids())
+    assert 1e-8 < mean_kl(reference_logits(network, token_ids()), logits) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("algo", QUANTIZERS)
+def test_products_of_our_own_leave_other_weights_to_openvino(algo: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
+    network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "int8")
+    logits = []
+    for linear in ("openvino", "draftproof"):
+        folder = tmp_path / linear
+        folder.mkdir()
+        logits.append(run(engine_of(folder, network, linear=linear), token_ids()))
+    assert mean_kl(*logits) < 1e-4
 
 
 @pytest.mark.parametrize("algo", QUANTIZERS)

@@ -24,10 +24,8 @@ def eight_processors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
 
 
 def build(folder: Path, form: str) -> Path:
-    quantization, kv_cache_dtype, attention = form.split(", ")
-    _, target = build_tiny_pair(
-        folder, quantization=quantization, kv_cache_dtype=kv_cache_dtype, attention=attention
-    )
+    names = ("quantization", "kv_cache_dtype", "attention", "linear")
+    _, target = build_tiny_pair(folder, **dict(zip(names, form.split(", "), strict=False)))
     return target
 
 
@@ -36,7 +34,10 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return build(tmp_path_factory.mktemp("engine"), request.param)
 
 
-@pytest.fixture(scope="module", params=["none, float32, draftproof", "int8, int8, draftproof"])
+@pytest.fixture(
+    scope="module",
+    params=["none, float32, draftproof", "int8, int8, draftproof", "int8, float32, draftproof, draftproof"],
+)
 def own_attention(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("engine"), request.param)
 

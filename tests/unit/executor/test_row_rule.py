@@ -29,6 +29,10 @@ CACHES = ("int8, float32", "int8, float16", "int8, int8", "none, int8")
 OWN_ATTENTION = tuple(
     pytest.param(f"{form}, draftproof", marks=needs_compiler) for form in (*CACHES, "none, float32")
 )
+OWN_PRODUCTS = tuple(
+    pytest.param(f"{form}, draftproof", marks=needs_compiler)
+    for form in ("int8, float32, openvino", "int8, int8, openvino", "int8, float32, draftproof")
+)
 LONE_ROW_DIFFERS = ("INT8 head", "few inputs")
 Logits = npt.NDArray[np.float32]
 
@@ -40,13 +44,15 @@ def int8_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return Engine(EngineFiles(target), NUM_BLOCKS)
 
 
-@pytest.fixture(scope="module", params=[*CACHES, *OWN_ATTENTION, *LONE_ROW_DIFFERS, *QUANTIZERS])
+@pytest.fixture(
+    scope="module", params=[*CACHES, *OWN_ATTENTION, *OWN_PRODUCTS, *LONE_ROW_DIFFERS, *QUANTIZERS]
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Build engines of weights rounded here, of a rounded head alone, and of each form of a checkpoint."""
     directory = tmp_path_factory.mktemp("row_rule")
     form, *settings = request.param.split(", ")
     if settings:
-        keys = dict(zip(("kv_cache_dtype", "attention"), settings, strict=False))
+        keys = dict(zip(("kv_cache_dtype", "attention", "linear"), settings, strict=False))
         _, target = build_tiny_pair(directory, quantization=form, hidden_size=256, **keys)
     elif form == "few inputs":
         _, target = build_tiny_pair(directory, hidden_size=64)
@@ -57,11 +63,11 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Engine(EngineFiles(target), NUM_BLOCKS)
 
 
-@pytest.fixture(scope="module", params=OWN_ATTENTION)
+@pytest.fixture(scope="module", params=[*OWN_ATTENTION, OWN_PRODUCTS[-1]])
 def own_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
     """Return engines with attention of our own, with one thread and with two."""
-    form, kv_cache_dtype, attention = request.param.split(", ")
-    keys = {"quantization": form, "kv_cache_dtype": kv_cache_dtype, "attention": attention}
+    names = ("quantization", "kv_cache_dtype", "attention", "linear")
+    keys = dict(zip(names, request.param.split(", "), strict=False))
     _, target = build_tiny_pair(tmp_path_factory.mktemp("one_form"), hidden_size=256, **keys)
     files = EngineFiles(target)
     config = EngineConfig.read(files)
@@ -187,6 +193,26 @@ def test_with_our_own_attention_chunks_and_rows_have_the_same_bits(own_engines: 
                 assert np.array_equal(last, expected[:1]), f"prompt by {cut}, {as_rows=}"
 
 
+@needs_compiler
+def test_with_all_operators_of_our_own_neither_threads_nor_a_lone_token_change_a_bit(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path_factory.mktemp("own_operators")
+    _, target = build_tiny_pair(directory, hidden_size=256, attention="draftproof", linear="draftproof")
+    files = EngineFiles(target)
+    config = EngineConfig.read(files)
+    engines = [Engine(files, NUM_BLOCKS, dataclasses.replace(config, num_threads=count)) for count in (1, 2)]
+    found = [
+        plain_decoding(steps, steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN))
+        for steps in (Steps(engine, seed=17) for engine in engines)
+    ]
+    assert np.array_equal(*found)
+    monkeypatch.setattr("pipelines.executor.engine.with_sequences", lambda inputs, least: inputs)
+    steps = Steps(engines[1], seed=17)
+    steps.run(steps.piece(0, steps.tokens(PROMPT_LEN), 0, False, 1))
+    assert np.array_equal(_without_dummy_rows(steps, steps.tokens(OUTPUT_LEN)), found[0][1:])
+
+
 def test_control_keys_with_a_scale_for_a_block_have_other_bits(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -214,12 +240,17 @@ def test_control_steps_of_one_token_have_other_bits(
     steps = Steps(int8_engine, seed=17)
     prompt, output = steps.tokens(PROMPT_LEN), steps.tokens(OUTPUT_LEN)
     expected = plain_decoding(steps, prompt, output)[1:]
+    assert not np.array_equal(_without_dummy_rows(steps, output), np.stack(expected))
+
+
+def _without_dummy_rows(steps: Steps, output: npt.NDArray[np.int32]) -> Logits:
+    """Return the logits of plain decoding in steps of one token."""
     bare = []
-    for index in range(OUTPUT_LEN):
+    for index in range(len(output)):
         piece = steps.piece(0, output[index : index + 1], PROMPT_LEN + index, True, 1)
-        inputs = _without_dummy_row(pack([piece], int8_engine.config.kv_block_size))
-        bare.append(int8_engine.step(inputs)[0].copy())
-    assert not np.array_equal(np.stack(bare), np.stack(expected))
+        inputs = _without_dummy_row(pack([piece], steps.engine.config.kv_block_size))
+        bare.append(steps.engine.step(inputs)[0].copy())
+    return np.stack(bare)
 
 
 def _without_dummy_row(inputs: StepInputs) -> StepInputs:

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernel.h"
+#include "attention/kernel.h"
 #include "lanes.h"
-#include "products.h"
+#include "attention/products.h"
 
 namespace LANES {
 

@@ -1,4 +1,4 @@
-"""Loads the attention operator of our own, which an engine carries as a library (``build/attention``)."""
+"""Loads the operators of our own, which an engine carries as a library (``build/operators``)."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import os
 from pipelines.errors import EngineLoadError
 from pipelines.manifest import EngineFiles
 
-ATTENTION_LIBRARY = "attention.so"
 
-
-def attention_library(files: EngineFiles) -> str | None:
-    """Load the operator of an engine, after OpenVINO was imported.
+def operator_library(files: EngineFiles) -> str | None:
+    """Load the operators of an engine, after OpenVINO was imported.
 
     Args:
         files: Files of the engine.
 
     Returns:
-        A path by which OpenVINO finds the library; None if the engine uses OpenVINO's attention.
+        A path by which OpenVINO finds the library; None if the engine has none.
 
     Raises:
         EngineLoadError: The library has changed, or does not fit the installed OpenVINO.
     """
-    if ATTENTION_LIBRARY not in files.manifest["files"]:
+    name = next((name for name in files.manifest["files"] if name.endswith(".so")), None)
+    if name is None:
         return None
-    content = files.read(ATTENTION_LIBRARY)
+    content = files.read(name)
     try:
         return _loaded(content)
     except OSError as error:
         raise EngineLoadError(
-            "the engine's attention operator cannot be loaded",
-            values=f"{files.path(ATTENTION_LIBRARY)}: {error}",
-            limit="the version of OpenVINO that it was compiled with",
+            "the engine's operators cannot be loaded",
+            values=f"{files.path(name)}: {error}",
+            limit="the version of OpenVINO that they were compiled with",
             remedy=f"remove the engine (rm -r {files.directory}) and run 'make engines'",
         ) from None
 
@@ -44,7 +43,7 @@ def _loaded(content: bytes) -> str:
 
     The library stays as long as the process, because networks that use it may outlive any other reference.
     """
-    file = os.memfd_create("draftproof-attention")
+    file = os.memfd_create("draftproof-operators")
     with os.fdopen(os.dup(file), "wb") as stream:
         stream.write(content)
     path = f"/proc/self/fd/{file}"

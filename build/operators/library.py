@@ -1,4 +1,4 @@
-"""Compile the attention operator to a library, which an engine carries as one of its files.
+"""Compile the operators to a library, which an engine carries as one of its files.
 
 It needs g++ and the headers that OpenVINO's package brings. An engine that is served needs neither.
 """
@@ -22,17 +22,25 @@ _SOURCES = Path(__file__).resolve().parent
 _PACKAGE = Path(ov.__file__).resolve().parent
 # Products and sums are fused only where the source says so: then all processors round alike.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+_AVX2 = ("-DLANES=avx2", "-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-DLANES=avx512", "-mavx512f", "-mfma", "-mf16c")
 _PARTS = {
-    "operator": ("operator.cpp", "-DOV_THREAD=OV_THREAD_TBB_ADAPTIVE"),
-    "avx2": ("kernel.cpp", "-DLANES=avx2", "-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("kernel.cpp", "-DLANES=avx512", "-mavx512f", "-mfma", "-mf16c"),
+    "extension": ("extension.cpp", "-DOV_THREAD=OV_THREAD_TBB_ADAPTIVE"),
+    "attention_avx2": ("attention/kernel.cpp", *_AVX2),
+    "attention_avx512": ("attention/kernel.cpp", *_AVX512),
+    "linear_avx2": ("linear/kernel.cpp", *_AVX2),
 }
 
 
 def source_digest() -> str:
-    """Return the SHA-256 of the operator's sources and of how they are compiled, hexadecimal."""
-    sources = {path.name: sha256_file(path) for path in sorted(_SOURCES.iterdir()) if path.is_file()}
-    return sha256_json(sources)
+    """Return the SHA-256 of the operators' sources and of how they are compiled, hexadecimal."""
+    sources = [path for path in sorted(_SOURCES.rglob("*")) if path.suffix in (".cpp", ".h", ".py")]
+    return sha256_json({str(path.relative_to(_SOURCES)): sha256_file(path) for path in sources})
+
+
+def has_compiler() -> bool:
+    """Return whether there is a compiler."""
+    return shutil.which(COMPILER) is not None
 
 
 def check_compiler() -> None:
@@ -41,12 +49,12 @@ def check_compiler() -> None:
     Raises:
         EngineBuildError: There is none.
     """
-    if shutil.which(COMPILER) is None:
+    if not has_compiler():
         raise EngineBuildError(
-            "the attention operator cannot be compiled",
+            "the operators of our own cannot be compiled",
             values=f"{COMPILER} is not on the PATH",
-            limit="'attention: draftproof' compiles it with the engine",
-            remedy=f"install it (Debian: apt install {COMPILER}), or set 'attention: openvino' in the recipe "
+            limit="'attention: draftproof' and 'linear: draftproof' compile them with the engine",
+            remedy=f"install it (Debian: apt install {COMPILER}), or set both to 'openvino' in the recipe, "
             "unless the network caps attention scores",
         )
 
@@ -59,11 +67,11 @@ def compiled_library() -> bytes:
         EngineBuildError: There is no compiler, or it failed.
     """
     check_compiler()
-    with tempfile.TemporaryDirectory(prefix="draftproof-attention-") as name:
+    with tempfile.TemporaryDirectory(prefix="draftproof-operators-") as name:
         folder = Path(name)
         with ThreadPoolExecutor(len(_PARTS)) as pool:
             objects = list(pool.map(functools.partial(_compile, folder), _PARTS))
-        library = folder / "attention.so"
+        library = folder / "operators.so"
         libraries = [next((_PACKAGE / "libs").glob(f"lib{name}.so*")) for name in ("openvino", "tbb")]
         _run("-shared", "-s", "-o", str(library), *map(str, objects), *map(str, libraries))
         return library.read_bytes()
@@ -72,7 +80,7 @@ def compiled_library() -> bytes:
 def _compile(folder: Path, part: str) -> Path:
     source, *flags = _PARTS[part]
     made = folder / f"{part}.o"
-    _run(*_FLAGS, *flags, "-isystem", str(_PACKAGE / "include"), "-c", source, "-o", str(made))
+    _run(*_FLAGS, *flags, "-I", ".", "-isystem", str(_PACKAGE / "include"), "-c", source, "-o", str(made))
     return made
 
 
@@ -82,8 +90,8 @@ def _run(*arguments: str) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise EngineBuildError(
-            "the attention operator cannot be compiled",
+            "the operators of our own cannot be compiled",
             values=(errors or [f"{COMPILER} ended with code {done.returncode}"])[0],
             limit="g++ 9 or newer, and OpenVINO's headers, which its package brings",
-            remedy="install a newer g++, or set 'attention: openvino' in the recipe",
+            remedy="install a newer g++, or set 'attention: openvino' and 'linear: openvino' in the recipe",
         )

@@ -1,10 +1,10 @@
-// The kernel as an operation of OpenVINO.
+// Attention as an operation of OpenVINO.
 
-#include <openvino/core/extension.hpp>
-#include <openvino/core/op_extension.hpp>
+#pragma once
+
 #include <openvino/op/op.hpp>
 
-#include "kernel.h"
+#include "attention/kernel.h"
 
 namespace {
 
@@ -87,5 +87,3 @@ private:
 };
 
 }  // namespace
-
-OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<Attention>>()}));

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from build.attention import library
-from build.attention.library import _compile, compiled_library
+from build.openvino.engine import OPERATOR_LIBRARY
+from build.operators import library
+from build.operators.library import _compile, compiled_library
 from pipelines.errors import EngineBuildError, EngineLoadError
-from pipelines.executor.attention_library import ATTENTION_LIBRARY
 from pipelines.executor.engine import Engine
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, sha256_file
 from tests.support.compiler import needs_compiler
@@ -29,11 +29,11 @@ def with_other_library(engine: Path, folder: Path, content: bytes) -> Path:
     """Return a copy of an engine whose library and manifest were both replaced."""
     copy = Path(shutil.copytree(engine, folder / "engine"))
     copy.chmod(0o755)
-    for name in (ATTENTION_LIBRARY, MANIFEST_NAME):
+    for name in (OPERATOR_LIBRARY, MANIFEST_NAME):
         (copy / name).chmod(0o644)
-    (copy / ATTENTION_LIBRARY).write_bytes(content)
+    (copy / OPERATOR_LIBRARY).write_bytes(content)
     manifest = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
-    manifest["files"][ATTENTION_LIBRARY]["sha256"] = sha256_file(copy / ATTENTION_LIBRARY)
+    manifest["files"][OPERATOR_LIBRARY]["sha256"] = sha256_file(copy / OPERATOR_LIBRARY)
     (copy / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
     return copy
 
@@ -44,15 +44,15 @@ def test_without_a_compiler_the_build_says_what_to_do(monkeypatch: pytest.Monkey
         compile_anew()
     assert caught.value.values == "g++ is not on the PATH"
     assert "apt install g++" in caught.value.remedy
-    assert "'attention: openvino'" in caught.value.remedy
+    assert "set both to 'openvino'" in caught.value.remedy
 
 
-def test_openvinos_attention_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvinos_operations_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("build.openvino.engine.compiled_library", compile_anew)
-    monkeypatch.setattr("build.openvino.own_attention.compiled_library", compile_anew)
+    monkeypatch.setattr("build.openvino.own_operators.compiled_library", compile_anew)
     monkeypatch.setenv("PATH", "")
     _, target = build_tiny_pair(tmp_path)
-    assert not (target / ATTENTION_LIBRARY).exists()
+    assert not (target / OPERATOR_LIBRARY).exists()
     Engine(EngineFiles(target), 3)
 
 
@@ -88,8 +88,8 @@ def test_heads_of_another_size_are_refused(tmp_path: Path) -> None:
 @needs_compiler
 def test_a_changed_library_is_not_loaded(engine: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(engine, tmp_path / "engine"))
-    (copy / ATTENTION_LIBRARY).chmod(0o644)
-    with (copy / ATTENTION_LIBRARY).open("ab") as file:
+    (copy / OPERATOR_LIBRARY).chmod(0o644)
+    with (copy / OPERATOR_LIBRARY).open("ab") as file:
         file.write(b"more")
     with pytest.raises(EngineLoadError, match="was changed since the engine was built"):
         Engine(EngineFiles(copy), 3)
@@ -98,5 +98,5 @@ def test_a_changed_library_is_not_loaded(engine: Path, tmp_path: Path) -> None:
 @needs_compiler
 def test_a_library_of_another_machine_is_an_error_of_the_engine(engine: Path, tmp_path: Path) -> None:
     copy = with_other_library(engine, tmp_path, b"\x7fELF of something else")
-    with pytest.raises(EngineLoadError, match=r"operator cannot be loaded; .*attention\.so: "):
+    with pytest.raises(EngineLoadError, match=r"operators cannot be loaded; .*operators\.so: "):
         Engine(EngineFiles(copy), 3)

@@ -4,17 +4,17 @@
 // cut at fixed positions into segments, whose positions are added in order and which are joined in order.
 // Which rows share a read of the cache, and which thread computes what, changes none of these additions.
 
-#include "kernel.h"
+#include "attention/kernel.h"
 
 #include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "block.h"
+#include "attention/block.h"
 #include "lanes.h"
-#include "plan.h"
-#include "products.h"
+#include "attention/plan.h"
+#include "attention/products.h"
 #include "tasks.h"
 
 namespace LANES {

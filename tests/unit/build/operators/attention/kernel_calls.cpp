@@ -2,7 +2,7 @@
 
 #include <tbb/task_arena.h>
 
-#include "kernel.h"
+#include "attention/kernel.h"
 
 extern "C" void attend(const Layer* layer, const Step* step, bool is_wide, int num_threads) {
     tbb::task_arena arena(num_threads);

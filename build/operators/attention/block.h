@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernel.h"
+#include "attention/kernel.h"
 #include "lanes.h"
 
 namespace LANES {

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import openvino as ov
 
-from build.attention import library
 from pipelines.engine_memory import block_bytes
+from tests.unit.build.operators.calls import compile_calls
 
 BLOCK = 32
 DTYPES = ("float32", "float16", "int8")
@@ -49,16 +48,10 @@ def has_wide_lanes() -> bool:
     return " avx512f " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
-def compile_calls(folder: Path) -> ctypes.CDLL:
-    """Compile both forms of the kernel, with the flags of the real library, for direct calls."""
-    objects = [str(library._compile(folder, part)) for part in ("avx2", "avx512")]
-    source = str(Path(__file__).with_name("kernel_calls.cpp"))
-    package = Path(ov.__file__).parent
-    threads = next((package / "libs").glob("libtbb.so*"))
-    made = folder / "calls.so"
-    flags = ("-std=c++17", "-shared", "-fPIC", "-I", ".", "-isystem", str(package / "include"))
-    library._run(*flags, source, *objects, str(threads), "-o", str(made))
-    return ctypes.CDLL(str(made))
+def compile_kernel(folder: Path) -> ctypes.CDLL:
+    """Compile both forms of the kernel."""
+    source = Path(__file__).with_name("kernel_calls.cpp")
+    return compile_calls(folder, source, "attention_avx2", "attention_avx512")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compiler import needs_compiler
-from tests.unit.build.attention.kernel import (
+from tests.unit.build.operators.attention.kernel import (
     BLOCK,
     DTYPES,
     Floats,
@@ -19,7 +19,7 @@ from tests.unit.build.attention.kernel import (
     Piece,
     Shape,
     Tokens,
-    compile_calls,
+    compile_kernel,
     expected_output,
     has_wide_lanes,
 )
@@ -34,7 +34,7 @@ NUM_REQUESTS = 4
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_calls(tmp_path_factory.mktemp("kernel"))
+    return compile_kernel(tmp_path_factory.mktemp("kernel"))
 
 
 shapes = st.builds(

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "block.h"
+#include "attention/block.h"
 #include "lanes.h"
 
 namespace LANES {

@@ -1,1 +1,0 @@
-"""Compile the attention operator of our own, which an engine can carry instead of OpenVINO's."""

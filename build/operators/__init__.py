@@ -1,0 +1,1 @@
+"""Operators of our own, which an engine can carry instead of OpenVINO's."""

@@ -1,0 +1,28 @@
+// Products with a weight of 8-bit integers, for processors without an instruction for such products.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+constexpr int kPanel = 16;  // outputs that are computed together
+
+// A projection from `num_inputs` to `num_outputs` features.
+//
+// The weight consists of panels of 16 outputs, the last one filled up with zeros. A panel holds the inputs in
+// pairs, [pairs, 16 outputs, 2]; the second input of the last pair may be missing and is 0 then.
+struct Projection {
+    size_t num_inputs;
+    size_t num_outputs;
+    const int8_t* weight;
+    const float* scale;  // of each output, filled up to whole panels
+
+    size_t num_pairs() const { return (num_inputs + 1) / 2; }
+    size_t num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
+    size_t panel_bytes() const { return num_pairs() * 2 * kPanel; }
+};
+
+// Multiply rows [rows, inputs] with the weight, to `output` [rows, outputs].
+namespace avx2 {
+void multiply(const Projection& projection, const float* input, size_t num_rows, float* output);
+}

@@ -1,0 +1,12 @@
+// Calls of the kernel with a number of threads, for ctypes.
+
+#include <tbb/task_arena.h>
+
+#include "linear/kernel.h"
+
+extern "C" void multiply(size_t num_inputs, size_t num_outputs, const int8_t* weight, const float* scale,
+                         const float* input, size_t num_rows, float* output, int num_threads) {
+    const Projection projection{num_inputs, num_outputs, weight, scale};
+    tbb::task_arena arena(num_threads);
+    arena.execute([&] { avx2::multiply(projection, input, num_rows, output); });
+}
