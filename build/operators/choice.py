@@ -27,8 +27,8 @@ def with_chosen_products(recipe: Recipe, report: Callable[[str], None]) -> Recip
     if gaining and not has_compiler():
         gaining = set()
         report(
-            "warning: this processor has no VNNI, and OpenVINO takes up to three times as long for INT8 weights "
-            f"as products of our own, which need a compiler (Debian: apt install {COMPILER})"
+            "warning: this processor has no VNNI, and OpenVINO takes two to three times as long for INT8 "
+            f"weights as products of our own, which need a compiler (Debian: apt install {COMPILER})"
         )
     chosen = {
         role: dataclasses.replace(engine, linear="draftproof" if role in gaining else "openvino")
