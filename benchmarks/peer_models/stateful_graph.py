@@ -20,7 +20,6 @@ from build.openvino.decoder_graph import DecoderGraph
 from build.openvino.operations import (
     floats,
     integers,
-    linear,
     openvino_product,
     parameter,
     rms_norm,
@@ -39,7 +38,7 @@ class StatefulGraph(DecoderGraph):
     """Builder of one graph for B sequences of S new tokens; use ``build_stateful_graph``."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.config = network, network.config
+        self.network, self.config, self.product = network, network.config, openvino_product
         self.inputs = {
             "input_ids": parameter("input_ids", [-1, -1], ov.Type.i64),
             "attention_mask": parameter("attention_mask", [-1, -1], ov.Type.i64),
@@ -89,9 +88,7 @@ class StatefulGraph(DecoderGraph):
         config = self.config
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
         widths = integers([heads * size, kv_heads * size, kv_heads * size])
-        query, key, value = ops.variadic_split(
-            linear(x, layer.qkv, openvino_product), integers(2), widths
-        ).outputs()
+        query, key, value = ops.variadic_split(self._linear(x, layer.qkv), integers(2), widths).outputs()
         rotary = config.layers[index].rotary
         assert rotary is not None, "the peers' networks are Llama's"
         query = self._rotated(_heads(query, heads, size), rotary)
@@ -108,7 +105,7 @@ class StatefulGraph(DecoderGraph):
         joined = ops.reshape(
             ops.transpose(attended, integers([0, 2, 1, 3])), integers([0, 0, heads * size]), True
         )
-        return linear(joined, layer.dense, openvino_product)
+        return self._linear(joined, layer.dense)
 
     def build(self) -> Any:
         """Return the ``openvino.Model``; see ``build_stateful_graph``."""
@@ -118,7 +115,7 @@ class StatefulGraph(DecoderGraph):
         for index in range(self.config.num_hidden_layers):
             x = self._layer(x, index)
         x = rms_norm(x, network.final_norm, self.config.norm_epsilon)
-        logits = linear(x, network.lm_head, openvino_product)
+        logits = self._linear(x, network.lm_head)
         logits.output(0).get_tensor().set_names({"logits"})
         return ov.Model([ops.result(logits, name="logits")], self.states, list(self.inputs.values()), "llama")
 
