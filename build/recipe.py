@@ -93,10 +93,9 @@ class EngineRecipe:
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
             and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
             engine is built; embedded only.
-        linear: What multiplies INT8 weights with one scale for each output. ``openvino``; ``draftproof``: an
-            operator of our own for processors without VNNI, compiled with g++ when the engine is built;
-            ``auto``: ours for ``quantization: int8`` on such a processor if there is g++, else OpenVINO's;
-            embedded only.
+        linear: What multiplies integer weights without zero points. ``openvino``; ``draftproof``: an operator
+            of our own for processors without VNNI, compiled with g++ when the engine is built; ``auto``: ours
+            for ``int8`` and ``int4`` on such a processor if there is g++, else OpenVINO's; embedded only.
         kv_cache: KV cache; embedded only.
         growth: Sizes to grow to, or None; embedded only.
         yarn: Scaling of positions, for a checkpoint whose ``config.json`` has none, or None; embedded only.

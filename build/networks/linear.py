@@ -63,15 +63,15 @@ class Linear:
         return self.is_integer and self.prequant is None and self.input_quantization is None
 
     @property
-    def has_plain_int8_weight(self) -> bool:
-        """Return whether the weight is symmetric INT8 per output channel."""
-        is_plain = self.is_integer and self.zero_point is None and not self.is_grouped
-        return is_plain and self.weight.dtype == "I8" and self.bits == 8
+    def is_symmetric_integer(self) -> bool:
+        """Return whether the weight consists of signed integers around 0, and scales."""
+        return self.is_integer and self.zero_point is None and self.weight.dtype == "I8"
 
     @property
     def is_weight_only_int8(self) -> bool:
         """Return whether this is symmetric INT8 per output channel with an unchanged input."""
-        return self.is_weight_only and self.has_plain_int8_weight and self.input_order is None
+        is_plain = self.is_symmetric_integer and self.input_order is None and not self.is_grouped
+        return self.is_weight_only and is_plain and self.bits == 8
 
     @property
     def is_grouped(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.tensor_file import Tensor
+from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.networks.linear import Linear
 from build.openvino.operations import floats, openvino_product, stored
 from build.openvino.own_operators import own_operation
@@ -18,34 +18,47 @@ _PANEL = 16  # outputs that the kernel computes together
 def own_product(x: Any, weights: Linear) -> Any:
     """Multiply the last axis of x with a weight, without its bias.
 
-    Our operation multiplies weights of 8-bit integers with one scale for each output. It rounds x to 14 bits
-    of a token's largest number. OpenVINO multiplies all other weights, and those whose x is rounded already.
+    Our operation multiplies integers of 8 or 4 bits without zero points. It rounds x to 14 bits of a token's
+    largest number. OpenVINO multiplies all other weights, and those whose x is rounded already.
     """
-    if not weights.has_plain_int8_weight or weights.input_quantization is not None:
+    if not _is_ours(weights):
         return openvino_product(x, weights)
     assert weights.scale is not None
-    panels, scale = arranged(weights.weight.data, weights.scale.reshape(-1))
-    arguments = [x, stored(Tensor("I8", panels.shape, panels)), floats(scale)]
-    return own_operation("Linear", arguments, {"num_outputs": weights.weight.shape[0]})
+    numbers, scale = arranged(weights.weight.data, weights.scale, weights.bits)
+    arguments = [x, stored(Tensor("U8", numbers.shape, numbers)), floats(scale)]
+    attributes = {"num_outputs": weights.weight.shape[0], "num_bits": weights.bits}
+    return own_operation("Linear", arguments, attributes)
+
+
+def _is_ours(weights: Linear) -> bool:
+    if not weights.is_symmetric_integer or weights.scale is None or weights.input_quantization is not None:
+        return False
+    num_inputs, num_groups = weights.weight.shape[1], weights.scale.shape[1]
+    return num_groups == 1 or num_inputs % (2 * num_groups) == 0
 
 
 def arranged(
-    weight: npt.NDArray[np.int8], scale: npt.NDArray[np.float32]
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    weight: npt.NDArray[np.int8], scale: Float32Array, bits: int
+) -> tuple[npt.NDArray[np.uint8], Float32Array]:
     """Arrange a weight as ``linear/kernel.h`` describes.
 
     Args:
         weight: int8 [out, in].
-        scale: float32 [out].
+        scale: float32 [out, groups].
+        bits: 8, or 4 for numbers in -8..7.
 
     Returns:
-        int8 [panels, bytes of a panel] and float32 [panels * 16].
+        uint8 [panels, bytes of a panel] and float32 [panels, groups, 16].
     """
     outputs, inputs = weight.shape
     num_panels, num_pairs = -(-outputs // _PANEL), -(-inputs // 2)
     padded = np.zeros((num_panels * _PANEL, num_pairs * 2), np.int8)
     padded[:outputs, :inputs] = weight
-    scales = np.zeros(num_panels * _PANEL, np.float32)
-    scales[:outputs] = scale
     panels = padded.reshape(num_panels, _PANEL, num_pairs, 2).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(panels).reshape(num_panels, -1), scales
+    numbers = np.ascontiguousarray(panels).reshape(num_panels, num_pairs, 2 * _PANEL)
+    if bits == 4:
+        numbers = numbers[..., :_PANEL] & 15 | numbers[..., _PANEL:] << 4
+    scales = np.zeros((num_panels * _PANEL, scale.shape[1]), np.float32)
+    scales[:outputs] = scale
+    grouped = scales.reshape(num_panels, _PANEL, -1).transpose(0, 2, 1)
+    return numbers.view(np.uint8).reshape(num_panels, -1), np.ascontiguousarray(grouped)

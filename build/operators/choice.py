@@ -1,4 +1,4 @@
-"""Chooses what multiplies the INT8 weights of an engine: OpenVINO or an operator of our own."""
+"""Chooses what multiplies the integer weights of an engine: OpenVINO or an operator of our own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def with_chosen_products(recipe: Recipe, report: Callable[[str], None]) -> Recip
     engines = {role: getattr(recipe, role) for role in ("draft", "target")}
     is_slow = not _BYTE_PRODUCTS & processor_flags()
     undecided = {role: engine for role, engine in engines.items() if engine.linear == "auto"}
-    gaining = {role for role, engine in undecided.items() if is_slow and engine.quantization == "int8"}
+    gaining = {
+        role for role, engine in undecided.items() if is_slow and engine.quantization in ("int8", "int4")
+    }
     if gaining and not has_compiler():
         gaining = set()
         report(
-            "warning: this processor has no VNNI, and OpenVINO takes two to three times as long for INT8 "
+            "warning: this processor has no VNNI, and OpenVINO takes up to three times as long for integer "
             f"weights as products of our own, which need a compiler (Debian: apt install {COMPILER})"
         )
     chosen = {

@@ -16,7 +16,6 @@ from docs.code_tables.pair_memory import cache_memory, pair_memory
 from docs.code_tables.recipe_keys import recipe_keys
 from docs.code_tables.upstream import upstream
 from docs.figures.acceptance import predicted_acceptance
-from docs.figures.attention_steps import attention_steps, prompt_speed
 from docs.figures.bench import every_load, headline
 from docs.figures.canary_drills import drills
 from docs.figures.demo import demo
@@ -30,6 +29,7 @@ from docs.figures.kv_caches import kv_caches
 from docs.figures.long_contexts import long_contexts
 from docs.figures.long_prompt import long_prompt
 from docs.figures.memory import server_memory
+from docs.figures.operator_steps import operator_steps, prompt_speed
 from docs.figures.other_servers import other_server
 from docs.figures.pair import pair
 from docs.figures.peers import peers
@@ -63,6 +63,9 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         every_load,
     ),
     "peers-xeon": (RESULTS / "peers-demo-large-xeon.json", "make bench-peers RECIPE=demo-large", peers),
+    "headline-avx2": (RESULTS / "bench-demo-large-avx2.json", "make bench RECIPE=demo-large", headline),
+    "every-load-avx2": (RESULTS / "bench-demo-large-avx2.json", "make bench RECIPE=demo-large", every_load),
+    "peers-avx2": (RESULTS / "peers-demo-large-avx2.json", "make bench-peers RECIPE=demo-large", peers),
     "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
     "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
     "demo": (RESULTS / "demo.json", "make results", demo),
@@ -95,7 +98,17 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     ),
     "prompt-speed": (RESULTS / "attention-steps-demo-large.json", "make results", prompt_speed),
     "steps-by-size": (RESULTS / "rehearsals.json", "make rehearse", steps_by_size),
-    "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", attention_steps),
+    "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", operator_steps),
+    "linear-steps": (
+        RESULTS / "linear-steps-demo-large.json",
+        "python -m benchmarks.operator_steps linear",
+        operator_steps,
+    ),
+    "linear-steps-int4": (
+        RESULTS / "linear-steps-int4-demo-large.json",
+        "python -m benchmarks.operator_steps linear --quantization int4",
+        operator_steps,
+    ),
     "quantized-pair": (RESULTS / "quantized-pair-demo.json", "make results", quantized_pair),
     "quantized-steps": (RESULTS / "quantized-steps-demo-large.json", "make results", quantized_steps),
     "server-memory": (RESULTS / "server-memory.json", "make results", server_memory),

@@ -20,7 +20,7 @@ _STEP_MS = 20
 
 
 def step_times(measured: dict[str, Any]) -> str:
-    """Return the chart of one file of ``benchmarks.attention_steps``: steps of rows, without prompts."""
+    """Return the chart of one file of ``benchmarks.operator_steps``: steps of rows, without prompts."""
     steps = [step for step in measured["steps"] if step["as_rows"]]
     rows = sorted({step["num_tokens"] for step in steps})
     contexts: list[int] = sorted({step["context_len"] for step in steps})

@@ -1,4 +1,4 @@
-// Products of rows with a weight of 8-bit integers, for AVX2.
+// Products of rows with a weight of 8-bit or 4-bit integers, for AVX2.
 //
 // A row is rounded to integers with a unit of its own, and integers are added exactly in any order. So a
 // row's bits depend on itself alone: neither on other rows, nor on threads, nor on the processor.
@@ -102,45 +102,73 @@ struct Sums<0> {
     void add_to(Lanes*) const {}
 };
 
-// Multiply `Rows` rows with a panel.
-template <size_t Rows>
-void multiply_rows(const int8_t* panel, size_t num_pairs, const int16_t* rows, size_t stride, Lanes* totals) {
-    for (Lanes* total = totals; total < totals + Rows; ++total) *total = every(0);
-    for (size_t begin = 0; begin < num_pairs; begin += kExactPairs) {
-        const size_t end = std::min(num_pairs, begin + kExactPairs);
-        Sums<Rows> sums;
-        for (size_t pair = begin; pair < end; ++pair, panel += 2 * kPanel) {
-            _mm_prefetch(reinterpret_cast<const char*>(panel + kAhead), _MM_HINT_T0);
-            const __m128i* weights = reinterpret_cast<const __m128i*>(panel);
-            sums.add(_mm256_cvtepi8_epi16(_mm_loadu_si128(weights)),
-                     _mm256_cvtepi8_epi16(_mm_loadu_si128(weights + 1)), rows + 2 * pair, stride);
+// The numbers of a pair of inputs for 16 outputs, eight in each register.
+struct Bytes {
+    static constexpr size_t kSize = 2 * kPanel;
+    __m256i low, high;
+
+    explicit Bytes(const uint8_t* at)
+        : low(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)))),
+          high(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + kPanel)))) {}
+};
+
+struct Nibbles {
+    static constexpr size_t kSize = kPanel;
+    __m256i low, high;
+
+    explicit Nibbles(const uint8_t* at) {
+        const __m256i both = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+        low = _mm256_srai_epi16(_mm256_slli_epi16(both, 12), 12);
+        high = _mm256_srai_epi16(both, 4);
+    }
+};
+
+// Multiply `Rows` rows with a panel, to `totals` in the unit of each row.
+template <class Numbers, size_t Rows>
+void multiply_rows(const Projection& projection, size_t panel, const int16_t* rows, size_t stride,
+                   Lanes* totals) {
+    const uint8_t* weight = projection.weight + panel * projection.panel_bytes();
+    const float* scale = projection.scale + panel * projection.num_groups * kPanel;
+    const size_t group = projection.num_pairs() / projection.num_groups;
+    std::fill(totals, totals + Rows, every(0));
+    for (size_t first = 0; first < projection.num_pairs(); first += group, scale += kPanel) {
+        Lanes products[Rows];
+        std::fill(products, products + Rows, every(0));
+        for (size_t begin = first; begin < first + group; begin += kExactPairs) {
+            const size_t end = std::min(first + group, begin + kExactPairs);
+            Sums<Rows> sums;
+            for (size_t pair = begin; pair < end; ++pair, weight += Numbers::kSize) {
+                _mm_prefetch(reinterpret_cast<const char*>(weight + kAhead), _MM_HINT_T0);
+                const Numbers numbers(weight);
+                sums.add(numbers.low, numbers.high, rows + 2 * pair, stride);
+            }
+            sums.add_to(products);
         }
-        sums.add_to(totals);
+        for (size_t row = 0; row < Rows; ++row)
+            totals[row] = multiply_add(products[row], load(scale), totals[row]);
     }
 }
 
-// Multiply at most `Rows` rows with a panel.
-template <size_t Rows>
-void multiply_at_most(size_t num_rows, const int8_t* panel, size_t num_pairs, const int16_t* rows, size_t stride,
-                      Lanes* totals) {
+template <class Numbers, size_t Rows>
+void multiply_at_most(size_t num_rows, const Projection& projection, size_t panel, const int16_t* rows,
+                      size_t stride, Lanes* totals) {
     if (num_rows >= Rows)
-        multiply_rows<Rows>(panel, num_pairs, rows, stride, totals);
+        multiply_rows<Numbers, Rows>(projection, panel, rows, stride, totals);
     else if constexpr (Rows > 1)
-        multiply_at_most<Rows - 1>(num_rows, panel, num_pairs, rows, stride, totals);
+        multiply_at_most<Numbers, Rows - 1>(num_rows, projection, panel, rows, stride, totals);
 }
 
-void multiply_panel(const Projection& projection, size_t panel, const Rounded& rounded, size_t num_rows,
-                    float* output) {
+void compute_panel(const Projection& projection, size_t panel, const Rounded& rounded, size_t num_rows,
+                   float* output) {
     const size_t first = panel * kPanel, width = std::min<size_t>(kPanel, projection.num_outputs - first);
-    const int8_t* weight = projection.weight + panel * projection.panel_bytes();
-    const Lanes scale = load(projection.scale + first);
     for (size_t begin = 0; begin < num_rows; begin += kRows) {
         Lanes totals[kRows];
         const size_t count = std::min(kRows, num_rows - begin);
-        multiply_at_most<kRows>(count, weight, projection.num_pairs(),
-                                rounded.numbers.data() + begin * rounded.stride, rounded.stride, totals);
+        const int16_t* rows = rounded.numbers.data() + begin * rounded.stride;
+        const auto multiply_panel = projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
+        multiply_panel(count, projection, panel, rows, rounded.stride, totals);
         for (size_t row = 0; row < count; ++row) {
-            const Lanes values = multiply(totals[row], multiply(every(rounded.units[begin + row]), scale));
+            const Lanes values = multiply(totals[row], every(rounded.units[begin + row]));
             float* to = output + (begin + row) * projection.num_outputs + first;
             if (width == kPanel) {
                 store(to, values);
@@ -165,7 +193,7 @@ void multiply(const Projection& projection, const float* input, size_t num_rows,
         rounded.units[row] = round_row(from, size, rounded.numbers.data() + row * rounded.stride);
     });
     in_parallel(projection.num_panels(), num_rows * size * projection.num_outputs,
-                [&](size_t panel) { multiply_panel(projection, panel, rounded, num_rows, output); });
+                [&](size_t panel) { compute_panel(projection, panel, rounded, num_rows, output); });
 }
 
 }  // namespace LANES

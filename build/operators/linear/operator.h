@@ -8,7 +8,8 @@
 
 namespace {
 
-// Inputs: a tensor of floats whose last axis is multiplied; the weight and its scales, see `Projection`.
+// Inputs: a tensor of floats whose last axis is multiplied; the weight and its scales, see `Projection`. The
+// scales have the shape [panels, groups, 16].
 class Linear : public ov::op::Op {
 public:
     OPENVINO_OP("Linear", "draftproof");
@@ -31,6 +32,7 @@ public:
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("num_outputs", num_outputs_);
+        visitor.on_attribute("num_bits", num_bits_);
         return true;
     }
 
@@ -41,18 +43,26 @@ public:
         const size_t num_inputs = shape.back(), num_rows = ov::shape_size(shape) / num_inputs;
         shape.back() = num_outputs_;
         outputs[0].set_shape(shape);
-        const Projection projection{num_inputs, static_cast<size_t>(num_outputs_),
-                                    inputs[1].data<const int8_t>(), inputs[2].data<const float>()};
-        OPENVINO_ASSERT(inputs[1].get_byte_size() == projection.num_panels() * projection.panel_bytes() &&
-                            inputs[2].get_size() == projection.num_panels() * kPanel,
-                        "the weight has ", inputs[1].get_byte_size(), " bytes and ", inputs[2].get_size(),
-                        " scales, which do not fit ", num_inputs, " inputs and ", num_outputs_, " outputs");
+        const ov::Shape scales = inputs[2].get_shape();
+        const Projection projection{num_inputs,
+                                    static_cast<size_t>(num_outputs_),
+                                    static_cast<size_t>(num_bits_),
+                                    scales.at(1),
+                                    inputs[1].data<const uint8_t>(),
+                                    inputs[2].data<const float>()};
+        const size_t num_panels = projection.num_panels();
+        OPENVINO_ASSERT(inputs[1].get_byte_size() == num_panels * projection.panel_bytes() &&
+                            scales == ov::Shape({num_panels, scales[1], kPanel}) &&
+                            (scales[1] == 1 || num_inputs % (2 * scales[1]) == 0),
+                        "the weight has ", inputs[1].get_byte_size(), " bytes and scales of ", scales,
+                        ", which do not fit ", num_inputs, " inputs and ", num_outputs_, " outputs");
         avx2::multiply(projection, inputs[0].data<const float>(), num_rows, outputs[0].data<float>());
         return true;
     }
 
 private:
     int64_t num_outputs_ = 0;
+    int64_t num_bits_ = 8;
 };
 
 }  // namespace

@@ -50,8 +50,8 @@ def test_with_vnni_they_are_openvinos_unless_the_recipe_says_otherwise(processor
 
 
 @pytest.mark.parametrize("processor", [frozenset()], indirect=True)
-@pytest.mark.parametrize("quantization", ["none", "int4", "checkpoint"])
-def test_weights_that_are_not_int8_stay_with_openvino(processor: None, quantization: str) -> None:
+@pytest.mark.parametrize("quantization", ["none", "checkpoint"])
+def test_inputs_that_are_not_rounded_stay_with_openvino(processor: None, quantization: str) -> None:
     recipe = load_recipe("demo-large")
     target = dataclasses.replace(recipe.target, quantization=quantization)
     assert choices(dataclasses.replace(recipe, target=target))[1] == "openvino"

@@ -1,4 +1,4 @@
-"""Tests of the products with INT8 weights: their bits against numpy's, whatever else is computed."""
+"""Tests of the products with integer weights: their bits against numpy's, whatever else is computed."""
 
 from __future__ import annotations
 
@@ -23,24 +23,39 @@ EXACT_INPUTS = 2048  # whose products are added as integers
 
 
 class Weight:
-    """A random weight [outputs, inputs] with a scale for each output."""
+    """A random weight [outputs, inputs] with a scale for each output and group of inputs."""
 
-    def __init__(self, calls: ctypes.CDLL, num_inputs: int, num_outputs: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        calls: ctypes.CDLL,
+        num_inputs: int,
+        num_outputs: int,
+        seed: int = 0,
+        *,
+        bits: int = 8,
+        num_groups: int = 1,
+    ) -> None:
         rng = np.random.default_rng(seed)
         self.calls = calls
-        self.numbers = rng.integers(-128, 128, (num_outputs, num_inputs)).astype(np.int8)
-        self.scale = rng.uniform(1e-4, 1e-2, num_outputs).astype(np.float32)
+        self.bits = bits
+        least = -(2 ** (bits - 1))
+        self.numbers = rng.integers(least, -least, (num_outputs, num_inputs)).astype(np.int8)
+        self.scale = rng.uniform(1e-4, 1e-2, (num_outputs, num_groups)).astype(np.float32)
 
     def multiply(self, rows: Floats, num_threads: int = 1) -> Floats:
         """Return what the kernel computes, [rows, outputs]."""
-        panels, scale = arranged(self.numbers, self.scale)
+        panels, scale = arranged(self.numbers, self.scale, self.bits)
         rows = np.ascontiguousarray(rows)
         outputs, inputs = self.numbers.shape
         output = np.full((len(rows), outputs), 7, np.float32)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (panels, scale, rows)]
-        sizes = [ctypes.c_size_t(size) for size in (inputs, outputs, len(rows))]
+        sizes = (inputs, outputs, self.bits, self.scale.shape[1])
         self.calls.multiply(
-            *(*sizes[:2], *pointers, sizes[2], ctypes.c_void_p(output.ctypes.data), num_threads)
+            *map(ctypes.c_size_t, sizes),
+            *pointers,
+            ctypes.c_size_t(len(rows)),
+            ctypes.c_void_p(output.ctypes.data),
+            num_threads,
         )
         return output
 
@@ -49,13 +64,18 @@ class Weight:
         most = np.abs(rows).max(axis=1, keepdims=True)
         inverse = np.where(most < np.float32(1e-30), np.float32(0), LARGEST / np.maximum(most, 1e-30))
         numbers = np.rint(rows * inverse.astype(np.float32)).astype(np.int64)
-        total = np.zeros((len(rows), len(self.numbers)), np.float32)
-        for begin in range(0, rows.shape[1], EXACT_INPUTS):
-            part = slice(begin, begin + EXACT_INPUTS)
-            sums = numbers[:, part] @ self.numbers[:, part].T.astype(np.int64)
-            assert np.abs(sums).max(initial=0) < 2**31
-            total += sums.astype(np.float32)
-        return total * (most / LARGEST * self.scale)
+        total = np.zeros((len(rows), len(self.numbers)), np.float64)
+        size = rows.shape[1] // self.scale.shape[1]
+        for group, scale in enumerate(self.scale.T):
+            products = np.zeros((len(rows), len(self.numbers)), np.float32)
+            for begin in range(group * size, (group + 1) * size, EXACT_INPUTS):
+                part = slice(begin, min((group + 1) * size, begin + EXACT_INPUTS))
+                sums = numbers[:, part] @ self.numbers[:, part].T.astype(np.int64)
+                assert np.abs(sums).max(initial=0) < 2**31
+                products += sums.astype(np.float32)
+            # A fused product and sum: the product of two floats is exact in float64, the sum nearly always.
+            total = (products.astype(np.float64) * scale + total).astype(np.float32).astype(np.float64)
+        return total.astype(np.float32) * (most / LARGEST)
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +92,47 @@ def random_rows(count: int, size: int, seed: int = 1) -> Floats:
 
 
 @given(
+    bits=st.sampled_from([8, 4]),
     num_inputs=st.integers(1, 300),
     num_outputs=st.integers(1, 70),
     num_rows=st.integers(1, 20),
     num_threads=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-@example(num_inputs=4736, num_outputs=33, num_rows=7, num_threads=2, seed=0)
-@example(num_inputs=2049, num_outputs=16, num_rows=1, num_threads=1, seed=0)
+@example(bits=8, num_inputs=4736, num_outputs=33, num_rows=7, num_threads=2, seed=0)
+@example(bits=4, num_inputs=2049, num_outputs=16, num_rows=1, num_threads=1, seed=0)
 @settings(deadline=None, max_examples=150)
 def test_each_bit_is_numpys(
-    calls: ctypes.CDLL, num_inputs: int, num_outputs: int, num_rows: int, num_threads: int, seed: int
+    calls: ctypes.CDLL,
+    bits: int,
+    num_inputs: int,
+    num_outputs: int,
+    num_rows: int,
+    num_threads: int,
+    seed: int,
 ) -> None:
-    weight = Weight(calls, num_inputs, num_outputs, seed)
+    weight = Weight(calls, num_inputs, num_outputs, seed, bits=bits)
     rows = random_rows(num_rows, num_inputs, seed)
     assert np.array_equal(weight.multiply(rows, num_threads), weight.expected(rows))
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("group_size", "num_groups"), [(2, 5), (32, 3), (128, 12), (4096, 2)])
+def test_each_group_of_inputs_has_scales_of_its_own(
+    calls: ctypes.CDLL, bits: int, group_size: int, num_groups: int
+) -> None:
+    weight = Weight(calls, group_size * num_groups, 40, bits=bits, num_groups=num_groups)
+    rows = random_rows(15, group_size * num_groups)
+    found, expected = weight.multiply(rows, 2), weight.expected(rows)
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
-def test_a_row_has_the_same_bits_beside_any_others(calls: ctypes.CDLL, num_threads: int) -> None:
-    weight = Weight(calls, 1536, 1552)
+@pytest.mark.parametrize(("bits", "num_groups"), [(8, 1), (4, 12)])
+def test_a_row_has_the_same_bits_beside_any_others(
+    calls: ctypes.CDLL, bits: int, num_groups: int, num_threads: int
+) -> None:
+    weight = Weight(calls, 1536, 1552, bits=bits, num_groups=num_groups)
     rows = random_rows(300, 1536)
     alone = np.concatenate([weight.multiply(rows[at : at + 1]) for at in range(40)])
     for begin, end in ((0, 300), (0, 2), (3, 8), (5, 40), (11, 29)):
@@ -113,7 +154,7 @@ def test_the_largest_sums_do_not_overflow(calls: ctypes.CDLL, num_inputs: int, s
 def test_it_is_as_exact_as_14_bits_are(calls: ctypes.CDLL) -> None:
     weight = Weight(calls, 1536, 64)
     rows = random_rows(20, 1536)
-    exact = rows.astype(np.float64) @ (weight.numbers * weight.scale.astype(np.float64)[:, None]).T
+    exact = rows.astype(np.float64) @ (weight.numbers * weight.scale.astype(np.float64)).T
     error = np.abs(weight.multiply(rows) - exact).max(axis=1)
     assert np.all(error < 1e-3 * np.abs(exact).max(axis=1))
 

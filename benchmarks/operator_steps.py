@@ -1,4 +1,4 @@
-"""Compare OpenVINO's attention with ours by context and step: ``python -m benchmarks.attention_steps``.
+"""Compare an operator of OpenVINO with ours by context and step: ``python -m benchmarks.operator_steps``.
 
 Builds the target of a recipe with each, and computes the same steps with both in turn. A step's time is the
 CPU time of its busiest thread, which other programs hardly change. The last line of standard output is JSON.
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from build.engines import build_engines
-from build.recipe import load_recipe
+from build.recipe import Recipe, load_recipe
 from pipelines.calibration.step_times import time_step
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, pack
@@ -28,9 +28,10 @@ from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.reporting.conditions import conditions, engine_conditions
 
-Attention = Literal["openvino", "draftproof"]
-CONTEXTS = (64, 2048, 8192)
-ROWS = (1, 5, 9)
+OPERATORS = ("attention", "linear")  # keys of a recipe
+KINDS = ("openvino", "draftproof")
+CONTEXTS = {"attention": (64, 2048, 8192), "linear": (64,)}
+ROWS = {"attention": (1, 5, 9), "linear": (1, 2, 3, 5, 9, 17)}
 PROMPT_TOKENS = 512
 BLOCK_SIZE = 32
 
@@ -58,13 +59,13 @@ class StepTimes:
     ratio_quartiles: tuple[float, float]
 
 
-def build_targets(recipe_name: str, folder: Path) -> dict[str, Path]:
-    """Build the target of a recipe with both kinds of attention; return engine directories."""
-    recipe = load_recipe(recipe_name)
+def build_targets(recipe: Recipe, operator: str, folder: Path) -> dict[str, Path]:
+    """Build the target of a recipe with both kinds of an operator; return engine directories."""
     found: dict[str, Path] = {}
-    for attention in get_args(Attention):
-        target = replace(recipe.target, attention=attention)
-        found[attention] = Path(build_engines(replace(recipe, target=target), folder)["target"])
+    for kind in KINDS:
+        key: dict[str, Any] = {operator: kind}
+        changed = replace(recipe, target=replace(recipe.target, **key))
+        found[kind] = Path(build_engines(changed, folder)["target"])
     return found
 
 
@@ -80,7 +81,7 @@ def measure_steps(
         engine.step(inputs)  # creates the kernels
     seconds = np.array(
         [
-            [time_step(partial(engines[each].step, inputs)).busiest_s for each in get_args(Attention)]
+            [time_step(partial(engines[each].step, inputs)).busiest_s for each in KINDS]
             for _ in range(repetitions)
         ]
     )
@@ -95,9 +96,11 @@ def measure_steps(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_steps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_steps", description=__doc__)
+    parser.add_argument("operator", choices=OPERATORS, help="key of a recipe")
     parser.add_argument("--recipe", default="demo-large", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="context lengths")
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="of the target (the recipe's)")
+    parser.add_argument("--contexts", type=int, nargs="+", help="context lengths")
     parser.add_argument("--repetitions", type=int, default=15, help="pairs of steps (%(default)s)")
     options = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -105,15 +108,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
+    recipe = load_recipe(options.recipe)
+    if options.quantization is not None:
+        recipe = replace(recipe, target=replace(recipe.target, quantization=options.quantization))
     with tempfile.TemporaryDirectory() as folder:
-        paths = build_targets(options.recipe, Path(folder))
+        paths = build_targets(recipe, options.operator, Path(folder))
         about = engine_conditions(paths)
-        context = conditions("benchmarks.attention_steps", given, recipe=options.recipe, engines=about)
-        num_blocks = 3 + (max(options.contexts) + PROMPT_TOKENS) // BLOCK_SIZE
+        context = conditions("benchmarks.operator_steps", given, recipe=options.recipe, engines=about)
+        contexts = options.contexts or CONTEXTS[options.operator]
+        num_blocks = 3 + (max(contexts) + PROMPT_TOKENS) // BLOCK_SIZE
         engines = {name: Engine(EngineFiles(path), num_blocks) for name, path in paths.items()}
         steps = []
-        for context_len in options.contexts:
-            for num_tokens, as_rows in (*((rows, True) for rows in ROWS), (PROMPT_TOKENS, False)):
+        for context_len in contexts:
+            for num_tokens, as_rows in (
+                *((rows, True) for rows in ROWS[options.operator]),
+                (PROMPT_TOKENS, False),
+            ):
                 measured = measure_steps(
                     engines, context_len, num_tokens, options.repetitions, as_rows=as_rows
                 )
@@ -121,6 +131,7 @@ def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
                 steps.append(measured)
     document = {
         "conditions": context,
+        "operator": options.operator,
         "repetitions": options.repetitions,
         "steps": [asdict(each) for each in steps],
     }

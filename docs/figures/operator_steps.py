@@ -1,4 +1,4 @@
-"""The tables of ``benchmarks.attention_steps``."""
+"""The tables of ``benchmarks.operator_steps``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from docs.figures.words import Document, conditions
 
 
-def attention_steps(document: Document) -> str:
+def operator_steps(document: Document) -> str:
     """Return one line for each form of step, with a column for each length of context."""
     contexts = list(dict.fromkeys(step["context_len"] for step in document["steps"]))
     forms: dict[tuple[bool, int], list[str]] = {}
@@ -27,7 +27,7 @@ def attention_steps(document: Document) -> str:
 
 
 def prompt_speed(document: Document) -> str:
-    """Return the tokens per second of ``benchmarks.attention_steps``, by the tokens read before."""
+    """Return the tokens per second of ``benchmarks.operator_steps``, by the tokens read before."""
     steps = [step for step in document["steps"] if not step["as_rows"]]
     lines = [
         "| Tokens in the cache | OpenVINO's attention, tokens/s | Attention of our own, tokens/s |",
