@@ -86,10 +86,14 @@ class Lane:
 
     @property
     def num_blocks_wanted(self) -> int:
-        """Number of blocks that the requests need for the next step, except for those without a place."""
-        requests = islice(chain(self.running, self.waiting), self._max_batch_size)
+        """Number of blocks that the requests need for the next step, except for those without a place.
+
+        A request that begins may also hold the cached block that it copies.
+        """
+        requests = list(islice(chain(self.running, self.waiting), self._max_batch_size))
         size = self.cache.block_size
-        return sum(-(-(each.num_tokens + len(each.draft_ids)) // size) for each in requests)
+        num_beginning = len(requests) - len(self.running)
+        return num_beginning + sum(-(-(each.num_tokens + len(each.draft_ids)) // size) for each in requests)
 
     def admit(self) -> None:
         """Let waiting requests run, as far as there are places and blocks."""

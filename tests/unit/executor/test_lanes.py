@@ -260,6 +260,20 @@ def test_tokens_of_prompts_that_were_in_the_cache_are_counted() -> None:
     assert executor.lanes[CONTROL].num_found == 0, "each lane has its own cache"
 
 
+@pytest.mark.parametrize("lane", [LOOP, CONTROL])
+@pytest.mark.parametrize("num_more", [0, 1, 2, 3])
+def test_both_lanes_find_all_of_a_prompt_but_its_last_tokens(lane: int, num_more: int) -> None:
+    executor = make_executor(RecordingEngine(64), num_lanes=2)
+    prompt = [1 + number % 3 for number in range(3 * executor.lanes[LOOP].cache.block_size + num_more)]
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await tokens(executor, request(prompt, 10), lane)
+
+    run([executor], scenario())
+    assert executor.lanes[lane].num_found == 2 * (len(prompt) - 2)
+
+
 def test_a_prompt_is_counted_once_however_many_rounds_its_answer_takes() -> None:
     draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
     target = make_executor(RecordingEngine(64), num_lanes=2)
