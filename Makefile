@@ -285,8 +285,6 @@ results: .venv/run.stamp ## repeat the measurements that the documents quote (ne
 	$(call record,quantized-pair-demo,$(venv) -m benchmarks.quantized_pair)
 	$(call record,quantized-steps-demo-large,$(venv) -m benchmarks.quantized_steps)
 	$(call record,attention-steps-demo-large,$(venv) -m benchmarks.operator_steps attention)
-	$(call record,linear-steps-demo-large,$(venv) -m benchmarks.operator_steps linear)
-	$(call record,linear-steps-int4-demo-large,$(venv) -m benchmarks.operator_steps linear --quantization int4)
 	$(call record,server-memory,$(venv) -m benchmarks.server_memory)
 	$(call record,token-overlap,$(venv) -m benchmarks.token_overlap)
 	$(call record,demo,make -s demo RECIPE=demo)

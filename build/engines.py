@@ -12,7 +12,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from build.networks.growth import grow
 from build.networks.network import Layer, Network
 from build.networks.vocabulary import fit_vocabulary
 from build.networks.weight_only import apply_quantization
+from build.openvino.choice import gains_from_own_products, needs_own_products
 from build.openvino.engine import EngineSettings, write_engine
 from build.openvino.identity import checkpoint_digests, engine_identity
-from build.operators.choice import with_chosen_products
+from build.operators.library import COMPILER, check_compiler, has_compiler
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
@@ -98,6 +100,41 @@ def _with_progress(network: Network, role: str, report: Callable[[str], None]) -
     return dataclasses.replace(network, layer=layer)
 
 
+def _plan(
+    folder: Path,
+    role: str,
+    source: EngineSource,
+    vocab_size: int,
+    digests: Mapping[Path, str],
+    engine: EngineRecipe,
+) -> EnginePlan:
+    return plan_engine(folder, role, engine_identity(role, engine, source, vocab_size, digests))
+
+
+def _with_products(
+    engine: EngineRecipe,
+    source: EngineSource,
+    plan_of: Callable[[EngineRecipe], EnginePlan],
+    report: Callable[[str], None],
+) -> tuple[EngineRecipe, EnginePlan]:
+    """Replace ``linear: auto`` by what is faster on this machine, if that is built or can be built here."""
+    if engine.linear != "auto":
+        return engine, plan_of(engine)
+    if gains_from_own_products(engine, source.network.config):
+        own = dataclasses.replace(engine, linear="draftproof")
+        planned = plan_of(own)
+        if planned.is_built() or has_compiler():
+            return own, planned
+        if needs_own_products(engine, source.network.config):
+            check_compiler()
+        report(
+            "warning: on this processor products of our own are faster than OpenVINO's; they need a compiler "
+            f"where engines are built (Debian: apt install {COMPILER})"
+        )
+    theirs = dataclasses.replace(engine, linear="openvino")
+    return theirs, plan_of(theirs)
+
+
 def build_engines(
     recipe: Recipe, engines: Path = REPOSITORY_ROOT / "engines", report: Callable[[str], None] = print
 ) -> dict[str, Any]:
@@ -120,7 +157,6 @@ def build_engines(
     if recipe.runtime == "tensorrt_llm":
         return build_tensorrt_llm_engines(recipe, engines, report)
     started = time.monotonic()
-    recipe = with_chosen_products(recipe, report)
     sources = dict(zip(("draft", "target"), check_recipe(recipe, engines), strict=True))
     vocab_size = sources["target"].network.config.vocab_size  # whose tokens the draft proposes
     if sources["draft"].token_map is not None:
@@ -128,14 +164,11 @@ def build_engines(
     result: dict[str, Any] = {}
     built = []
     digests = checkpoint_digests(sources.values(), report)
-    plans = {
-        role: plan_engine(
-            engines / recipe.name,
-            role,
-            engine_identity(role, getattr(recipe, role), source, vocab_size, digests),
-        )
-        for role, source in sources.items()
-    }
+    chosen, plans = dict[str, EngineRecipe](), dict[str, EnginePlan]()
+    for role, source in sources.items():
+        plan_of = partial(_plan, engines / recipe.name, role, source, vocab_size, digests)
+        chosen[role], plans[role] = _with_products(getattr(recipe, role), source, plan_of, report)
+    recipe = dataclasses.replace(recipe, draft=chosen["draft"], target=chosen["target"])
     missing = [role for role, plan in plans.items() if not plan.is_built()]
     check_space(
         Need(f"the {role}'s engine", engines, engine_memory(getattr(recipe, role), sources[role]).weights)

@@ -11,7 +11,6 @@ shape [T, 1, hidden].
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import openvino as ov
@@ -22,6 +21,7 @@ from build.networks.config import NetworkConfig, Rotary
 from build.networks.linear import Linear
 from build.networks.network import Layer, Network
 from build.openvino.operations import (
+    Product,
     floats,
     integers,
     linear,
@@ -37,9 +37,6 @@ from build.openvino.operations import (
     stored,
 )
 from build.openvino.paged_attention import PagedAttention, network_inputs
-
-Product = Callable[[Any, Linear], Any]
-"""Multiplies the last axis of a node with the weight of a projection."""
 
 _ACTIVATIONS = {"silu": ops.swish, "gelu_tanh": lambda x: ops.gelu(x, "tanh")}
 

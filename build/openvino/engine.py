@@ -28,7 +28,7 @@ from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OPERATOR_LIBRARY = "operators.so"
 KV_PROPERTIES = {
     "float32": {"KV_CACHE_PRECISION": "f32"},
@@ -149,8 +149,9 @@ def openvino_version() -> str:
     return str(ov.__version__).split("-", 1)[0]
 
 
-def _has_own_operation(graph: Any) -> bool:
-    return any(node.get_type_info().version_id == "draftproof" for node in graph.get_ops())
+def _own_operations(graph: Any) -> set[str]:
+    nodes = (node for node in graph.get_ops() if node.get_type_info().version_id == "draftproof")
+    return {node.get_type_name() for node in nodes}
 
 
 def write_engine(
@@ -185,10 +186,14 @@ def write_engine(
             # compress_to_fp16 would round scales and norms.
             ov.save_model(graph, work / "engine.xml", compress_to_fp16=False)
             shutil.copyfile(tokenizer, work / "tokenizer.json")
-            if _has_own_operation(graph):
+            own_operations = _own_operations(graph)
+            if own_operations:
                 (work / OPERATOR_LIBRARY).write_bytes(compiled_library())
             write_engine_texts(work, settings.texts)
-            description = json.dumps(engine_description(network, settings, meter), indent=2)
+            # Weights in floating point are OpenVINO's, whatever the recipe says.
+            linear = "draftproof" if "Linear" in own_operations else "openvino"
+            described = engine_description(network, replace(settings, linear=linear), meter)
+            description = json.dumps(described, indent=2)
             (work / "engine.json").write_text(description + "\n", encoding="utf-8")
             if token_map is not None:
                 (work / "token_map.json").write_text(token_map, encoding="utf-8")

@@ -46,11 +46,13 @@ _COMPILER = (
     "networks/vocabulary.py",
     "networks/weight_only.py",
     "networks/yarn.py",
+    "openvino/choice.py",
     "openvino/decoder_graph.py",
     "openvino/engine.py",
     "openvino/operations.py",
     "openvino/own_attention.py",
     "openvino/own_linear.py",
+    "openvino/own_operators.py",
     "openvino/paged_attention.py",
 )
 
@@ -88,6 +90,7 @@ def engine_identity(
         vocab_size: Tokens of the target.
         digests: SHA-256 of the checkpoints' files (``checkpoint_digests``).
     """
+    assert engine.linear != "auto", "one identity would stand for two contents"
     section = dataclasses.asdict(engine)
     del section["checkpoint"], section["tensorrt_llm"]
     section["kv_cache"] = engine.kv_cache.dtype

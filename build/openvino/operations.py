@@ -19,6 +19,9 @@ from build.networks.config import Rotary
 from build.networks.linear import InputQuantization, Linear
 from build.networks.rotary import rotary_frequencies
 
+Product = Callable[[Any, Linear], Any]
+"""Multiplies the last axis of a node with the weight of a projection, without its bias."""
+
 _ELEMENT_TYPES = {
     "BF16": ov.Type.bf16,
     "F16": ov.Type.f16,
@@ -60,11 +63,11 @@ def integers(values: Any) -> Any:
 
 
 def openvino_product(x: Any, weights: Linear) -> Any:
-    """Multiply the last axis of x with the weight of a projection, without its bias."""
+    """Multiply as OpenVINO does; a ``Product``."""
     return ops.matmul(x, _weight(weights), False, True)
 
 
-def linear(x: Any, weights: Linear, product: Callable[[Any, Linear], Any]) -> Any:
+def linear(x: Any, weights: Linear, product: Product) -> Any:
     """Apply a projection to the last axis of x.
 
     Args:

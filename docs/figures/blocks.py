@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path("docs/results")
 PAIR = Path("engines/demo_pair/evaluation.json")
 
-_BLOCK = re.compile(r"(<!-- figures:([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "headline": (RESULTS / "bench-demo-large.json", "make results", headline),

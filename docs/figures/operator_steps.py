@@ -27,7 +27,7 @@ def operator_steps(document: Document) -> str:
 
 
 def prompt_speed(document: Document) -> str:
-    """Return the tokens per second of ``benchmarks.operator_steps``, by the tokens read before."""
+    """Return the tokens per second of ``benchmarks.operator_steps attention``, by the tokens read before."""
     steps = [step for step in document["steps"] if not step["as_rows"]]
     lines = [
         "| Tokens in the cache | OpenVINO's attention, tokens/s | Attention of our own, tokens/s |",

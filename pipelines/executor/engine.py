@@ -27,7 +27,7 @@ from pipelines.executor.step import Chunk, StepInputs, pack, with_sequences
 from pipelines.executor.weights import Weights
 from pipelines.manifest import EngineFiles, check_digest, sha256_bytes
 
-FORMAT_VERSION = 2
+FORMAT_VERSIONS = (2, 3)  # only the latter has operators other than attention
 
 
 STEP_TIMEOUT_S = {"draft": 5.0, "target": 120.0}
@@ -44,6 +44,7 @@ class EngineConfig:
         max_position_embeddings: Longest sequence for which the network was trained, in tokens.
         kv_cache_dtype: "float32", "float16" or "int8".
         attention: "openvino" or "draftproof".
+        linear: "openvino" or "draftproof".
         kv_block_size: Positions in a block.
         num_threads: Threads of a step. Results are only bitwise equal with the same number of threads, so it
             belongs to the engine and not to the machine.
@@ -63,6 +64,7 @@ class EngineConfig:
     kv_block_size: int
     kv_cache_dtype: str
     attention: str
+    linear: str
     num_threads: int
     weight_bytes_per_step: int
     compile_properties: dict[str, str]
@@ -84,7 +86,8 @@ class EngineConfig:
         try:
             document = json.loads(content)
             version = document["format_version"]
-            document.setdefault("attention", "openvino")  # what engines without the entry have
+            for name in ("attention", "linear"):
+                document.setdefault(name, "openvino")  # what engines without the entry have
             fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
             config = cls(**{**fields, "end_ids": tuple(fields["end_ids"])})
         except (ValueError, KeyError, TypeError) as error:
@@ -94,11 +97,11 @@ class EngineConfig:
                 limit="an engine directory contains engine.json, engine.xml and engine.bin",
                 remedy="run 'make engines'",
             ) from error
-        if version != FORMAT_VERSION:
+        if version not in FORMAT_VERSIONS:
             raise EngineLoadError(
                 "the engine has another format",
                 values=f"format_version={version} in {path}",
-                limit=f"this version reads format {FORMAT_VERSION}",
+                limit=f"this version reads formats {FORMAT_VERSIONS[0]} and {FORMAT_VERSIONS[1]}",
                 remedy="run 'make engines'",
             )
         return config
@@ -123,8 +126,8 @@ class Engine:
         files: Files of the engine.
         num_blocks: KV blocks to allocate, including the scratch block.
         config: Replaces ``engine.json``, to try other settings.
-        weights_folder: Folder for the weights that were laid out for the kernels (``weights.Weights``); None
-            to keep them in memory.
+        weights_folder: Folder for the weights that OpenVINO has laid out for its kernels
+            (``weights.Weights``); None to keep them in memory.
 
     Raises:
         EngineLoadError: Files are missing, changed, built for another OpenVINO, or do not compile.
@@ -148,6 +151,8 @@ class Engine:
                 limit="major and minor version must be equal: the attention operator is not a stable format",
                 remedy="run 'make engines'",
             )
+        if self.config.linear == "draftproof":
+            weights_folder = None  # these products read the weights themselves, at each step
         self._weights = Weights(files.path("engine.bin"), files.sha256("engine.bin"), weights_folder)
         try:
             compiled = _compile(openvino, files, self._weights, self.config)

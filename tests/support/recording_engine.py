@@ -42,6 +42,7 @@ def recording_config(
         kv_block_size=BLOCK_SIZE,
         kv_cache_dtype="float32",
         attention=attention,
+        linear="openvino",
         num_threads=1,
         weight_bytes_per_step=0,
         compile_properties={},

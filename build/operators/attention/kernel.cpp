@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "attention/block.h"
-#include "lanes.h"
 #include "attention/plan.h"
 #include "attention/products.h"
+#include "lanes.h"
 #include "tasks.h"
 
 namespace LANES {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attention/kernel.h"
-#include "lanes.h"
 #include "attention/products.h"
+#include "lanes.h"
 
 namespace LANES {
 

@@ -15,12 +15,12 @@
 namespace LANES {
 namespace {
 
-constexpr size_t kRows = 6;              // rows that share a read of the weight; as many as the registers hold
-constexpr float kLargest = 8191;         // integer of a row
-constexpr size_t kExactPairs = 1024;     // so many sums of at most 2 * 8191 * 128 fit into 32 bits
-constexpr float kSmallest = 1e-30f;      // of the largest value of a row that does not count as 0
-constexpr size_t kAhead = 1024;          // bytes of the weight that are fetched before they are needed
-constexpr size_t kRoundingWork = 16;     // a number is rounded so much slower than it is multiplied
+constexpr size_t kRows = 6;           // that share a read of the weight: as many as the registers hold
+constexpr float kLargest = 8191;      // integer of a row
+constexpr size_t kExactPairs = 1024;  // so many sums of at most 2 * 8191 * 128 fit into 32 bits
+constexpr float kSmallest = 1e-30f;   // largest value of a row that does not count as 0
+constexpr size_t kAhead = 1024;       // bytes of the weight that are fetched before they are needed
+constexpr size_t kRoundingWork = 16;  // a number is rounded so much slower than it is multiplied
 
 // Rows as integers, [rows, stride], and the size of the unit of each.
 struct Rounded {
@@ -36,7 +36,8 @@ struct Rounded {
 };
 
 inline void store(int16_t* to, Lanes integers) {
-    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(integers.low), _mm256_cvtps_epi32(integers.high));
+    const __m256i low = _mm256_cvtps_epi32(integers.low), high = _mm256_cvtps_epi32(integers.high);
+    const __m256i packed = _mm256_packs_epi32(low, high);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0b11011000));
 }
 
@@ -80,7 +81,8 @@ struct Sums {
     __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
 
     // Add the products of a pair of inputs. `rows` points to the pair of the first row.
-    [[gnu::always_inline]] void add(__m256i low_weights, __m256i high_weights, const int16_t* rows, size_t stride) {
+    [[gnu::always_inline]] void add(__m256i low_weights, __m256i high_weights, const int16_t* rows,
+                                    size_t stride) {
         others.add(low_weights, high_weights, rows, stride);
         int32_t pair;
         std::memcpy(&pair, rows + (Rows - 1) * stride, sizeof(pair));
@@ -165,7 +167,8 @@ void compute_panel(const Projection& projection, size_t panel, const Rounded& ro
         Lanes totals[kRows];
         const size_t count = std::min(kRows, num_rows - begin);
         const int16_t* rows = rounded.numbers.data() + begin * rounded.stride;
-        const auto multiply_panel = projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
+        const auto multiply_panel =
+            projection.num_bits == 4 ? multiply_at_most<Nibbles, kRows> : multiply_at_most<Bytes, kRows>;
         multiply_panel(count, projection, panel, rows, rounded.stride, totals);
         for (size_t row = 0; row < count; ++row) {
             const Lanes values = multiply(totals[row], every(rounded.units[begin + row]));

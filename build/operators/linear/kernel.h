@@ -1,4 +1,4 @@
-// Products with a weight of 8-bit or 4-bit integers, for processors without an instruction for such products.
+// Products with a weight of 8-bit or 4-bit integers, for processors without an instruction for them.
 
 #pragma once
 
@@ -10,15 +10,15 @@ constexpr int kPanel = 16;  // outputs that are computed together
 // A projection from `num_inputs` to `num_outputs` features.
 //
 // The weight consists of panels of 16 outputs, the last one filled up with zeros. A panel holds the inputs in
-// pairs, [pairs, 16 outputs, 2]; the second input of the last pair may be missing and is 0 then. A pair of 4-bit
-// integers has 16 bytes: number i in the low half of byte i, and number i + 16 in the high half.
+// pairs, [pairs, 16 outputs, 2]; the second input of the last pair may be missing and is 0 then. A pair of
+// 4-bit integers has 16 bytes: number i in the low half of byte i, and number i + 16 in the high half.
 struct Projection {
     size_t num_inputs;
     size_t num_outputs;
-    size_t num_bits;      // 8 or 4
-    size_t num_groups;    // of inputs, each with scales of its own; more than one divide the pairs evenly
+    size_t num_bits;    // 8 or 4
+    size_t num_groups;  // of inputs, each with scales of its own; more than one divide the pairs evenly
     const uint8_t* weight;
-    const float* scale;   // [panels, groups, 16]
+    const float* scale;  // [panels, groups, 16]
 
     size_t num_pairs() const { return (num_inputs + 1) / 2; }
     size_t num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }

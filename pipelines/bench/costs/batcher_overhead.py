@@ -66,6 +66,7 @@ class _IdleEngine:
             kv_block_size=32,
             kv_cache_dtype="float32",
             attention="openvino",
+            linear="openvino",
             num_threads=0,
             weight_bytes_per_step=0,
             compile_properties={},

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipelines.available_resources import processor_flags
 from pipelines.deploy.doctor.finding import Finding
 from pipelines.deploy.doctor.gpu_machine import gpu_findings
 from pipelines.deploy.ports import Ports
@@ -89,15 +90,15 @@ def _glibc() -> Finding:
 def _processor() -> Finding:
     lines = _read("/proc/cpuinfo").splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    flags = set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    flags = processor_flags()
     known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
     present = [flag for flag in known if flag in flags]
     cores = len(os.sched_getaffinity(0))
     value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
     if platform.machine() != "x86_64" or "avx2" not in flags:
         return Finding("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
-    if not {"avx512_vnni", "avx_vnni"} & flags:
-        return Finding("Processor", value, "without VNNI, INT8 engines are slower; results are the same")
+    if not {"avx512f", "avx_vnni"} & flags and shutil.which("g++") is None:
+        return Finding("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
     return Finding("Processor", value)
 
 
@@ -150,8 +151,10 @@ def _package(
 def _compiler() -> Finding:
     path = shutil.which("g++")
     if path is not None:
-        return Finding("g++", f"{path}, for engines with 'attention: draftproof'")
-    return Finding("g++", "absent", "only engines with 'attention: draftproof' need it: apt install g++")
+        return Finding("g++", f"{path}, for engines with attention or products of our own")
+    return Finding(
+        "g++", "absent", "for attention of our own, and faster engines with AVX2 alone: apt install g++"
+    )
 
 
 def _triton() -> Finding:

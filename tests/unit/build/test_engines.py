@@ -81,7 +81,8 @@ def test_command_line(tmp_path: Path, raw: dict[str, Any], capsys: pytest.Captur
         manifest = checked_engine(directory).manifest
         assert directory.name == f"{role}-{manifest['fingerprint'][:16]}"
         assert Engine(EngineFiles(directory), num_blocks=4).config.role == role
-        assert sorted(manifest["files"]) == ["engine.bin", "engine.json", "engine.xml", "tokenizer.json"]
+        files = sorted(set(manifest["files"]) - {"operators.so"})  # which only some processors need
+        assert files == ["engine.bin", "engine.json", "engine.xml", "tokenizer.json"]
     assert main(arguments) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again["built"] == []

@@ -154,8 +154,8 @@ def test_products_of_our_own_are_what_numpy_says_to_14_bits(shape: str, tmp_path
 
 
 @needs_compiler
-@pytest.mark.parametrize("algo", QUANTIZERS)
-def test_products_of_our_own_leave_other_weights_to_openvino(algo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["W8A16", "W4A16_AWQ", "FP8"])
+def test_a_checkpoints_own_weights_are_multiplied_as_openvino_does(algo: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256)
     network = apply_quantization(network_from_checkpoint(checkpoint), "checkpoint", "int8")
     logits = []
@@ -164,6 +164,13 @@ def test_products_of_our_own_leave_other_weights_to_openvino(algo: str, tmp_path
         folder.mkdir()
         logits.append(run(engine_of(folder, network, linear=linear), token_ids()))
     assert mean_kl(*logits) < 1e-4
+
+
+@needs_compiler
+def test_integers_whose_inputs_are_rounded_to_fp8_are_refused(tmp_path: Path) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", "W4A8_AWQ", hidden_size=256))
+    with pytest.raises(EngineBuildError, match=r"rounds to FP8; .*'linear: openvino'"):
+        engine_of(tmp_path, network, linear="draftproof")
 
 
 @pytest.mark.parametrize("algo", QUANTIZERS)

@@ -218,7 +218,7 @@ def test_without_a_compiler_the_doctor_says_what_needs_one(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "")
     [finding] = [finding for finding in examine(Ports.free()) if finding.name == "g++"]
     assert finding.value == "absent"
-    assert finding.remedy == "only engines with 'attention: draftproof' need it: apt install g++"
+    assert finding.remedy == "for attention of our own, and faster engines with AVX2 alone: apt install g++"
     assert not finding.stops
 
 

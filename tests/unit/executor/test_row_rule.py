@@ -31,7 +31,7 @@ OWN_ATTENTION = tuple(
 )
 OWN_PRODUCTS = tuple(
     pytest.param(f"{form}, draftproof", marks=needs_compiler)
-    for form in ("int8, float32, openvino", "int8, int8, openvino", "int8, float32, draftproof")
+    for form in ("int8, float32, openvino", "int4, int8, openvino", "int8, float32, draftproof")
 )
 LONE_ROW_DIFFERS = ("INT8 head", "few inputs")
 Logits = npt.NDArray[np.float32]
@@ -168,7 +168,7 @@ def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) 
     assert not np.array_equal(logits, np.stack(expected))
 
 
-def test_with_our_own_attention_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
+def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
     """So blocks of an answer may be read as prompt (decision 0070). Contexts cross a cut at 256 positions."""
     for engine in own_engines:
         steps = Steps(engine, seed=17, blocks_each=12)

@@ -39,7 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "client": {"errors", "program"},
     "building": {"errors", "program"},  # runs programs of build
-    "deploy": {"errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"},
+    "deploy": {
+        *("errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"),
+        "available_resources",
+    },
     "gateway": {"errors", "program", "deploy", "kserve_stream", "time_limit"},
     "front_door": {
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),

@@ -4,8 +4,9 @@
 
 #include "linear/kernel.h"
 
-extern "C" void multiply(size_t num_inputs, size_t num_outputs, size_t num_bits, size_t num_groups, const uint8_t* weight, const float* scale,
-                         const float* input, size_t num_rows, float* output, int num_threads) {
+extern "C" void multiply(size_t num_inputs, size_t num_outputs, size_t num_bits, size_t num_groups,
+                         const uint8_t* weight, const float* scale, const float* input, size_t num_rows,
+                         float* output, int num_threads) {
     const Projection projection{num_inputs, num_outputs, num_bits, num_groups, weight, scale};
     tbb::task_arena arena(num_threads);
     arena.execute([&] { avx2::multiply(projection, input, num_rows, output); });

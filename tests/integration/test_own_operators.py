@@ -1,4 +1,4 @@
-"""Tests of attention of our own on a real server."""
+"""Tests of attention and products of our own on a real server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ NUM_LONG = 8000  # tokens of a prompt
 MAX_LONG = 8192
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a ready server whose draft and target both compute attention by the operator of our own."""
-    pair = build_tiny_pair(tmp_path_factory.mktemp("engines"), kv_cache_dtype="int8", attention="draftproof")
+@pytest.fixture(scope="module", params=["attention", "linear"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a ready server whose draft and target both have an operator of our own."""
+    keys = {"kv_cache_dtype": "int8", request.param: "draftproof"}
+    pair = build_tiny_pair(tmp_path_factory.mktemp("engines"), **keys)
     directory = render_recipe(tiny_recipe("tiny-own"), *pair, tmp_path_factory.mktemp("run")).parent
     with ready_server(directory) as running:
         yield running

@@ -1,0 +1,146 @@
+"""Tests of whose products an engine gets, by processor, compiler, weights and recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.engines import build_engines
+from build.openvino.choice import gains_from_own_products
+from build.preflight import check_recipe
+from build.recipe import Recipe, load_recipe
+from pipelines.available_resources import processor_flags
+from pipelines.errors import EngineBuildError
+from tests.support.checkpoints import make_checkpoint
+from tests.support.compiler import needs_compiler
+
+NARROW = frozenset({"avx", "avx2", "fma", "f16c"})
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr("build.openvino.choice.processor_flags", lambda: request.param)
+
+
+on_a_narrow_processor = pytest.mark.parametrize("processor", [NARROW], indirect=True)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("demo")
+
+
+def with_target(recipe: Recipe, **keys: Any) -> Recipe:
+    return dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, **keys))
+
+
+def built(recipe: Recipe, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return whose products draft and target got, and the lines that were reported."""
+    lines: list[str] = []
+    paths = build_engines(recipe, folder, lines.append)
+    found = {}
+    for role in ("draft", "target"):
+        engine = json.loads((Path(paths[role]) / "engine.json").read_text(encoding="utf-8"))
+        assert (Path(paths[role]) / "operators.so").exists() == (engine["linear"] == "draftproof")
+        found[role] = engine["linear"]
+    return found, lines
+
+
+@pytest.mark.parametrize(
+    ("processor", "gains"),
+    [
+        (NARROW, True),
+        (NARROW | {"avx_vnni"}, False),
+        (NARROW | {"avx512f"}, False),
+        (NARROW | {"avx512f", "avx512_vnni"}, False),
+        (frozenset({"avx"}), False),
+    ],
+    indirect=["processor"],
+)
+def test_only_processors_with_avx2_alone_gain(processor: None, gains: bool, recipe: Recipe) -> None:
+    config = check_recipe(recipe)[1].network.config
+    assert gains_from_own_products(recipe.target, config) == gains
+
+
+@on_a_narrow_processor
+@pytest.mark.parametrize(
+    ("quantization", "gains"), [("int8", True), ("int4", True), ("none", False), ("checkpoint", False)]
+)
+def test_only_integers_that_the_build_makes_are_ours(
+    processor: None, quantization: str, gains: bool, recipe: Recipe
+) -> None:
+    config = check_recipe(recipe)[1].network.config
+    engine = with_target(recipe, quantization=quantization).target
+    assert gains_from_own_products(engine, config) == gains
+    assert not gains_from_own_products(engine, dataclasses.replace(config, quant_algo="awq"))
+
+
+@on_a_narrow_processor
+def test_rounded_inputs_of_a_checkpoint_need_ours(
+    processor: None, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path / "checkpoint", "W8A8_SQ_PER_CHANNEL")
+    keys = {"checkpoint": str(tmp_path / "checkpoint"), "quantization": "checkpoint", "growth": None}
+    engine = with_target(recipe, **keys).target
+    config = dataclasses.replace(check_recipe(recipe)[1].network.config, quant_algo="W8A8_SQ_PER_CHANNEL")
+    assert gains_from_own_products(engine, config)
+    both = dataclasses.replace(with_target(recipe, **keys), draft=engine)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineBuildError, match=r"g\+\+ is not on the PATH"):
+        build_engines(both, tmp_path / "engines", lambda line: None)
+
+
+@needs_compiler
+@on_a_narrow_processor
+def test_a_recipe_that_says_nothing_gets_what_is_faster(
+    processor: None, recipe: Recipe, tmp_path: Path
+) -> None:
+    assert built(recipe, tmp_path)[0] == {"draft": "draftproof", "target": "draftproof"}
+    assert built(with_target(recipe, linear="openvino"), tmp_path)[0]["target"] == "openvino"
+
+
+@needs_compiler
+@pytest.mark.parametrize("processor", [NARROW | {"avx_vnni"}], indirect=True)
+def test_a_recipe_may_say_what_it_gets(processor: None, recipe: Recipe, tmp_path: Path) -> None:
+    found, _ = built(with_target(recipe, linear="draftproof"), tmp_path)
+    assert found == {"draft": "openvino", "target": "draftproof"}
+
+
+@needs_compiler
+def test_floats_stay_with_openvino_whatever_a_recipe_says(recipe: Recipe, tmp_path: Path) -> None:
+    keys = {"linear": "draftproof", "quantization": "none", "lm_head": "checkpoint"}
+    assert built(with_target(recipe, **keys), tmp_path)[0]["target"] == "openvino"
+
+
+@on_a_narrow_processor
+def test_without_a_compiler_the_build_says_what_it_would_gain(
+    processor: None, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    found, lines = built(recipe, tmp_path)
+    assert found == {"draft": "openvino", "target": "openvino"}
+    assert sum("apt install g++" in line for line in lines) == 2
+
+
+@needs_compiler
+@on_a_narrow_processor
+def test_engines_that_exist_need_no_compiler(
+    processor: None, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(recipe, tmp_path)
+    monkeypatch.setenv("PATH", "")
+    found, lines = built(recipe, tmp_path)
+    assert found == {"draft": "draftproof", "target": "draftproof"}
+    assert not any("warning" in line for line in lines)
+
+
+def test_the_flags_of_a_processor_are_those_of_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx_vnni\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert processor_flags(file) == {"fpu", "avx2", "avx_vnni"}
+    file.write_text("model name\t: none\n")
+    assert processor_flags(file) == frozenset()
