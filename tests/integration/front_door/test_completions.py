@@ -53,10 +53,10 @@ def test_an_answer_is_that_of_the_router(api: openai.OpenAI, router: Client, tem
 
 
 def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
-    whole = api.completions.create(model=MODEL, prompt=PROMPT, max_tokens=48, seed=3)
-    stream = api.completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=48, seed=3, stream=True, stream_options={"include_usage": True}
-    )
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "seed": 3}
+    asked["extra_body"] = {"ignore_eos": True}  # some processor's rounding draws the end token
+    whole = api.completions.create(**asked)
+    stream = api.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     *chunks, last = list(stream)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
