@@ -27,10 +27,10 @@ from build.networks.growth import grow
 from build.networks.network import Layer, Network
 from build.networks.vocabulary import fit_vocabulary
 from build.networks.weight_only import apply_quantization
-from build.openvino.choice import gains_from_own_products, needs_own_products
+from build.openvino.choice import gains_from_own_products
 from build.openvino.engine import EngineSettings, write_engine
 from build.openvino.identity import checkpoint_digests, engine_identity
-from build.operators.library import COMPILER, check_compiler, has_compiler
+from build.operators.library import COMPILER, has_compiler
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
@@ -125,8 +125,6 @@ def _with_products(
         planned = plan_of(own)
         if planned.is_built() or has_compiler():
             return own, planned
-        if needs_own_products(engine, source.network.config):
-            check_compiler()
         report(
             "warning: on this processor products of our own are faster than OpenVINO's; they need a compiler "
             f"where engines are built (Debian: apt install {COMPILER})"

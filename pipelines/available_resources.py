@@ -62,6 +62,12 @@ def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
+def has_avx2_alone() -> bool:
+    """Return whether the processor has AVX2, but no extension for which OpenVINO has more kernels."""
+    flags = processor_flags()
+    return "avx2" in flags and not {"avx512f", "avx_vnni"} & flags
+
+
 def _siblings(processors: Path, number: int) -> str:
     """Return the hardware threads of a processor's core; a processor of unknown topology is a core."""
     try:

@@ -38,8 +38,7 @@ def _check(weights: Linear) -> None:
     num_inputs, num_groups = weights.weight.shape[1], 1 if weights.scale is None else weights.scale.shape[1]
     problems = {
         "zero points": not weights.is_symmetric_integer,
-        "inputs that the checkpoint rounds to FP8": weights.input_quantization is not None
-        and weights.input_quantization.dtype != "I8",
+        "inputs that the checkpoint rounds": weights.input_quantization is not None,
         f"{num_groups} groups of {num_inputs} inputs": num_groups > 1 and num_inputs % (2 * num_groups) > 0,
     }
     found = [problem for problem, is_found in problems.items() if is_found]
@@ -47,7 +46,7 @@ def _check(weights: Linear) -> None:
         raise EngineBuildError(
             "products of our own cannot multiply the integers of this checkpoint",
             values=", ".join(found),
-            limit="no zero points, inputs in floating point or INT8, groups of an even size",
+            limit="no zero points, inputs in floating point, groups of an even size",
             remedy="set 'linear: openvino' in the recipe",
         )
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.available_resources import has_avx2_alone
 from pipelines.errors import EngineLoadError
 from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK
 from pipelines.executor.operator_library import operator_library
@@ -290,4 +291,14 @@ def _compile_network(
             info["num_k_heads"] = info["num_v_heads"] = config.num_kv_heads
             info["k_head_size"] = info["v_head_size"] = config.head_size
     properties = {**config.compile_properties, "INFERENCE_NUM_THREADS": str(config.num_threads)}
-    return core.compile_model(model, "CPU", properties)
+    return core.compile_model(model, "CPU", {**properties, **processor_properties(model)})
+
+
+def processor_properties(model: Any) -> dict[str, str]:
+    """Return the properties that a network needs on this processor.
+
+    With AVX2 alone OpenVINO adds products of inputs and weights of 8 bits in 16 bits, where sums are cut off.
+    Without these products it multiplies the rounded inputs in float32.
+    """
+    rounds_inputs = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
+    return {"LP_TRANSFORMS_MODE": "NO"} if rounds_inputs and has_avx2_alone() else {}

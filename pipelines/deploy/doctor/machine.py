@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.available_resources import processor_flags
+from pipelines.available_resources import has_avx2_alone, processor_flags
 from pipelines.deploy.doctor.finding import Finding
 from pipelines.deploy.doctor.gpu_machine import gpu_findings
 from pipelines.deploy.ports import Ports
@@ -97,7 +97,7 @@ def _processor() -> Finding:
     value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
     if platform.machine() != "x86_64" or "avx2" not in flags:
         return Finding("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
-    if not {"avx512f", "avx_vnni"} & flags and shutil.which("g++") is None:
+    if has_avx2_alone() and shutil.which("g++") is None:
         return Finding("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
     return Finding("Processor", value)
 

@@ -14,8 +14,6 @@ from build.openvino.choice import gains_from_own_products
 from build.preflight import check_recipe
 from build.recipe import Recipe, load_recipe
 from pipelines.available_resources import processor_flags
-from pipelines.errors import EngineBuildError
-from tests.support.checkpoints import make_checkpoint
 from tests.support.compiler import needs_compiler
 
 NARROW = frozenset({"avx", "avx2", "fma", "f16c"})
@@ -23,7 +21,7 @@ NARROW = frozenset({"avx", "avx2", "fma", "f16c"})
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("build.openvino.choice.processor_flags", lambda: request.param)
+    monkeypatch.setattr("pipelines.available_resources.processor_flags", lambda: request.param)
 
 
 on_a_narrow_processor = pytest.mark.parametrize("processor", [NARROW], indirect=True)
@@ -77,21 +75,6 @@ def test_only_integers_that_the_build_makes_are_ours(
     engine = with_target(recipe, quantization=quantization).target
     assert gains_from_own_products(engine, config) == gains
     assert not gains_from_own_products(engine, dataclasses.replace(config, quant_algo="awq"))
-
-
-@on_a_narrow_processor
-def test_rounded_inputs_of_a_checkpoint_need_ours(
-    processor: None, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_checkpoint(tmp_path / "checkpoint", "W8A8_SQ_PER_CHANNEL")
-    keys = {"checkpoint": str(tmp_path / "checkpoint"), "quantization": "checkpoint", "growth": None}
-    engine = with_target(recipe, **keys).target
-    config = dataclasses.replace(check_recipe(recipe)[1].network.config, quant_algo="W8A8_SQ_PER_CHANNEL")
-    assert gains_from_own_products(engine, config)
-    both = dataclasses.replace(with_target(recipe, **keys), draft=engine)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(EngineBuildError, match=r"g\+\+ is not on the PATH"):
-        build_engines(both, tmp_path / "engines", lambda line: None)
 
 
 @needs_compiler

@@ -167,9 +167,10 @@ def test_a_checkpoints_own_weights_are_multiplied_as_openvino_does(algo: str, tm
 
 
 @needs_compiler
-def test_integers_whose_inputs_are_rounded_to_fp8_are_refused(tmp_path: Path) -> None:
-    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", "W4A8_AWQ", hidden_size=256))
-    with pytest.raises(EngineBuildError, match=r"rounds to FP8; .*'linear: openvino'"):
+@pytest.mark.parametrize("algo", ["W8A8_SQ_PER_CHANNEL", "W4A8_AWQ"])
+def test_integers_whose_inputs_a_checkpoint_rounds_are_refused(algo: str, tmp_path: Path) -> None:
+    network = network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint", algo, hidden_size=256))
+    with pytest.raises(EngineBuildError, match=r"checkpoint rounds; .*'linear: openvino'"):
         engine_of(tmp_path, network, linear="draftproof")
 
 

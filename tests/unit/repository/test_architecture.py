@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kserve_stream": {"time_limit"},
     "text": {"errors"},
     "speculation": {"errors"},
-    "executor": {"errors", "asyncio_thread", "manifest", "speculation", "text"},
+    "executor": {"errors", "asyncio_thread", "available_resources", "manifest", "speculation", "text"},
     "router": {"errors", "atomic_file", "configuration", "socket_path"},
     "serving": {
         *("errors", "asyncio_thread", "available_resources", "manifest", "time_limit"),
