@@ -31,6 +31,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "ready": (_DEPLOY, "wait until the server is ready"),
     "stop": (_DEPLOY, "stop the server"),
     "draft-length": (_DEPLOY, "set the draft length, of a running server too"),
+    "lookup-corpus": (_DEPLOY, "set the texts in which drafts are looked up, of a running server too"),
     "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
     "upstreams": (
         "pipelines.upstreams.__main__",

@@ -103,4 +103,10 @@ def template_values(
         **{f"{role}_num_kv_blocks": str(blocks) for role, blocks in num_kv_blocks.items()},
         "max_num_tokens": str(serving.max_num_tokens),
         "calibration_file": str(calibration_file(draft_engine.directory, target_engine.directory)),
+        "lookup_corpus_file": str(run / f"lookup_corpus-{_tokenizer_identity(target_engine)[:16]}.npy"),
     }
+
+
+def _tokenizer_identity(engine: EngineFiles) -> str:
+    """Return what pairs that may follow each other have in common; others cannot read the tokens."""
+    return str(engine.manifest.get("tokenizer_identity_sha256") or engine.sha256("tokenizer.json"))

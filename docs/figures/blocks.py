@@ -28,6 +28,7 @@ from docs.figures.image import image
 from docs.figures.kv_caches import kv_caches
 from docs.figures.long_contexts import long_contexts
 from docs.figures.long_prompt import long_prompt
+from docs.figures.lookup_corpus import lookup_corpus
 from docs.figures.memory import server_memory
 from docs.figures.operator_steps import operator_steps, prompt_speed
 from docs.figures.other_servers import other_server
@@ -123,6 +124,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         RESULTS / "long-contexts-demo-long.json",
         "python -m benchmarks.long_contexts",
         long_contexts,
+    ),
+    "lookup-corpus": (
+        RESULTS / "lookup-corpus-demo-large.json",
+        "python -m benchmarks.lookup_corpus --recipe demo-large",
+        lookup_corpus,
     ),
     "kv-caches": (RESULTS / "kv-caches-demo-large.json", "python -m benchmarks.kv_caches", kv_caches),
     "token-overlap": (RESULTS / "token-overlap.json", "make results", token_overlap),

@@ -1,4 +1,4 @@
-"""Start, stop and configure a server: ``python -m pipelines.deploy serve|ready|stop|draft-length|doctor``.
+"""Start, stop and configure a server: ``python -m pipelines.deploy serve|ready|stop|doctor|...``.
 
 Containers use ``run``, and ``mpirun`` in them ``rank``. These two become the server instead of starting one
 in the background.
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pipelines.deploy.container_directory import lock_run_directory
 from pipelines.deploy.doctor.machine import examine, print_findings
-from pipelines.deploy.draft_length import ADAPTIVE, set_draft_length
 from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
+from pipelines.deploy.live_settings.draft_length import ADAPTIVE, set_draft_length
+from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
 from pipelines.deploy.package import render_package
 from pipelines.deploy.ports import HOST, PORTS, Ports
 from pipelines.deploy.server import Server, find_server, run_directory
@@ -36,12 +37,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="serve|ready|stop|draft-length|doctor|run|rank")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text in (
         ("serve", _serve, "start the server of a recipe and wait until it is ready"),
         ("ready", _ready, "wait until the server is ready"),
         ("stop", _stop, "stop the server"),
         ("draft-length", _draft_length, "set the draft length, also of a running server"),
+        (
+            "lookup-corpus",
+            _lookup_corpus,
+            "set the texts in which drafts are looked up, also of a running server",
+        ),
         ("doctor", _doctor, "show what this machine has and lacks"),
         ("run", _run, "serve a run directory in the foreground, for containers"),
         ("rank", _rank, "run one rank of that server, for mpirun"),
@@ -102,6 +108,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 "--num-draft-tokens",
                 default=ADAPTIVE,
                 help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
+            )
+        if name == "lookup-corpus":
+            sub.add_argument(
+                "texts",
+                type=Path,
+                nargs="*",
+                help="text files, *.jsonl with a text in each line, and folders (default: remove the corpus)",
             )
         if name in ("serve", "ready"):
             sub.add_argument(
@@ -169,6 +182,11 @@ def _stop(options: argparse.Namespace) -> int:
 def _draft_length(options: argparse.Namespace) -> int:
     path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
     print(f"default draft length: {options.num_draft_tokens} ({path})")
+    return 0
+
+
+def _lookup_corpus(options: argparse.Namespace) -> int:
+    set_lookup_corpus(run_directory(options.recipe), options.texts, lambda line: print(line, flush=True))
     return 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.canary.judge.matched_rounds import matched_rounds
@@ -18,8 +19,11 @@ from pipelines.canary.judge.pairing import Pair
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
 from pipelines.client.generation import TOKEN_SOURCES
+from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
+from pipelines.deploy.live_settings.rendered import rendered_parameters
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
+from pipelines.speculation.lookup.corpus import Corpus
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
 
 pytestmark = pytest.mark.triton
@@ -90,15 +94,40 @@ def test_drafts_are_looked_up_in_a_sessions_earlier_answers(client: Client, sett
     setting.write_text(json.dumps({"num_draft_tokens": None}))
     expected = client.generate(REQUEST, "generate_target").output_ids
 
-    def num_looked_up(session_id: str) -> int:
-        chunks = list(client.stream(replace(REQUEST, session_id=session_id)))
-        assert tuple(token_id for chunk in chunks for token_id in chunk.output_ids) == expected
-        sources = [source for chunk in chunks for source in chunk.token_sources]
-        return sources.count(TOKEN_SOURCES.index("lookup"))
+    def looked_up(session_id: str) -> int:
+        return num_looked_up(client, replace(REQUEST, session_id=session_id), expected)
 
-    first, second = num_looked_up("conversation ☕"), num_looked_up("conversation ☕")
+    first, second = looked_up("conversation ☕"), looked_up("conversation ☕")
     assert second > first + len(expected) // 3
-    assert num_looked_up("another") <= first + len(expected) // 6
+    assert looked_up("another") <= first + len(expected) // 6
+
+
+def test_drafts_are_looked_up_in_a_corpus_that_is_set_while_the_server_runs(
+    client: Client, server: Server, setting: Path
+) -> None:
+    """The random target's answer consists of other tokens than its text, so they are written themselves."""
+    setting.write_text(json.dumps({"num_draft_tokens": None}))
+    expected = client.generate(REQUEST, "generate_target")
+    before = num_looked_up(client, REQUEST, expected.output_ids)
+    path = Path(rendered_parameters(server.directory)["lookup_corpus_file"])
+    try:
+        Corpus.of([np.array(expected.output_ids, np.int32)]).write(path)
+        client.generate(replace(REQUEST, max_tokens=1))
+        assert wait_until(lambda: read_gauge(server, "draftproof_lookup_corpus_tokens") > 0)
+        assert num_looked_up(client, REQUEST, expected.output_ids) > before + len(expected.output_ids) // 3
+    finally:
+        set_lookup_corpus(server.directory, [], lambda line: None)
+    client.generate(replace(REQUEST, max_tokens=1))
+    assert wait_until(lambda: read_gauge(server, "draftproof_lookup_corpus_tokens") == 0)
+    assert num_looked_up(client, REQUEST, expected.output_ids) <= before + len(expected.output_ids) // 6
+
+
+def num_looked_up(client: Client, request: CompletionRequest, expected: Sequence[int]) -> int:
+    """Return how many tokens of an answer, which must be the target's own, were looked up."""
+    chunks = list(client.stream(request))
+    assert tuple(token_id for chunk in chunks for token_id in chunk.output_ids) == expected
+    sources = [source for chunk in chunks for source in chunk.token_sources]
+    return sources.count(TOKEN_SOURCES.index("lookup"))
 
 
 def test_speculation_is_seen_on_the_metrics_port(client: Client, server: Server) -> None:

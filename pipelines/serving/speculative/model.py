@@ -17,6 +17,7 @@ from pipelines.serving.sockets.server import CallServer
 from pipelines.serving.speculative.acceptance_alarm import AcceptanceAlarm
 from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
 from pipelines.serving.speculative.in_process_engines import InProcessEngines
+from pipelines.serving.speculative.live_corpus import LiveCorpus
 from pipelines.serving.speculative.sessions import Session, Sessions
 from pipelines.serving.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.serving.tensorrt_llm.server_calls import ServerCalls
@@ -232,6 +233,11 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
         lengths = by_margin = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
         engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
         by_margin.count_read = engines.executors["draft"].count_cached
+        if "lookup_corpus_file" in parameters.values:  # a pair that an older version promoted has none
+            vocab_size = engines.executors["target"].config.vocab_size
+            corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
+            by_margin.corpus = corpus.read
+            gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     else:

@@ -27,7 +27,8 @@ from pipelines.speculation.draft_length.survival import (
     sample_survival,
 )
 from pipelines.speculation.draft_length.unread import READING_SHARE, TRIAL_SHARE, UnreadText
-from pipelines.speculation.lookup_draft import LookupDraft
+from pipelines.speculation.lookup.corpus import Corpus
+from pipelines.speculation.lookup.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
@@ -53,6 +54,7 @@ class DraftLengths:
         tokens_per_s: Expected throughput in output tokens per second.
         probing: Schedules probes while speculation does not pay.
         count_read: Returns how many leading tokens of a prompt the draft need not read again.
+        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
 
     Args:
         acceptance: Acceptance rates of the pair by margin.
@@ -79,6 +81,7 @@ class DraftLengths:
         self._num_calls_left = self._num_rounds_left = 0
         self.probing = Probing()
         self.count_read: Callable[[TokenIds], int] = lambda token_ids: 0
+        self.corpus: Callable[[], Corpus | None] = lambda: None
         self._is_new = True
         self._num_begun = 0
 
@@ -118,6 +121,10 @@ class DraftLengths:
         self._is_new = True
         if self.threshold != _NEVER:  # otherwise the decision can wait for a few rounds
             self._num_rounds_left = 0
+
+    def note_switch(self) -> None:
+        """Decide anew before the next round: a request begins or ceases to look its drafts up."""
+        self._num_rounds_left = 0
 
     def next_threshold(self) -> float:
         """Return the threshold for a request's next round.
@@ -180,11 +187,8 @@ class DraftLengths:
         by_model = sample_survival([request.acceptance for request in requests], num_cases, num_positions)
         lookup_rates = np.array([request.lookup.rate for request in requests])
         by_lookup = lookup_rates[:, np.newaxis] ** np.arange(1, num_positions + 1)
-        is_better = by_lookup.sum(axis=1) > by_model.mean(axis=1).sum(axis=1)
-        is_better |= [request.only_looks_up for request in requests]
-        for request, uses_lookup in zip(requests, is_better.tolist(), strict=True):
-            request.uses_lookup = uses_lookup
-        by_model[is_better] = by_lookup[is_better][:, np.newaxis, :]
+        uses_lookup = np.array([request.uses_lookup for request in requests])
+        by_model[uses_lookup] = by_lookup[uses_lookup][:, np.newaxis, :]
         return by_model
 
 
@@ -193,8 +197,7 @@ class RequestDraftLength:
 
     Attributes:
         acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the request's own text and in earlier answers of its session.
-        uses_lookup: Whether lookup currently promises more than the draft model.
+        lookup: Continuations found in the request's text, earlier answers of its session, and the corpus.
         is_refused: Whether the draft model refuses the request, which then only looks drafts up.
         text: What the draft has not read.
 
@@ -218,8 +221,11 @@ class RequestDraftLength:
         sees_margins: bool,
     ) -> None:
         self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
-        self.lookup = LookupDraft(np.concatenate((earlier_ids, prompt_ids)) if sees_margins else NO_TOKENS)
-        self.uses_lookup = False
+        self.lookup = (
+            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), lengths.corpus())
+            if sees_margins
+            else LookupDraft(NO_TOKENS)
+        )
         self.max_draft_len = lengths.max_draft_len
         self.text = lengths.unread(prompt_ids)
         self._lengths = lengths
@@ -227,14 +233,23 @@ class RequestDraftLength:
         self._sees_margins = sees_margins
         self._is_probe = False
         self.is_refused = False
+        self._used_lookup = False
 
     @property
     def only_looks_up(self) -> bool:
         """Whether the draft model refuses the request, or would take too long to read it."""
         return self.is_refused or not self.text.is_worth_reading(READING_SHARE)
 
+    @property
+    def uses_lookup(self) -> bool:
+        """Whether the next round looks its draft up: that promises more than the draft model."""
+        return self.only_looks_up or self.lookup.rate > self.acceptance.mean_rate
+
     def next_round(self, num_remaining: int) -> DraftPlan:
         """Return what to draft in the next round."""
+        if self.uses_lookup != self._used_lookup:
+            self._used_lookup = not self._used_lookup
+            self._lengths.note_switch()
         threshold = self._lengths.next_threshold()
         limit = min(self._lengths.max_draft_len, num_remaining - 1)
         self._is_probe = threshold == _NEVER
@@ -246,8 +261,7 @@ class RequestDraftLength:
             if self.only_looks_up:
                 return NO_DRAFT
             return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
-        uses_model = not (self.uses_lookup or self.only_looks_up)
-        num_by_model = min(limit, self._lengths.depth) if uses_model else 0
+        num_by_model = 0 if self.uses_lookup else min(limit, self._lengths.depth)
         return DraftPlan(
             num_by_model, lambda: self._above(threshold), lambda drafted: self._complete(drafted, limit)
         )

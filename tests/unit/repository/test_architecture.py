@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "building": {"errors", "program"},  # runs programs of build
     "deploy": {
         *("errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"),
-        "available_resources",
+        *("available_resources", "text", "speculation"),
     },
     "gateway": {"errors", "program", "deploy", "kserve_stream", "time_limit"},
     "front_door": {

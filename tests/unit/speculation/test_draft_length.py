@@ -255,6 +255,15 @@ def test_text_that_repeats_is_looked_up_instead_of_drafted() -> None:
     assert plan.max_tokens > 0
 
 
+def test_the_draft_is_asked_in_the_round_after_the_text_ceases_to_repeat() -> None:
+    world = World(1, lambda number: 0.9)
+    request = world.lengths.begin(np.tile(np.arange(9, dtype=np.int32), 4))
+    assert request.next_round(100).max_tokens == 0
+    request.observe(Proposal(NO_TOKENS, None, None), np.array([100], np.int32))  # nothing matches now
+    plan = request.next_round(100)
+    assert plan.max_tokens == world.lengths.depth > 2
+
+
 def test_lookups_that_would_be_right_are_noticed_while_nothing_is_drafted() -> None:
     text = np.arange(100, 400, dtype=np.int32)
     request = World(1, lambda number: 0.0).lengths.begin(NO_TOKENS, None, text)

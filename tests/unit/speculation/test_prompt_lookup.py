@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.speculation.prompt_lookup import MAX_MATCH, PromptLookup
+from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, PromptLookup
 
 
 def lookup(tokens: list[int]) -> PromptLookup:

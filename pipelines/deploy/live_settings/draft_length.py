@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.deploy.live_settings.rendered import rendered_parameters
+from pipelines.errors import InvalidRequestError
 
 ADAPTIVE = "adaptive"
 
@@ -26,7 +26,7 @@ def set_draft_length(run_directory: Path, wanted: str) -> Path:
         InvalidRequestError: The value is invalid, or greater than ``max_draft_len``.
         RepositoryError: There is no rendered repository.
     """
-    limit = _max_draft_len(run_directory)
+    limit = int(rendered_parameters(run_directory)["max_draft_len"])
     if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
         raise InvalidRequestError(
             "the draft length is invalid",
@@ -38,21 +38,3 @@ def set_draft_length(run_directory: Path, wanted: str) -> Path:
     document = {"num_draft_tokens": None if wanted == ADAPTIVE else int(wanted)}
     write_whole(path, json.dumps(document) + "\n")
     return path
-
-
-def _max_draft_len(run_directory: Path) -> int:
-    path = run_directory / "model_repository" / "speculative" / "config.pbtxt"
-    try:
-        found = re.search(
-            r'key: "max_draft_len" value: { string_value: "(\d+)" }', path.read_text(encoding="utf-8")
-        )
-    except OSError:
-        found = None
-    if found is None:
-        raise RepositoryError(
-            "there is no rendered repository",
-            values=str(path),
-            limit="needs a repository with the model 'speculative'",
-            remedy="run 'make serve' first",
-        )
-    return int(found[1])

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
-_MIN_MATCH = 3
+MIN_MATCH = 3
 """Tokens that must match; with fewer, common pairs of tokens would match everywhere."""
 
 MAX_MATCH = 8
@@ -31,7 +31,7 @@ class PromptLookup:
         self._tokens = tokens
         # Last tokens -> the position after them. Built at once, because a prompt may have many thousands.
         self._latest: dict[tuple[int, ...], int] = dict(
-            zip(zip(tokens, tokens[1:], tokens[2:], strict=False), itertools.count(_MIN_MATCH), strict=False)
+            zip(zip(tokens, tokens[1:], tokens[2:], strict=False), itertools.count(MIN_MATCH), strict=False)
         )
         # The position after the earlier occurrence of the last tokens; 0 for none.
         self._after_match = 0
@@ -42,9 +42,9 @@ class PromptLookup:
         for token_id in token_ids.tolist():
             self._tokens.append(token_id)
             end = len(self._tokens)
-            if end < _MIN_MATCH:
+            if end < MIN_MATCH:
                 continue
-            last = tuple(self._tokens[end - _MIN_MATCH : end])
+            last = tuple(self._tokens[end - MIN_MATCH : end])
             self._after_match = self._latest.get(last, 0)
             self._latest[last] = end
 
@@ -65,7 +65,7 @@ class PromptLookup:
         """Return what ``propose`` and ``match_length`` would be after appending at least one token."""
         num_known = len(self._tokens)
         self._tokens.extend(token_ids.tolist())
-        after_match = self._latest.get(tuple(self._tokens[-_MIN_MATCH:]), 0)
+        after_match = self._latest.get(tuple(self._tokens[-MIN_MATCH:]), 0)
         found = self._continuation(after_match, count), self._match_length(after_match)
         del self._tokens[num_known:]
         return found
@@ -73,7 +73,7 @@ class PromptLookup:
     def _match_length(self, after_match: int) -> int:
         if not after_match:
             return 0
-        length = _MIN_MATCH
+        length = MIN_MATCH
         end = len(self._tokens)
         while length < MAX_MATCH and length < after_match:
             if self._tokens[after_match - length - 1] != self._tokens[end - length - 1]:
