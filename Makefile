@@ -40,6 +40,8 @@ TIMEOUT_S ?=
 URL ?=
 ##= for `draft-length`: a number, 0 to switch speculation off, or adaptive
 NUM_DRAFT_TOKENS ?= adaptive
+##= for `lookup-corpus`: text files and folders, separated by spaces; none: remove the corpus
+CORPUS ?=
 ##= recipe of the new pair, for `canary`
 CANDIDATE ?=
 ##= commit to compare the checkout with, for `bench-versions`
@@ -160,6 +162,10 @@ api-key: .venv/run.stamp ## make an API key for NAME, add it to the file KEYS, a
 .PHONY: draft-length
 draft-length: .venv/run.stamp ## change the server's default NUM_DRAFT_TOKENS while it runs
 	@$(venv) -m pipelines.deploy draft-length --recipe "$(RECIPE)" --num-draft-tokens "$(NUM_DRAFT_TOKENS)"
+
+.PHONY: lookup-corpus
+lookup-corpus: .venv/run.stamp ## set the texts in which the server looks drafts up, also while it runs: CORPUS, or none
+	@$(venv) -m pipelines.deploy lookup-corpus --recipe "$(RECIPE)" $(CORPUS)
 
 .PHONY: canary
 canary: .venv/run.stamp ## roll CANDIDATE's pair out on RECIPE's server step by step, or roll it back
@@ -345,12 +351,8 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) -c requirements/test.txt --extra run --extra build -o requirements/build.txt
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
-	$(uv_compile_peers) --python-version 3.10 --extra peers-genai -o requirements/peers-genai.txt
-	$(uv_compile_peers) --python-version 3.10 --extra peers-hf -o requirements/peers-hf.txt
-	$(uv_compile_peers) --python-version 3.11 --extra peers-vllm -o requirements/peers-vllm.txt
-	$(uv_compile_peers) --python-version 3.11 --extra peers-llama-cpp -o requirements/peers-llama-cpp.txt
-	$(uv_compile_peers) --python-version 3.11 --extra peers-transformers -o requirements/peers-transformers.txt
-	$(uv_compile_peers) --python-version 3.11 --extra clients -o requirements/clients.txt
+	for extra in peers-genai peers-hf; do $(uv_compile_peers) --python-version 3.10 --extra $$extra -o requirements/$$extra.txt; done
+	for extra in peers-vllm peers-llama-cpp peers-transformers clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 	$(uv_compile_any) --python-version 3.10 --extra image -o requirements/image.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml

@@ -55,7 +55,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class CorpusGains:
-    """What a corpus gains.
+    """Gains by a corpus.
 
     Attributes:
         num_tokens: Tokens of the corpus.

@@ -85,7 +85,6 @@ def test_it_is_learned_what_the_corpus_is_worth() -> None:
 
 
 def test_the_end_of_a_text_is_no_error_of_the_draft() -> None:
-    """What was said after the end counts for nothing."""
     short, long = Corpus.of([ids(1, 2, 3, 4)]), Corpus.of([ids(1, 2, 3, 4, 5)])
     ended, wrong = LookupDraft(ids(1, 2, 3), short), LookupDraft(ids(1, 2, 3), long)
     for draft in (ended, wrong):
