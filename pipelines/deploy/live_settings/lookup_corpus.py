@@ -25,7 +25,7 @@ _NUM_NAMED = 3  # files that a message names
 
 
 def set_lookup_corpus(run_directory: Path, paths: Sequence[Path], report: Callable[[str], None]) -> None:
-    """Read texts, tokenize and index them; this applies from the next request on, and after a restart.
+    """Read texts, tokenize and index them; a server reads the result at its next request, or when it starts.
 
     Args:
         run_directory: ``.run/<recipe>`` with its rendered repository.

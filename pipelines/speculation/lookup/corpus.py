@@ -42,7 +42,7 @@ class Corpus:
         self.places = places
         before = token_ids[places - 1]
         self._begins = np.searchsorted(before, np.arange(before.max(initial=0) + 2))  # by the last token
-        # Single numbers are read three times as fast as from arrays.
+        # Single numbers are read faster than from arrays.
         self._token_at, self._place_at = token_ids.data, places.data
 
     @classmethod
@@ -59,7 +59,7 @@ class Corpus:
         parts = [np.full(MAX_MATCH, _END, np.int32)]
         num_tokens = 0
         for text in texts:
-            parts += [text.astype(np.int32), end]
+            parts += [text, end]
             num_tokens += len(text) + 1
             if num_tokens > MAX_TOKENS:
                 raise InvalidRequestError(
