@@ -48,7 +48,7 @@ class Timed:
     """An answer that was timed.
 
     Attributes:
-        attention: Attention of the target's engine.
+        attention: Attention of both engines.
         context_len: Tokens of the prompt.
         arm: How it was written.
         text: Number of the text, which is the block of a comparison.
@@ -63,11 +63,11 @@ class Timed:
 
 
 def build_pairs(recipe: Recipe, folder: Path) -> dict[str, dict[str, Path]]:
-    """Build and calibrate the pair with both kinds of attention in the target; return engine directories."""
+    """Build and calibrate the pair with both kinds of attention; return engine directories."""
     pairs: dict[str, dict[str, Path]] = {}
     for attention in get_args(Attention):
-        target = replace(recipe.target, attention=attention)
-        built = build_engines(replace(recipe, target=target), folder, _say)
+        draft, target = (replace(model, attention=attention) for model in (recipe.draft, recipe.target))
+        built = build_engines(replace(recipe, draft=draft, target=target), folder, _say)
         pairs[attention] = {role: Path(built[role]) for role in ("draft", "target")}
         command = [sys.executable, "-m", "pipelines.calibration", "--output"]
         command += [

@@ -19,6 +19,8 @@ struct Half {
 
 #ifdef __AVX512F__
 
+constexpr int kRegisters = 32, kRegistersOfLanes = 1;
+
 struct Lanes {
     __m512 all;
 };
@@ -61,6 +63,8 @@ inline Lanes where_less(Lanes x, Lanes limit, Lanes yes, Lanes no) {
 }
 
 #else
+
+constexpr int kRegisters = 16, kRegistersOfLanes = 2;
 
 struct Lanes {
     __m256 low, high;

@@ -12,7 +12,7 @@ TOPICS: dict[str, tuple[int, ...]] = {
     "Speculation and draft length": (13, 14, 16, 21, 22, 23, 33, 43, 51, 59, 61, 84, 85, 86, 88, 90, 91),
     "Server and models": (1, 4, 5, 7, 8, 25, 39, 40, 49, 53, 58, 62, 63, 66, 83, 87),
     "Gateway and security": (37, 38, 60, 78),
-    "Engines, quantization, NVIDIA GPUs": (3, 17, 18, 19, 36, 41, 44, 45, 47, 48, 50, 54, 55, 71, 79, 82, 89),
+    "Engines, quantization, NVIDIA GPUs": (3, 17, 18, 19, 36, 41, 44, 45, 47, 48, 50, 54, 55, 71, 79, 82, 89, 92),
     "Deployment": (20, 31, 65, 68, 69, 80),
     "Canary rollouts": (24, 26, 27, 28, 29, 30, 32, 34, 35, 73, 74, 75, 76, 81),
     "Configuration": (46,),

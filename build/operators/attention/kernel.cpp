@@ -1,14 +1,15 @@
 // Attention of one step: compiled twice, for AVX2 and for AVX-512; LANES is the namespace of the form.
 //
-// A row's bits depend on its own query and context alone: the context is
-// cut at fixed positions into segments, whose positions are added in order and which are joined in order.
-// Which rows share a read of the cache, and which thread computes what, changes none of these additions.
+// A row's bits depend on its own query and context alone: the context is cut at fixed positions into parts,
+// and these into segments. Positions are added in order, segments are joined in order to parts, and parts
+// in order. Which rows share a read of the cache, and which thread computes what, changes none of that.
 
 #include "attention/kernel.h"
 
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "attention/block.h"
@@ -20,11 +21,6 @@
 namespace LANES {
 namespace {
 
-#ifdef __AVX512F__
-constexpr int kRows = 8;  // rows that share a read from the first cache; as many as the registers hold
-#else
-constexpr int kRows = 2;
-#endif
 constexpr size_t kMostScratch = size_t(1) << 24;  // floats
 constexpr size_t kSlowWriting = 16;               // a number is written so much slower than it is multiplied
 
@@ -63,10 +59,10 @@ public:
         in_parallel(layer_.num_kv_heads, kSlowWriting * written, [&](size_t head) { write(head); });
         size_t floats = 0;
         for (const Tile& tile : plan_.tiles)
-            floats += Sums::floats(tile, size_) * (tile.end_segment() - tile.first_segment() + 1);
+            floats += Sums::floats(tile, size_) * (tile.end_part() - tile.first_part() + 1);
         const size_t num_threads = tbb::this_task_arena::max_concurrency();
         if (plan_.tiles.size() < 4 * num_threads && floats < kMostScratch)
-            run_by_segment(floats);
+            run_by_part(floats);
         else
             run_by_tile();
     }
@@ -93,51 +89,57 @@ private:
             }
     }
 
-    // One task per tile, which joins each segment with those before it.
+    // One task per tile, which joins each part with those before it.
     void run_by_tile() const {
         in_parallel(plan_.tiles.size(), plan_.num_scores * size_, [&](size_t index) {
             static thread_local Scratch memory;
             const Tile& tile = plan_.tiles[index];
             float* at = memory.of(2 * Sums::floats(tile, size_));
-            const Sums joined(at, tile), part(at + Sums::floats(tile, size_), tile);
-            const Working working = prepare(tile);
+            const Sums joined(at, tile), of_part(at + Sums::floats(tile, size_), tile);
             clear(joined, tile);
-            for (int segment = tile.first_segment(); segment < tile.end_segment(); ++segment) {
-                attend(tile, segment, working, part);
-                join(joined, part, tile);
+            for (int part = tile.first_part(); part < tile.end_part(); ++part) {
+                attend_part(tile, part, of_part);
+                join(joined, of_part, tile);
             }
             finish(tile, joined);
         });
     }
 
-    // One task per segment of a tile, where there are few tiles; their sums are joined afterwards.
-    void run_by_segment(size_t floats) const {
+    // One task per part of a tile, where there are few tiles; their sums are joined afterwards.
+    void run_by_part(size_t floats) const {
         struct Part {
             const Tile* tile;
-            int segment;
+            int number;
+            Sums sums;
+        };
+        struct Whole {
+            size_t begin, end;  // in `parts`
             Sums sums;
         };
         static thread_local Scratch memory;
         float* at = memory.of(floats);
+        auto sums_of = [&](const Tile& tile) {
+            return Sums(std::exchange(at, at + Sums::floats(tile, size_)), tile);
+        };
         std::vector<Part> parts;
-        for (const Tile& tile : plan_.tiles)
-            for (int segment = tile.first_segment(); segment < tile.end_segment(); ++segment) {
-                parts.push_back({&tile, segment, Sums(at, tile)});
-                at += Sums::floats(tile, size_);
-            }
-        in_parallel(parts.size(), plan_.num_scores * size_, [&](size_t index) {
-            const Part& part = parts[index];
-            attend(*part.tile, part.segment, prepare(*part.tile), part.sums);
-        });
-        const FlushSubnormals flush;
-        auto part = parts.begin();
+        std::vector<Whole> wholes;
         for (const Tile& tile : plan_.tiles) {
-            const Sums joined(at, tile);
-            at += Sums::floats(tile, size_);
-            clear(joined, tile);
-            for (; part != parts.end() && part->tile == &tile; ++part) join(joined, part->sums, tile);
-            finish(tile, joined);
+            const size_t begin = parts.size();
+            for (int part = tile.first_part(); part < tile.end_part(); ++part)
+                parts.push_back({&tile, part, sums_of(tile)});
+            wholes.push_back({begin, parts.size(), sums_of(tile)});
         }
+        in_parallel(parts.size(), plan_.num_scores * size_, [&](size_t index) {
+            attend_part(*parts[index].tile, parts[index].number, parts[index].sums);
+        });
+        in_parallel(wholes.size(), floats, [&](size_t index) {
+            const Whole& whole = wholes[index];
+            const Tile& tile = plan_.tiles[index];
+            clear(whole.sums, tile);
+            for (size_t part = whole.begin; part < whole.end; ++part)
+                join(whole.sums, parts[part].sums, tile);
+            finish(tile, whole.sums);
+        });
     }
 
     // Memory of a task.
@@ -145,12 +147,15 @@ private:
         float* queries;     // [rows, size], scaled
         float* query_sums;  // [rows], for integers
         float* scores;      // [rows, kSegment]
+        float* numbers;     // [32 * size], of a block
     };
 
     Working prepare(const Tile& tile) const {
         static thread_local Scratch memory;
-        float* queries = memory.of(size_t(kTile) * (size_ + 1 + kSegment));
-        const Working working{queries, queries + kTile * size_, queries + kTile * (size_ + 1)};
+        const size_t num_floats = size_t(kTile) * (size_ + 1 + kSegment);
+        float* queries = memory.of(num_floats + size_t(kBlock) * size_);
+        const Working working{queries, queries + kTile * size_, queries + kTile * (size_ + 1),
+                              queries + num_floats};
         for (int row = 0; row < tile.num_rows; ++row) {
             const float* from = step_.query + plan_.row_of_step(tile, row) * size_;
             Lanes total = every(0);
@@ -164,53 +169,82 @@ private:
         return working;
     }
 
-    // Compute the sums of a tile's rows over a segment.
-    void attend(const Tile& tile, int segment, const Working& working, const Sums& result) const {
-        const float *queries = working.queries, *query_sums = working.query_sums;
+    // Compute the sums of a tile's rows over a part of the context.
+    void attend_part(const Tile& tile, int part, const Sums& result) const {
+        static thread_local Scratch memory;
+        const Sums of_segment(memory.of(Sums::floats(tile, size_)), tile);
+        const Working working = prepare(tile);
+        clear(result, tile);
+        for (int at = part * kPart; at < (part + 1) * kPart; at += kSegment) {
+            if (at + kSegment <= tile.begin || at >= tile.end) continue;
+            attend_segment(tile, at, working, of_segment);
+            join(result, of_segment, tile);
+        }
+    }
+
+    // Compute the sums of a tile's rows over the segment at `start`.
+    void attend_segment(const Tile& tile, int start, const Working& working, const Sums& result) const {
         float* scores = working.scores;
-        const int start = segment * kSegment;
         const int begin = std::max(tile.begin - start, 0), end = std::min(tile.end - start, kSegment);
         const int first = begin / kBlock, last = (end + kBlock - 1) / kBlock;
         const int32_t* indices = tile.request->blocks + start / kBlock;
+        auto keys_at = [&](int index) { return block(step_.key_cache, indices[index], tile.kv_head); };
+        auto values_at = [&](int index) { return block(step_.value_cache, indices[index], tile.kv_head); };
         auto by_rows = [&](const auto& work) {
-            for (int row = 0; row < tile.num_rows; row += kRows)
-                with_constant<kRows>(std::min(kRows, tile.num_rows - row), [&](auto num) { work(row, num); });
+            const int num_groups = (tile.num_rows + kRows - 1) / kRows;  // of nearly equal size
+            for (int group = 0; group < num_groups; ++group) {
+                const int row = group * tile.num_rows / num_groups;
+                const int next = (group + 1) * tile.num_rows / num_groups;
+                with_constant<kRows>(next - row, [&](auto num) { work(row, num); });
+            }
         };
         for (int index = first; index < last; ++index) {
             prefetch(index + 1 < last ? step_.key_cache : step_.value_cache,
                      indices[index + 1 < last ? index + 1 : first], tile.kv_head);
-            const Block<Number> keys = block(step_.key_cache, indices[index], tile.kv_head);
-            by_rows([&](int row, auto num) {
-                score<num()>(queries + row * size_, query_sums + row, size_, keys,
-                             scores + row * kSegment + index * kBlock);
+            with_numbers(keys_at(index), tile, working.numbers, [&](const auto* keys) {
+                by_rows([&](int row, auto num) {
+                    score<num()>(working.queries + row * size_, size_, keys,
+                                 scores + row * kSegment + index * kBlock);
+                });
             });
         }
-        auto values_at = [&](int index) { return block(step_.value_cache, indices[index], tile.kv_head); };
-        const Levels<Number> levels(values_at, begin, end);
+        const Levels<Number> of_keys(keys_at, begin, end), of_values(values_at, begin, end);
         for (int row = 0; row < tile.num_rows; ++row) {
             float* weights = scores + row * kSegment;
             const int row_begin = plan_.begin_of(tile, row) - start;
             const int row_end = plan_.end_of(tile, row) - start;
+            of_keys.to_scores(weights, working.query_sums[row], first * kBlock, last * kBlock);
             if (layer_.softcap > 0) cap(weights, layer_.softcap, first * kBlock, last * kBlock);
             const Softmax found = exponentials(weights, row_begin, row_end, first * kBlock, last * kBlock);
             result.largest[row] = found.largest;
             result.total[row] = found.total;
-            const float offset = levels.apply(weights, first * kBlock, last * kBlock);
+            const float offset = of_values.to_weights(weights, first * kBlock, last * kBlock);
             std::fill_n(result.weighted + row * size_, size_, offset);
         }
         for (int index = first; index < last; ++index) {
             if (index + 1 < last) prefetch(step_.value_cache, indices[index + 1], tile.kv_head);
-            const Block<Number> values = values_at(index);
             const int from = std::max(begin - index * kBlock, 0), to = std::min(end - index * kBlock, kBlock);
-            by_rows([&](int row, auto num) {
-                for (int column = 0; column < size_; column += 2 * kLanes)
-                    with_constant<2>(std::min(2, (size_ - column) / kLanes), [&](auto columns) {
-                        add_weighted<num(), columns()>(scores + row * kSegment + index * kBlock, from, to,
-                                                       values.numbers + column, size_,
-                                                       result.weighted + row * size_ + column);
-                    });
+            with_numbers(values_at(index), tile, working.numbers, [&](const auto* values) {
+                by_rows([&](int row, auto num) {
+                    constexpr int most = columns_for(num());
+                    for (int column = 0; column < size_; column += most * kLanes)
+                        with_constant<most>(std::min(most, (size_ - column) / kLanes), [&](auto columns) {
+                            add_weighted<num(), columns()>(scores + row * kSegment + index * kBlock, from, to,
+                                                           values + column, size_,
+                                                           result.weighted + row * size_ + column);
+                        });
+                });
             });
         }
+    }
+
+    // Call `work` with the numbers of a block: as floats, if converting them once saves converting them for
+    // each of several groups of rows.
+    template <class Work>
+    void with_numbers(const Block<Number>& block, const Tile& tile, float* memory, const Work& work) const {
+        if (std::is_same_v<Number, float> || tile.num_rows <= kRows) return work(block.numbers);
+        for (int at = 0; at < kBlock * size_; at += kLanes) store(memory + at, load(block.numbers + at));
+        work(memory);
     }
 
     void clear(const Sums& sums, const Tile& tile) const {

@@ -29,8 +29,8 @@ struct Tile {
     int begin, end;           // positions that any row attends to
 
     int num_lanes() const { return (num_rows + kLanes - 1) / kLanes * kLanes; }
-    int first_segment() const { return begin / kSegment; }
-    int end_segment() const { return (end + kSegment - 1) / kSegment; }
+    int first_part() const { return begin / kPart; }
+    int end_part() const { return (end + kPart - 1) / kPart; }
 };
 
 class Plan {

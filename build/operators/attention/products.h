@@ -11,36 +11,45 @@
 namespace LANES {
 
 constexpr int kSegment = 256;      // positions whose softmax is computed at once
+constexpr int kPart = 1024;        // positions that one thread adds
 constexpr float kLowest = -1e30f;  // below every score; finite, so that no difference of two is NaN
 
-// Scores of `Rows` queries [size] over a block, to `scores` [Rows, kSegment]. The coordinates are added in
-// order. `query_sums` [Rows] is read for integers only.
+#ifdef __AVX512F__
+constexpr int kRows = 8;  // that are added at once
+#else
+constexpr int kRows = 6;
+#endif
+// Lanes that are added at once for so many rows: two where the registers hold them, because each sum waits
+// for the one before it, and few rows alone have few sums.
+constexpr int columns_for(int rows) { return kRegisters >= 2 * (rows + 1) * kRegistersOfLanes + 1 ? 2 : 1; }
+
+// Products of `Rows` queries [size] with the keys [size, 32] of a block, to `scores` [Rows, kSegment]. The
+// coordinates are added in order.
 template <int Rows, class Number>
-void score(const float* queries, const float* query_sums, int size, const Block<Number>& keys,
-           float* scores) {
-    Lanes sums[Rows][2];
-    for (auto& row : sums) row[0] = row[1] = every(0);
-    for (int i = 0; i < size; ++i) {
-        const Lanes low = load(keys.numbers + i * kBlock), high = load(keys.numbers + i * kBlock + kLanes);
-        for (int row = 0; row < Rows; ++row) {
-            const Lanes coordinate = every(queries[row * size + i]);
-            sums[row][0] = multiply_add(coordinate, low, sums[row][0]);
-            sums[row][1] = multiply_add(coordinate, high, sums[row][1]);
-        }
-    }
-    for (int row = 0; row < Rows; ++row)
-        for (int half = 0; half < 2; ++half) {
-            Lanes found = sums[row][half];
-            if constexpr (is_integer<Number>) {
-                const Lanes offset = multiply(load(keys.lowest + half * kLanes), every(query_sums[row]));
-                found = multiply_add(found, load(keys.scales + half * kLanes), offset);
+void score(const float* queries, int size, const Number* keys, float* scores) {
+    constexpr int columns = columns_for(Rows);
+    for (int first = 0; first < kBlock; first += columns * kLanes) {
+        Lanes sums[Rows][columns];
+        for (int row = 0; row < Rows; ++row)
+            for (int column = 0; column < columns; ++column) sums[row][column] = every(0);
+        for (int i = 0; i < size; ++i) {
+            Lanes key[columns];
+            for (int column = 0; column < columns; ++column)
+                key[column] = load(keys + i * kBlock + first + column * kLanes);
+            for (int row = 0; row < Rows; ++row) {
+                const Lanes coordinate = every(queries[row * size + i]);
+                for (int column = 0; column < columns; ++column)
+                    sums[row][column] = multiply_add(coordinate, key[column], sums[row][column]);
             }
-            store(scores + row * kSegment + half * kLanes, found);
         }
+        for (int row = 0; row < Rows; ++row)
+            for (int column = 0; column < columns; ++column)
+                store(scores + row * kSegment + first + column * kLanes, sums[row][column]);
+    }
 }
 
 // Add the values [32, size] of the positions from `begin` to `end`, times `weights` [Rows, kSegment], to
-// columns of `sums` [Rows, size]. The positions are added in order.
+// `Columns` lanes of `sums` [Rows, size]. The positions are added in order.
 template <int Rows, int Columns, class Number>
 void add_weighted(const float* weights, int begin, int end, const Number* values, int size, float* sums) {
     Lanes added[Rows][Columns];
@@ -95,22 +104,34 @@ inline Softmax exponentials(float* scores, int begin, int end, int first, int la
     return {top, sum(total)};
 }
 
-// Scales and lowest values of the positions of a segment whose values are integers; 0 outside `begin` to
-// `end`, because there the cache may hold anything.
+// Scales and lowest values of the integers at the positions of a segment; 0 outside `begin` to `end`, because
+// there the cache may hold anything. Without integers it does nothing.
 template <class Number>
 class Levels {
 public:
     template <class BlockAt>
     Levels(const BlockAt& block_at, int begin, int end) {
         if constexpr (is_integer<Number>)
-            for (int at = begin; at < end; ++at) {
-                scales_[at] = block_at(at / kBlock).scales[at % kBlock];
-                lowest_[at] = block_at(at / kBlock).lowest[at % kBlock];
+            for (int at = begin, next; at < end; at = next) {
+                next = std::min(end, (at / kBlock + 1) * kBlock);
+                const auto block = block_at(at / kBlock);
+                std::copy(block.scales + at % kBlock, block.scales + at % kBlock + next - at, scales_ + at);
+                std::copy(block.lowest + at % kBlock, block.lowest + at % kBlock + next - at, lowest_ + at);
             }
     }
 
-    // Multiply weights with the scales; return their sum with the lowest values, which all columns get.
-    float apply(float* weights, int first, int last) const {
+    // Turn the products of a query with integers into those with the keys that they stand for.
+    void to_scores(float* products, float query_sum, int first, int last) const {
+        if constexpr (is_integer<Number>)
+            for (int at = first; at < last; at += kLanes) {
+                const Lanes offset = multiply(load(lowest_ + at), every(query_sum));
+                store(products + at, multiply_add(load(products + at), load(scales_ + at), offset));
+            }
+    }
+
+    // Turn weights of values into those of integers; return what all columns get in addition, the sum of the
+    // weights times the lowest values.
+    float to_weights(float* weights, int first, int last) const {
         if constexpr (!is_integer<Number>) return 0;
         Lanes offset = every(0);
         for (int at = first; at < last; at += kLanes) {

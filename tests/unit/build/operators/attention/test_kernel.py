@@ -27,7 +27,7 @@ from tests.unit.build.operators.attention.kernel import (
 pytestmark = needs_compiler
 needs_wide_lanes = pytest.mark.skipif(not has_wide_lanes(), reason="needs a processor with AVX-512")
 
-LONGEST = 700  # positions: three segments of the kernel
+LONGEST = 1300  # positions: six segments of the kernel, in two parts
 BLOCKS_EACH = LONGEST // BLOCK + 1
 NUM_REQUESTS = 4
 
