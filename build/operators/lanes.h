@@ -19,7 +19,7 @@ struct Half {
 
 #ifdef __AVX512F__
 
-constexpr int kRegisters = 32, kRegistersOfLanes = 1;
+constexpr int kRegisters = 32, kRegistersOfLanes = 1;  // of the processor; that `Lanes` takes
 
 struct Lanes {
     __m512 all;
@@ -64,7 +64,7 @@ inline Lanes where_less(Lanes x, Lanes limit, Lanes yes, Lanes no) {
 
 #else
 
-constexpr int kRegisters = 16, kRegistersOfLanes = 2;
+constexpr int kRegisters = 16, kRegistersOfLanes = 2;  // of the processor; that `Lanes` takes
 
 struct Lanes {
     __m256 low, high;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <new>
 
 namespace LANES {
 
@@ -36,16 +37,24 @@ void in_parallel(size_t count, size_t multiplications, const Work& work) {
         tbb::simple_partitioner());
 }
 
-// Memory that a thread keeps for its next call.
+// Memory that a thread keeps for its next call, aligned for its processor's widest loads.
 class Scratch {
 public:
     float* of(size_t floats) {
-        if (floats > size_) memory_.reset(new float[size_ = floats]);
+        if (floats > size_) {
+            memory_.reset(new (kAlignment) float[floats]);
+            size_ = floats;
+        }
         return memory_.get();
     }
 
 private:
-    std::unique_ptr<float[]> memory_;
+    static constexpr std::align_val_t kAlignment{64};
+    struct Free {
+        void operator()(float* memory) const { operator delete[](memory, kAlignment); }
+    };
+
+    std::unique_ptr<float[], Free> memory_;
     size_t size_ = 0;
 };
 

@@ -50,7 +50,9 @@ private:
             }
         } else if constexpr (std::is_same_v<Number, Half>) {
             constexpr int mode = _MM_FROUND_TO_NEAREST_INT;
-            for (int i = 0; i < size; ++i) to[i * stride].bits = _cvtss_sh(from[i], mode);
+            constexpr float most = 65504;  // and not infinity, which times a weight of 0 is no number
+            for (int i = 0; i < size; ++i)
+                to[i * stride].bits = _cvtss_sh(std::clamp(from[i], -most, most), mode);
         } else {
             for (int i = 0; i < size; ++i) to[i * stride] = from[i];
         }

@@ -2,13 +2,15 @@
 //
 // A row's bits depend on its own query and context alone: the context is cut at fixed positions into parts,
 // and these into segments. Positions are added in order, segments are joined in order to parts, and parts
-// in order. Which rows share a read of the cache, and which thread computes what, changes none of that.
+// in order. Which rows share a read of the cache, and which thread computes what, changes none of that. It
+// needs finite numbers in the cache: a row multiplies values that only other rows of its tile see by 0.
 
 #include "attention/kernel.h"
 
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,7 +35,7 @@ void with_constant(int count, const Work& work) {
         with_constant<Most - 1>(count, work);
 }
 
-// Sums of a tile's rows over a part of the context.
+// Sums of a tile's rows over some positions.
 struct Sums {
     float* largest;   // [rows], score
     float* total;     // [rows], of exp(score - largest)
@@ -105,7 +107,8 @@ private:
         });
     }
 
-    // One task per part of a tile, where there are few tiles; their sums are joined afterwards.
+    // One task per part of a tile, where there are few tiles; their sums are joined afterwards. An engine
+    // computes one layer at a time, so no other layer uses the memory of this thread while it waits.
     void run_by_part(size_t floats) const {
         struct Part {
             const Tile* tile;
@@ -145,9 +148,9 @@ private:
     // Memory of a task.
     struct Working {
         float* queries;     // [rows, size], scaled
-        float* query_sums;  // [rows], for integers
+        float* query_sums;  // [rows], of the coordinates
         float* scores;      // [rows, kSegment]
-        float* numbers;     // [32 * size], of a block
+        float* numbers;     // [32 * size], of a block, converted
     };
 
     Working prepare(const Tile& tile) const {
@@ -162,9 +165,9 @@ private:
             for (int i = 0; i < size_; i += kLanes) {
                 const Lanes scaled = multiply(load(from + i), every(layer_.scale));
                 store(queries + row * size_ + i, scaled);
-                if constexpr (is_integer<Number>) total = add(total, scaled);
+                total = add(total, scaled);
             }
-            if constexpr (is_integer<Number>) working.query_sums[row] = sum(total);
+            working.query_sums[row] = sum(total);
         }
         return working;
     }
@@ -174,6 +177,7 @@ private:
         static thread_local Scratch memory;
         const Sums of_segment(memory.of(Sums::floats(tile, size_)), tile);
         const Working working = prepare(tile);
+        clear(of_segment, tile);
         clear(result, tile);
         for (int at = part * kPart; at < (part + 1) * kPart; at += kSegment) {
             if (at + kSegment <= tile.begin || at >= tile.end) continue;
@@ -238,8 +242,8 @@ private:
         }
     }
 
-    // Call `work` with the numbers of a block: as floats, if converting them once saves converting them for
-    // each of several groups of rows.
+    // Call `work` with the numbers of a block: as floats where several groups of rows read them, so that they
+    // are converted once.
     template <class Work>
     void with_numbers(const Block<Number>& block, const Tile& tile, float* memory, const Work& work) const {
         if (std::is_same_v<Number, float> || tile.num_rows <= kRows) return work(block.numbers);

@@ -11,17 +11,18 @@
 namespace LANES {
 
 constexpr int kSegment = 256;      // positions whose softmax is computed at once
-constexpr int kPart = 1024;        // positions that one thread adds
+constexpr int kPart = 1024;        // positions that are joined first: the least work of a task
 constexpr float kLowest = -1e30f;  // below every score; finite, so that no difference of two is NaN
 
+// Rows whose sums are in registers at once.
 #ifdef __AVX512F__
-constexpr int kRows = 8;  // that are added at once
+constexpr int kRows = 8;
 #else
 constexpr int kRows = 6;
 #endif
-// Lanes that are added at once for so many rows: two where the registers hold them, because each sum waits
-// for the one before it, and few rows alone have few sums.
-constexpr int columns_for(int rows) { return kRegisters >= 2 * (rows + 1) * kRegistersOfLanes + 1 ? 2 : 1; }
+// `Lanes` of sums of each row: two where the registers hold them beside two of numbers and one factor. A sum
+// waits for the one before it, so few rows with one each would leave the processor idle.
+constexpr int columns_for(int rows) { return 2 * (rows + 1) * kRegistersOfLanes + 1 <= kRegisters ? 2 : 1; }
 
 // Products of `Rows` queries [size] with the keys [size, 32] of a block, to `scores` [Rows, kSegment]. The
 // coordinates are added in order.
@@ -49,7 +50,7 @@ void score(const float* queries, int size, const Number* keys, float* scores) {
 }
 
 // Add the values [32, size] of the positions from `begin` to `end`, times `weights` [Rows, kSegment], to
-// `Columns` lanes of `sums` [Rows, size]. The positions are added in order.
+// `Columns` Lanes of `sums` [Rows, size]. The positions are added in order.
 template <int Rows, int Columns, class Number>
 void add_weighted(const float* weights, int begin, int end, const Number* values, int size, float* sums) {
     Lanes added[Rows][Columns];

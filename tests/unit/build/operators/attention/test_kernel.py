@@ -41,7 +41,7 @@ shapes = st.builds(
     Shape,
     num_kv_heads=st.integers(1, 3),
     group=st.integers(1, 5),
-    head_size=st.sampled_from([16, 32, 48, 64, 80, 128]),
+    head_size=st.sampled_from([16, 32, 48, 64, 80, 96, 128, 256]),
     window=st.sampled_from([0, 0, 1, 31, 100, 300]),
     dtype=st.sampled_from(DTYPES),
     softcap=st.sampled_from([0, 0, 0.5, 5, 50, 1e6]),
@@ -173,4 +173,24 @@ def test_a_rejected_draft_changes_no_bit_of_what_follows(calls: ctypes.CDLL) -> 
     kernel.step(Piece(tokens.part(0, 50), 0, table(0), as_rows=False))
     kernel.step(Piece(rejected, 50, table(0), as_rows=True))
     found = kernel.step(Piece(tokens.part(50, 90), 50, table(0), as_rows=True))[0]
+    assert np.array_equal(found, expected)
+
+
+def test_rows_and_a_prompt_of_two_parts_have_the_same_bits(calls: ctypes.CDLL) -> None:
+    """A long prompt is divided among the threads by tiles of rows, a row by parts of its context."""
+    shape = Shape(2, 2, 64, dtype="int8")
+    tokens = Tokens.draw(shape, LONGEST, np.random.default_rng(5))
+    expected = one_by_one(new_kernel(calls, shape), tokens, LONGEST - 20)
+    found = new_kernel(calls, shape).step(Piece(tokens, 0, table(0), as_rows=False))[0]
+    assert np.array_equal(found[-20:], expected)
+
+
+def test_a_value_beyond_float16_changes_no_row_before_it(calls: ctypes.CDLL) -> None:
+    shape = Shape(1, 2, 64, dtype="float16")
+    tokens = Tokens.draw(shape, 40, np.random.default_rng(6))
+    tokens.value[36] = 1e6
+    expected = one_by_one(new_kernel(calls, shape), tokens, 30)
+    kernel = new_kernel(calls, shape)
+    kernel.step(Piece(tokens.part(0, 30), 0, table(0), as_rows=False))
+    found = kernel.step(Piece(tokens.part(30, 40), 30, table(0), as_rows=True))[0]
     assert np.array_equal(found, expected)
