@@ -67,6 +67,16 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "headline-avx2": (RESULTS / "bench-demo-large-avx2.json", "make bench RECIPE=demo-large", headline),
     "every-load-avx2": (RESULTS / "bench-demo-large-avx2.json", "make bench RECIPE=demo-large", every_load),
     "peers-avx2": (RESULTS / "peers-demo-large-avx2.json", "make bench-peers RECIPE=demo-large", peers),
+    "peers-avx2-many": (
+        RESULTS / "peers-demo-large-avx2-many.json",
+        "make bench-peers RECIPE=demo-large",
+        peers,
+    ),
+    "sampled-avx2": (
+        RESULTS / "bench-demo-large-sampled-avx2.json",
+        "make bench RECIPE=demo-large",
+        headline,
+    ),
     "sampled": (RESULTS / "bench-demo-large-sampled.json", "make results", headline),
     "peers": (RESULTS / "peers-demo-large.json", "make results", peers),
     "demo": (RESULTS / "demo.json", "make results", demo),
