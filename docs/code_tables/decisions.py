@@ -9,7 +9,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "decisions"
 
 TOPICS: dict[str, tuple[int, ...]] = {
     "Losslessness": (2, 6, 9, 10, 11, 12, 42, 57, 64, 67, 70, 72, 77),
-    "Speculation and draft length": (13, 14, 16, 21, 22, 23, 33, 43, 51, 59, 61, 84, 85, 86, 88, 90, 91, 92),
+    "Speculation": (13, 14, 16, 21, 22, 23, 33, 43, 51, 59, 61, 84, 85, 86, 88, 90, 91, 92, 93),
     "Server and models": (1, 4, 5, 7, 8, 25, 39, 40, 49, 53, 58, 62, 63, 66, 83, 87),
     "Gateway and security": (37, 38, 60, 78),
     "Engines, quantization, NVIDIA GPUs": (3, 17, 18, 19, 36, 41, 44, 45, 47, 48, 50, 54, 55, 71, 79, 82, 89),

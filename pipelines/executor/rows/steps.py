@@ -38,9 +38,10 @@ class RowSteps:
         if is_first:
             costs.observe_first(self.num_rows, positions, seconds / self.count)
             return
-        num_verifying = sum(item.sequence.is_verification for item in self.work)
-        if num_verifying in (0, len(chunks)):
-            outside_s = max(seconds - self.engine_s, 0.0) / self.count
-            costs.overhead.observe(len(chunks), outside_s, verifies=num_verifying > 0)
-        seconds = max(seconds - costs.overhead.extra_s(num_verifying), self.engine_s)
+        is_verified = any(item.sequence.is_verification for item in self.work)
+        speculates = costs.overhead.is_on or is_verified  # a request may have a draft length of its own
+        outside_s = max(seconds - self.engine_s, 0.0) / self.count
+        costs.overhead.observe(len(chunks), outside_s, speculates=speculates)
+        if speculates:
+            seconds = max(seconds - costs.overhead.extra_s(len(chunks)), self.engine_s)
         costs.observe(self.num_rows, positions, seconds / self.count, num_steps=self.count)

@@ -34,8 +34,12 @@ from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Expected gain that speculation needs to start and to continue. Above 0, because the model leaves out some
 # costs, such as changes of shape, and because the best of many estimates is too optimistic.
-_GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.05, 0.01
+_GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.03, 0.01
+_CLEAR_GAIN = 0.2  # with which speculation begins even if it has just failed to pay
 _DECISION_INTERVAL = 3  # rounds
+# If the gain may be an error of the cost model, the target answers alone for some rounds, so that the time of
+# its steps is known, too. A ratio of times with this deviation is known; so many deviations are no error.
+_CHECK_ROUNDS, _KNOWN, _CERTAIN = 6, 0.03, 2.0
 _NEVER = 2.0  # above every probability
 _TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
 _SMALL = 0.001
@@ -50,9 +54,9 @@ class DraftLengths:
 
     Attributes:
         threshold: Probability of becoming output above which a draft token is worth its cost.
+        probing: Schedules probes at the current load while speculation does not pay.
         depth: Maximum number of draft tokens per request; the draft steps all requests together.
         tokens_per_s: Expected throughput in output tokens per second.
-        probing: Schedules probes while speculation does not pay.
         count_read: Returns how many leading tokens of a prompt the draft need not read again.
         corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
 
@@ -79,11 +83,24 @@ class DraftLengths:
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
         self._num_calls_left = self._num_rounds_left = 0
+        self._probing_by_load: dict[int, Probing] = {}
         self.probing = Probing()
+        self._gain = 0.0
         self.count_read: Callable[[TokenIds], int] = lambda token_ids: 0
         self.corpus: Callable[[], Corpus | None] = lambda: None
         self._is_new = True
+        self._is_checking = False
         self._num_begun = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests draft at present."""
+        return self.threshold != _NEVER
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be something to decide; while speculation is off, only after a success."""
+        return self.is_on or self._is_new or self._is_checking or self.probing.has_news
 
     def begin(
         self,
@@ -114,12 +131,14 @@ class DraftLengths:
         """Remove a request."""
         self._requests.discard(request)
         self.note_change()
+        if not self._requests:
+            self._target_costs.overhead.is_on = False
 
     def note_change(self) -> None:
         """Decide anew soon: a request has begun or ended, or the draft model refuses it."""
         self._num_calls_left = 0
         self._is_new = True
-        if self.threshold != _NEVER:  # otherwise the decision can wait for a few rounds
+        if self.is_on or self._is_checking:  # otherwise the decision can wait for a few rounds
             self._num_rounds_left = 0
 
     def note_switch(self) -> None:
@@ -140,13 +159,20 @@ class DraftLengths:
     def _begin_round(self) -> None:
         self._num_calls_left = len(self._requests)
         self._num_rounds_left -= 1
-        # While speculation is off, there is nothing to decide until a probe is accepted.
-        is_news = self.probing.has_news or self.threshold != _NEVER or self._is_new
-        if is_news and self._num_rounds_left <= 0:
+        self._follow_load()
+        if self.has_news and self._num_rounds_left <= 0:
             self._is_new = False
             self._num_rounds_left = _DECISION_INTERVAL
             self._decide()
-        self.probing.begin_round(is_on=self.threshold != _NEVER)
+        is_on = self.is_on or self._is_checking
+        self.probing.begin_round(is_on=is_on, gain=self._gain if self.is_on else 0.0)
+
+    def _follow_load(self) -> None:
+        """Use the schedule of this load: one request, two or three, four to seven, and so on."""
+        probing = self._probing_by_load.setdefault(len(self._requests).bit_length(), Probing())
+        if probing is not self.probing:
+            self.probing = probing
+            probing.resume()
 
     def _decide(self) -> None:
         requests = list(self._requests)
@@ -161,11 +187,26 @@ class DraftLengths:
             self._draft_costs,
             self._target_costs,
         )
-        is_on = self.threshold != _NEVER
-        if best.tokens_per_s > best.without * (1 + (_GAIN_TO_GO_ON if is_on else _GAIN_TO_BEGIN)):
+        was_on, is_checked = self.is_on, self._is_checking
+        self._is_checking = False
+        self._gain = best.tokens_per_s / best.without - 1
+        if was_on or is_checked:
+            least_gain = _GAIN_TO_GO_ON
+        else:
+            least_gain = _GAIN_TO_BEGIN if self.probing.may_begin else _CLEAR_GAIN
+        if self._gain > least_gain:
             self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
+            if was_on and self._is_doubtful(best.num_rows):
+                self._is_checking, self._num_rounds_left = True, _CHECK_ROUNDS
+                self.threshold = _NEVER
         else:
             self.threshold, self.tokens_per_s = _NEVER, best.without
+        self._target_costs.overhead.is_on = self.is_on
+
+    def _is_doubtful(self, num_rows: int) -> bool:
+        """Whether the gain may be an error of step costs, which steps of the target alone would show."""
+        deviation = self._target_costs.deviation(num_rows, len(self._requests))
+        return deviation > max(_KNOWN, self._gain / _CERTAIN)
 
     def unread(self, prompt_ids: TokenIds) -> UnreadText:
         """Return what the draft has to read before it drafts for a new request."""
@@ -247,7 +288,7 @@ class RequestDraftLength:
 
     def next_round(self, num_remaining: int) -> DraftPlan:
         """Return what to draft in the next round."""
-        if self.uses_lookup != self._used_lookup:
+        if self._lengths.has_news and self.uses_lookup != self._used_lookup:
             self._used_lookup = not self._used_lookup
             self._lengths.note_switch()
         threshold = self._lengths.next_threshold()

@@ -47,12 +47,14 @@ class BestDraft:
     Attributes:
         threshold: Probability of becoming output above which requests continue to draft.
         depth: Maximum number of draft tokens per request.
+        num_rows: Rows of a step that verifies.
         tokens_per_s: Goodput with this draft.
         without: Goodput without drafting.
     """
 
     threshold: float
     depth: int
+    num_rows: int
     tokens_per_s: float
     without: float
 
@@ -83,6 +85,7 @@ def best_draft(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCos
     return BestDraft(
         threshold=float(thresholds[longest, best]),
         depth=int(depths[longest]),
+        num_rows=int(rows[best + 1]),
         tokens_per_s=float(goodput[longest, best]),
         without=num_requests / float(verifying_s[0]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -10,22 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.speculation.draft_length.calibration import EngineCosts
-from pipelines.speculation.draft_length.verification_overhead import VerificationOverhead
+from pipelines.speculation.draft_length.cost_filter import ATTENTION, OVERHEAD, SIZES, SPEED, CostFilter
+from pipelines.speculation.draft_length.speculation_overhead import SpeculationOverhead
 
 _Rows = TypeVar("_Rows", float, npt.NDArray[np.float64])
 
-# Weight of a new measurement. A shared machine slows down and recovers within seconds and a step takes about
-# 20 ms, so the memory is about fifty steps.
+# Weight of a new measurement of a first step: the memory is about fifty steps.
 _UPDATE_SHARE = 0.02
-# Share of an error that is attributed to overhead of every step.
-_ADDED_SHARE = 0.5
-# An outlier, such as a moment without CPU, must not count as much as ten steps.
-_LARGEST_ERROR = 0.5
-# Share of the calibrated increase per row that always remains. A slow moment affects the size that was being
-# computed more than the others; without this, more rows could look cheaper than fewer.
-_LEAST_RISE = 0.5
-# The same if the increase was estimated on a busy machine: it may be several times too steep.
-_LEAST_ESTIMATED_RISE = 0.1
+_LARGEST_ERROR = 0.5  # of the logarithm of its time
+# Share of the calibrated increase per row that always remains: more rows must not look cheaper than fewer
+# because one size was measured in a slow moment.
+_LEAST_RISE = 0.1
 # Attention of a token in a chunk of 64, as a share of that of one of nine rows: 0.32 to 0.35 with 1 billion
 # parameters.
 _SHARE_OF_CHUNKS = 1 / 3
@@ -33,10 +29,11 @@ _ROWS_BESIDE_CHUNKS = 9
 
 
 class StepCosts:
-    """Time of an engine step: a piecewise linear, increasing function of its rows, plus a time per position.
+    """Time of an engine step: an increasing function of its rows, plus a time per position.
 
     A step reads the keys and values of each request's context, so the time also grows with the number of
-    positions that it reads. Rows of a request share a part of that reading.
+    positions that it reads. Rows of a request share a part of that reading. Each step teaches how the machine
+    differs from the calibration (``cost_filter``).
 
     Args:
         rows: Measured numbers of rows, ascending, at least two.
@@ -48,9 +45,10 @@ class StepCosts:
             differ from it more.
 
     Attributes:
+        seconds_per_position: Current extra time per position.
         first_s: Extra time of the first of several consecutive steps, due to cold caches and to work that the
             other engine's step left over.
-        overhead: What verifying costs outside of the engine. Times of steps are those without it.
+        overhead: What speculation costs outside of the engine. Times of steps are those without it.
     """
 
     def __init__(
@@ -62,17 +60,29 @@ class StepCosts:
         *,
         is_estimate: bool = False,
     ) -> None:
-        self._least_rise = _LEAST_ESTIMATED_RISE if is_estimate else _LEAST_RISE
-        self.seconds_per_position = seconds_per_position
         self._reread_share = reread_share
         self.first_s = 0.0
-        self.overhead = VerificationOverhead()
+        self.overhead = SpeculationOverhead()
+        self._sizes = tuple(rows)
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
         rising = np.maximum.accumulate(np.array(seconds, np.float64))
-        self._by_rows: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
-        self._added_s = 0.0  # overhead of every step
-        self._slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
-        self._calibrated = self._by_rows.copy()
+        self._calibrated: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
+        self._calibrated_slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
+        self._calibrated_per_position = seconds_per_position
+        self._filter = CostFilter(rows, is_estimate=is_estimate)
+        self._update()
+
+    def _update(self) -> None:
+        """Apply the state of the filter to the calibration."""
+        state = self._filter.state
+        speed = math.exp(state[SPEED])
+        self._added_s = speed * float(state[OVERHEAD] * self._calibrated[1])
+        self.seconds_per_position = self._calibrated_per_position * speed * math.exp(state[ATTENTION])
+        slowdowns = np.exp(np.interp(self._counts, self._sizes, state[SIZES:]))
+        least = _LEAST_RISE * self._calibrated
+        rising = np.maximum.accumulate(self._calibrated * slowdowns - least) + least
+        self._by_rows: npt.NDArray[np.float64] = speed * rising
+        self._slope = speed * float(slowdowns[-1]) * self._calibrated_slope
 
     @classmethod
     def of(cls, measured: EngineCosts, *, is_estimate: bool) -> StepCosts:
@@ -140,26 +150,27 @@ class StepCosts:
         self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
     def observe(self, rows: int, positions: float, seconds: float, num_steps: int = 1) -> None:
-        """Learn from steps that took this long each.
+        """Learn from steps that took this long each."""
+        slopes, expected_s = self._slopes(rows, positions)
+        self._filter.observe(slopes, math.log(seconds / expected_s), num_steps)
+        self._update()
 
-        Extra time is divided between two causes that a single step cannot distinguish: a slower machine,
-        perhaps only at this size, which makes rows more expensive, and overhead of every step, such as
-        sending answers.
-        """
-        expected_s = float(self.seconds(rows, positions))
-        error = min(max(math.log(seconds / expected_s), -_LARGEST_ERROR), _LARGEST_ERROR)
-        change_s = (1 - (1 - _UPDATE_SHARE) ** num_steps) * error * expected_s
-        # At most the time of the smallest step: otherwise the cost of rows could fall to 0.
-        added_s = min(max(self._added_s + _ADDED_SHARE * change_s, 0.0), float(self._by_rows[1]))
-        slowdown = (change_s - (added_s - self._added_s)) / (expected_s - self._added_s)
-        self._added_s = added_s
-        counts = np.maximum(self._counts, 1)
-        nearness = np.minimum(counts / rows, rows / counts)
-        self._by_rows *= np.exp(slowdown * (0.5 + 0.5 * nearness))
-        if rows <= self.max_rows:
-            relative = self._calibrated / self._calibrated[rows]
-            flattest = self._by_rows[rows] * (1 + self._least_rise * (relative - 1))
-            self._by_rows[:rows] = np.minimum(self._by_rows[:rows], flattest[:rows])
-            self._by_rows[rows:] = np.maximum(self._by_rows[rows:], flattest[rows:])
-        self.seconds_per_position *= math.exp(slowdown)
-        self._slope *= math.exp(slowdown)
+    def deviation(self, rows: int, fewer_rows: int) -> float:
+        """Return how uncertain the ratio of the times of two steps is: the deviation of its logarithm."""
+        return self._filter.deviation(self._slopes(rows, 0)[0] - self._slopes(fewer_rows, 0)[0])
+
+    def _slopes(self, rows: int, positions: float) -> tuple[npt.NDArray[np.float64], float]:
+        """Return the derivatives of the logarithm of a step's time by the filter's state, and the time."""
+        slopes = np.zeros(len(self._filter.state))
+        total_s = float(self.seconds(rows, positions))
+        attention_s = positions * self.seconds_per_position
+        upper = min(max(bisect_left(self._sizes, rows), 1), len(self._sizes) - 1)
+        lowest, highest = self._sizes[upper - 1], self._sizes[upper]
+        share = min(max((rows - lowest) / (highest - lowest), 0.0), 1.0)
+        rows_s = total_s - self._added_s - attention_s
+        slopes[SPEED] = 1.0
+        slopes[OVERHEAD] = math.exp(self._filter.state[SPEED]) * float(self._calibrated[1]) / total_s
+        slopes[ATTENTION] = attention_s / total_s
+        slopes[SIZES + upper - 1] = (1 - share) * rows_s / total_s
+        slopes[SIZES + upper] = share * rows_s / total_s
+        return slopes, total_s

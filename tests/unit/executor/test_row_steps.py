@@ -34,6 +34,16 @@ def test_the_time_around_verifications_does_not_make_the_target_alone_look_slow(
     assert float(costs.seconds(9)) == pytest.approx(ENGINE_S + 0.001, rel=0.01)
 
 
+def test_requests_that_drafted_in_vain_count_for_speculation(costs: StepCosts) -> None:
+    for _ in range(300):
+        costs.overhead.is_on = False
+        steps(4, verifies=False).teach(costs, ENGINE_S + 0.001, is_first=False)
+        costs.overhead.is_on = True
+        steps(4, verifies=False).teach(costs, ENGINE_S + 0.005, is_first=False)
+    assert costs.overhead.extra_s(4) == pytest.approx(0.004, rel=0.03)
+    assert float(costs.seconds(9)) == pytest.approx(ENGINE_S + 0.001, rel=0.01)
+
+
 def test_a_server_that_always_verifies_takes_its_steps_as_they_are(costs: StepCosts) -> None:
     for _ in range(300):
         steps(4, verifies=True).teach(costs, ENGINE_S + 0.005, is_first=False)

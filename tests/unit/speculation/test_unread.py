@@ -11,7 +11,7 @@ from pipelines.speculation.draft_length.goodput import Prospect, best_draft
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import AcceptanceByMargin
 from pipelines.speculation.request import Output
-from tests.unit.speculation.test_draft_length import MAX_DRAFT_LEN, RATES, SHARES
+from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, RATES, SHARES
 
 # 1 billion parameters and a draft of 135 million, seconds (2-core AMD EPYC), but rows that share a context
 # read it for less: with 3e-6 and 8e-7, as measured, no draft pays at 32k tokens.
