@@ -38,10 +38,11 @@ class RowSteps:
         if is_first:
             costs.observe_first(self.num_rows, positions, seconds / self.count)
             return
-        is_verified = any(item.sequence.is_verification for item in self.work)
-        speculates = costs.overhead.is_on or is_verified  # a request may have a draft length of its own
-        outside_s = max(seconds - self.engine_s, 0.0) / self.count
-        costs.overhead.observe(len(chunks), outside_s, speculates=speculates)
-        if speculates:
-            seconds = max(seconds - costs.overhead.extra_s(len(chunks)), self.engine_s)
+        num_verifying = sum(item.sequence.is_verification for item in self.work)
+        num_speculating = len(chunks) if costs.overhead.is_on else num_verifying
+        if num_speculating in (0, len(chunks)):  # a request may have a draft length of its own
+            outside_s = max(seconds - self.engine_s, 0.0) / self.count
+            costs.overhead.observe(len(chunks), outside_s, speculates=num_speculating > 0)
+        extra_s = costs.overhead.extra_s(num_speculating) * self.count
+        seconds = max(seconds - extra_s, self.engine_s)
         costs.observe(self.num_rows, positions, seconds / self.count, num_steps=self.count)

@@ -38,8 +38,8 @@ _GAIN_TO_BEGIN, _GAIN_TO_GO_ON = 0.03, 0.01
 _CLEAR_GAIN = 0.2  # with which speculation begins even if it has just failed to pay
 _DECISION_INTERVAL = 3  # rounds
 # If the gain may be an error of the cost model, the target answers alone for some rounds, so that the time of
-# its steps is known, too. A ratio of times with this deviation is known; so many deviations are no error.
-_CHECK_ROUNDS, _KNOWN, _CERTAIN = 6, 0.03, 2.0
+# its steps is known, too. A gain of more than two deviations counts as real; a small deviation never matters.
+_CHECK_ROUNDS, _REAL_GAIN, _SMALL_DEVIATION = 6, 2.0, 0.03
 _NEVER = 2.0  # above every probability
 _TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
 _SMALL = 0.001
@@ -83,8 +83,8 @@ class DraftLengths:
         self._target_costs = target_costs
         self._requests: set[RequestDraftLength] = set()
         self._num_calls_left = self._num_rounds_left = 0
-        self._probing_by_load: dict[int, Probing] = {}
-        self.probing = Probing()
+        self._probing_by_load = {0: Probing()}
+        self.probing = self._probing_by_load[0]
         self._gain = 0.0
         self.count_read: Callable[[TokenIds], int] = lambda token_ids: 0
         self.corpus: Callable[[], Corpus | None] = lambda: None
@@ -99,7 +99,7 @@ class DraftLengths:
 
     @property
     def has_news(self) -> bool:
-        """Whether there may be something to decide; while speculation is off, only after a success."""
+        """Whether there may be something to decide: while speculation is off, only now and then."""
         return self.is_on or self._is_new or self._is_checking or self.probing.has_news
 
     def begin(
@@ -132,18 +132,20 @@ class DraftLengths:
         self._requests.discard(request)
         self.note_change()
         if not self._requests:
-            self._target_costs.overhead.is_on = False
+            self._stop()
+            self.probing.resume()
 
     def note_change(self) -> None:
         """Decide anew soon: a request has begun or ended, or the draft model refuses it."""
         self._num_calls_left = 0
         self._is_new = True
-        if self.is_on or self._is_checking:  # otherwise the decision can wait for a few rounds
+        if self.is_on:  # otherwise the decision can wait for a few rounds
             self._num_rounds_left = 0
 
     def note_switch(self) -> None:
         """Decide anew before the next round: a request begins or ceases to look its drafts up."""
-        self._num_rounds_left = 0
+        if not self._is_checking:
+            self._num_rounds_left = 0
 
     def next_threshold(self) -> float:
         """Return the threshold for a request's next round.
@@ -164,8 +166,8 @@ class DraftLengths:
             self._is_new = False
             self._num_rounds_left = _DECISION_INTERVAL
             self._decide()
-        is_on = self.is_on or self._is_checking
-        self.probing.begin_round(is_on=is_on, gain=self._gain if self.is_on else 0.0)
+        is_trying = self.is_on or self._is_checking
+        self.probing.begin_round(is_trying=is_trying, gain=self._gain if self.is_on else 0.0)
 
     def _follow_load(self) -> None:
         """Use the schedule of this load: one request, two or three, four to seven, and so on."""
@@ -173,40 +175,41 @@ class DraftLengths:
         if probing is not self.probing:
             self.probing = probing
             probing.resume()
+            if self._is_checking:
+                self._num_rounds_left = 0
 
     def _decide(self) -> None:
         requests = list(self._requests)
-        survival = self._survival(requests)
-        best = best_draft(
-            Prospect(
-                survival=survival,
-                mean_rates=np.array([request.acceptance.mean_rate for request in requests]),
-                uses_draft=np.array([not request.uses_lookup for request in requests]),
-                mean_context=float(np.mean([request.text.num_tokens for request in requests])),
-            ),
-            self._draft_costs,
-            self._target_costs,
+        prospect = Prospect(
+            survival=self._survival(requests),
+            mean_rates=np.array([request.acceptance.mean_rate for request in requests]),
+            uses_draft=np.array([not request.uses_lookup for request in requests]),
+            mean_context=float(np.mean([request.text.num_tokens for request in requests])),
         )
-        was_on, is_checked = self.is_on, self._is_checking
-        self._is_checking = False
+        best = best_draft(prospect, self._draft_costs, self._target_costs)
         self._gain = best.tokens_per_s / best.without - 1
-        if was_on or is_checked:
+        if self.probing.was_trying:
             least_gain = _GAIN_TO_GO_ON
         else:
             least_gain = _GAIN_TO_BEGIN if self.probing.may_begin else _CLEAR_GAIN
-        if self._gain > least_gain:
-            self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
-            if was_on and self._is_doubtful(best.num_rows):
-                self._is_checking, self._num_rounds_left = True, _CHECK_ROUNDS
-                self.threshold = _NEVER
-        else:
-            self.threshold, self.tokens_per_s = _NEVER, best.without
-        self._target_costs.overhead.is_on = self.is_on
+        deviation = self._target_costs.deviation(best.num_rows, len(requests), prospect.mean_context)
+        is_doubtful = deviation > max(_SMALL_DEVIATION, self._gain / _REAL_GAIN)
+        must_check = self.is_on and self.probing.was_trying and is_doubtful and self.probing.may_check
+        self._stop()
+        self.tokens_per_s = best.without
+        if self._gain <= least_gain:
+            return
+        if must_check:
+            self.probing.note_check()
+            self._is_checking, self._num_rounds_left = True, _CHECK_ROUNDS
+            return
+        self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
+        self._target_costs.overhead.is_on = True
 
-    def _is_doubtful(self, num_rows: int) -> bool:
-        """Whether the gain may be an error of step costs, which steps of the target alone would show."""
-        deviation = self._target_costs.deviation(num_rows, len(self._requests))
-        return deviation > max(_KNOWN, self._gain / _CERTAIN)
+    def _stop(self) -> None:
+        self.threshold = _NEVER
+        self._is_checking = False
+        self._target_costs.overhead.is_on = False
 
     def unread(self, prompt_ids: TokenIds) -> UnreadText:
         """Return what the draft has to read before it drafts for a new request."""

@@ -3,8 +3,8 @@
 A step may take longer than calibrated because the machine is slow, because of overhead in every step,
 because attention costs more, or because its size does. A single step cannot tell these causes apart. A Kalman
 filter knows how much each of them varies and how well each is known by now, and divides the error
-accordingly: if the machine slows down, all sizes follow; if a size is seen for the first time, it alone is
-corrected.
+accordingly: if the machine slows down, all sizes follow; if a size is seen for the first time, it and those
+near it are corrected.
 
 Source: Kalman 1960, A new approach to linear filtering and prediction problems.
 """
@@ -20,19 +20,18 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 
 SPEED, OVERHEAD, ATTENTION, SIZES = 0, 1, 2, 3
-"""Places in the state; that of the first size is the last."""
+"""Indices into the state; sizes begin at ``SIZES``."""
 
 # Standard deviations before the first step: of logarithms, and of overhead relative to the smallest step.
-_SPEED, _OVERHEAD, _ATTENTION = 0.2, 0.3, 0.2
+_PRIOR_SPEED, _PRIOR_OVERHEAD, _PRIOR_ATTENTION = 0.2, 0.3, 0.2
 # The same for sizes; if the calibration was disturbed, its errors may be larger.
-_SIZE, _ESTIMATED_SIZE = 0.08, 0.4
+_PRIOR_SIZE, _PRIOR_ESTIMATED_SIZE = 0.08, 0.4
 _ALIKE = 1.0  # Sizes whose logarithms differ by this much have a correlation of 1/e.
 _NOISE = 0.06  # standard deviation of the logarithm of a single step's time
-# A shared machine slows down and recovers within seconds: the random walk of its speed, per step.
+# Random walk of the machine's speed per step: a shared one changes by a tenth within some hundred steps.
 _SPEED_CHANGE = 0.006
-# Overhead may also be less than in the calibration. If it were more than the smallest step, rows would cost
-# nothing.
-_LEAST_OVERHEAD, _MOST_OVERHEAD = -0.5, 1.0
+# Overhead may also be less than in the calibration. For a small draft it is several times the step.
+_LEAST_OVERHEAD, _MOST_OVERHEAD = -0.5, 5.0
 _FORGOTTEN = 1e-4  # share of everything else that is forgotten with each step
 # An outlier, such as a moment without CPU, must not count as much as ten steps.
 _LARGEST_ERROR, _LARGEST_DEVIATION = 0.5, 2.5
@@ -55,8 +54,8 @@ class CostFilter:
         logs = np.log(sizes)
         alike = np.exp(-np.abs(logs[:, np.newaxis] - logs) / _ALIKE)
         prior = np.zeros((len(self.state), len(self.state)))
-        prior[SIZES:, SIZES:] = (_ESTIMATED_SIZE if is_estimate else _SIZE) ** 2 * alike
-        prior[range(SIZES), range(SIZES)] = np.square((_SPEED, _OVERHEAD, _ATTENTION))
+        prior[SIZES:, SIZES:] = (_PRIOR_ESTIMATED_SIZE if is_estimate else _PRIOR_SIZE) ** 2 * alike
+        prior[range(SIZES), range(SIZES)] = np.square((_PRIOR_SPEED, _PRIOR_OVERHEAD, _PRIOR_ATTENTION))
         self._covariance = prior
         self._kept: Vector = np.full(len(self.state), 1 - _FORGOTTEN)
         self._kept[SPEED] = 1.0

@@ -1,4 +1,4 @@
-"""Decides when to probe speculation again while it does not pay, and with which request.
+"""Decides when to try speculation again while it does not pay, and with which requests.
 
 A probe is one token of the draft that is not verified but compared with the target's own token, so it costs a
 step of the draft and no row. A request without margins has no such comparison: its probe is verified.
@@ -7,81 +7,101 @@ step of the draft and no row. A request without margins has no such comparison: 
 from __future__ import annotations
 
 # Rounds between probes. A probe takes up to a tenth of a round; with this pause, a change of all texts is
-# followed within forty rounds (docs/decisions/0085-probes-become-rare.md).
+# followed within forty rounds, except soon after a failure (docs/decisions/0085-probes-become-rare.md).
 _PAUSE = 16
+# The same soon after speculation did not pay: then only a clear gain counts.
+_PAUSE_AFTER_FAILURE = 64
 # Consecutive probes of the same requests: for the first one, the draft has to read a request's whole output.
 _PROBES_IN_TURN = 4
 _TURNS = 4  # after which every request has been probed
 # Rounds in which all requests are probed after a success. If speculation does not pay by then, it is not
 # because of the draft.
 _ROUNDS_OF_ALL = 8
-# Rounds without probes and speculation after either was tried and did not pay. The pause doubles each time.
-_FIRST_PAUSE_AFTER_FAILURE, _LAST_PAUSE_AFTER_FAILURE = 32, 512
-_LEAST_SAVED = 1.0  # rounds that speculation must have saved; it costs about as much to begin and to end it
+# Rounds after a failure without speculation for a small gain. Their number doubles each time.
+_FIRST_REST, _LAST_REST = 32, 512
+_LEAST_SAVED = (
+    1.0  # rounds that speculation must promise to save; it costs about as much to begin and to end it
+)
+# Rounds between two measurements of the target alone. Their number doubles, too.
+_FIRST_CHECK, _LAST_CHECK = 32, 512
 
 
 class Probing:
-    """Schedules the probes of one pair at one load."""
+    """Schedules the trials of one pair at one load.
+
+    Attributes:
+        was_trying: Whether speculation was on in the last round, or interrupted to measure the target alone.
+    """
 
     def __init__(self) -> None:
-        self._restart()
+        self._num_saved = 0.0
+        self._num_played = self._next_check = 0
+        self._pause_of_checks = _FIRST_CHECK
+        self._succeed()
         self.resume()
-        self._probes_all = False
-        self._num_tried = self._num_right = 0
-        self._has_found = False
-
-    def _restart(self) -> None:
-        self._num_rounds = self._num_probes = 0
-        self._is_due = False
-        self._num_of_all_left = _ROUNDS_OF_ALL
-        self._end_of_pause = 0
-        self._pause = _FIRST_PAUSE_AFTER_FAILURE
 
     def resume(self) -> None:
         """Begin after rounds at another load, where speculation may have begun or ended."""
-        self._was_on, self._num_saved = False, 0.0
+        self.was_trying = self._is_due = self._probes_all = self._has_found = False
+        self._num_tried = self._num_right = 0
+
+    def _succeed(self) -> None:
+        self._num_rounds = self._num_probes = 0
+        self._num_of_all_left = _ROUNDS_OF_ALL
+        self._end_of_rest = 0
+        self._rest = _FIRST_REST
 
     def _fail(self) -> None:
         self._num_of_all_left = _ROUNDS_OF_ALL
-        self._end_of_pause = self._num_rounds + self._pause
-        self._pause = min(2 * self._pause, _LAST_PAUSE_AFTER_FAILURE)
+        self._end_of_rest = self._num_rounds + self._rest
+        self._rest = min(2 * self._rest, _LAST_REST)
 
     @property
     def may_begin(self) -> bool:
         """Whether speculation may begin for a small gain; not soon after it was tried and did not pay."""
-        return self._num_rounds >= self._end_of_pause
+        return self._num_rounds >= self._end_of_rest
+
+    @property
+    def may_check(self) -> bool:
+        """Whether speculation may be interrupted to measure the target alone; less and less often."""
+        return self._num_played >= self._next_check
+
+    def note_check(self) -> None:
+        """Record that the target alone is measured now."""
+        self._next_check = self._num_played + self._pause_of_checks
+        self._pause_of_checks = min(2 * self._pause_of_checks, _LAST_CHECK)
 
     @property
     def has_news(self) -> bool:
         """Whether a probe or a lookup of the last round was right."""
         return self._num_right > 0 or self._has_found
 
-    def begin_round(self, *, is_on: bool, gain: float) -> None:
+    def begin_round(self, *, is_trying: bool, gain: float) -> None:
         """Begin a round.
 
         Args:
-            is_on: Whether speculation is on in this round, or interrupted to measure the target alone.
+            is_trying: Whether speculation is on in this round, or interrupted to measure the target alone.
             gain: Expected gain of this round by speculation, as a share of a round.
         """
-        was_right = 0 < self._num_tried < 2 * self._num_right
-        self._num_tried = self._num_right = 0
-        self._has_found = self._probes_all = self._is_due = False
-        if is_on:
+        num_tried, num_right = self._num_tried, self._num_right
+        was_trying = self.was_trying
+        self.resume()
+        self.was_trying = is_trying
+        self._num_played += 1
+        if is_trying:
             self._num_saved += gain
             if self._num_saved >= _LEAST_SAVED:
-                self._restart()
-        elif self._was_on and self._num_saved < _LEAST_SAVED:
-            self._fail()
-        self._was_on = is_on
-        if is_on:
+                self._succeed()
             return
+        if was_trying and self._num_saved < _LEAST_SAVED:
+            self._fail()
         self._num_saved = 0.0
         self._num_rounds += 1
-        if not self.may_begin:
-            return
-        self._is_due = self._num_rounds % _PAUSE == 0
+        self._is_due = self._num_rounds % (_PAUSE if self.may_begin else _PAUSE_AFTER_FAILURE) == 0
         self._num_probes += self._is_due
-        if was_right:
+        if num_tried and not num_right:
+            self._num_of_all_left = _ROUNDS_OF_ALL
+        elif self.may_begin and 0 < num_tried <= 2 * num_right:
             self._probes_all = True
             self._num_of_all_left -= 1
             if not self._num_of_all_left:

@@ -1,16 +1,15 @@
 """Learns what speculation costs outside of the engines.
 
-A request that speculates asks draft and target anew in each round, also if there is nothing to verify in the
-end, while the target alone goes on by itself. The time of a step includes this work of the server. If it
-counted for every step alike, speculation would look as cheap as the target alone, and the target alone as
-slow as speculation.
+A request that speculates asks draft and target anew in each round, while the target alone goes on by itself.
+The time of a step includes this work of the server. If it counted for every step alike, speculation would
+look as cheap as the target alone, and the target alone as slow as speculation.
 """
 
 from __future__ import annotations
 
 _UPDATE_SHARE = 0.05
 _LARGEST_RATIO = 3.0  # a moment without CPU must not count as many steps
-# Share of the difference that each step without verification forgets: while nothing is verified, an estimate
+# Share of the difference that each step without speculation forgets: while there is none, an estimate
 # that is too high could not correct itself.
 _FORGOTTEN_SHARE = 0.001
 

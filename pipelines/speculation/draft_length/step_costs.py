@@ -18,10 +18,11 @@ _Rows = TypeVar("_Rows", float, npt.NDArray[np.float64])
 
 # Weight of a new measurement of a first step: the memory is about fifty steps.
 _UPDATE_SHARE = 0.02
-_LARGEST_ERROR = 0.5  # of the logarithm of its time
+_LARGEST_EXTRA = 0.5  # logarithm of the ratio of its extra time to the usual time
 # Share of the calibrated increase per row that always remains: more rows must not look cheaper than fewer
 # because one size was measured in a slow moment.
 _LEAST_RISE = 0.1
+_LARGEST_REDUCTION = 0.5  # of the smallest step, by less overhead than in the calibration
 # Attention of a token in a chunk of 64, as a share of that of one of nine rows: 0.32 to 0.35 with 1 billion
 # parameters.
 _SHARE_OF_CHUNKS = 1 / 3
@@ -65,9 +66,7 @@ class StepCosts:
         self.overhead = SpeculationOverhead()
         self._sizes = tuple(rows)
         self._counts: npt.NDArray[np.float64] = np.arange(rows[-1] + 1, dtype=np.float64)
-        rising = np.maximum.accumulate(np.array(seconds, np.float64))
-        self._calibrated: npt.NDArray[np.float64] = np.interp(self._counts, rows, rising)
-        self._calibrated_slope = float((rising[-1] - rising[-2]) / (rows[-1] - rows[-2]))
+        self._calibrated: npt.NDArray[np.float64] = np.maximum.accumulate(np.array(seconds, np.float64))
         self._calibrated_per_position = seconds_per_position
         self._filter = CostFilter(rows, is_estimate=is_estimate)
         self._update()
@@ -76,13 +75,14 @@ class StepCosts:
         """Apply the state of the filter to the calibration."""
         state = self._filter.state
         speed = math.exp(state[SPEED])
-        self._added_s = speed * float(state[OVERHEAD] * self._calibrated[1])
-        self.seconds_per_position = self._calibrated_per_position * speed * math.exp(state[ATTENTION])
-        slowdowns = np.exp(np.interp(self._counts, self._sizes, state[SIZES:]))
         least = _LEAST_RISE * self._calibrated
-        rising = np.maximum.accumulate(self._calibrated * slowdowns - least) + least
-        self._by_rows: npt.NDArray[np.float64] = speed * rising
-        self._slope = speed * float(slowdowns[-1]) * self._calibrated_slope
+        rising = np.maximum.accumulate(self._calibrated * np.exp(state[SIZES:]) - least) + least
+        state[SIZES:] = np.log(rising / self._calibrated)
+        self.seconds_per_position = self._calibrated_per_position * speed * math.exp(state[ATTENTION])
+        self._by_rows: npt.NDArray[np.float64] = speed * np.interp(self._counts, self._sizes, rising)
+        self._slope = speed * float(rising[-1] - rising[-2]) / (self._sizes[-1] - self._sizes[-2])
+        least_s = -_LARGEST_REDUCTION * float(self._by_rows[1])
+        self._added_s = max(speed * float(state[OVERHEAD] * self._calibrated[0]), least_s)
 
     @classmethod
     def of(cls, measured: EngineCosts, *, is_estimate: bool) -> StepCosts:
@@ -146,7 +146,7 @@ class StepCosts:
     def observe_first(self, rows: int, positions: float, seconds: float) -> None:
         """Learn from the first of several consecutive steps."""
         usual = float(self.seconds(rows, positions))
-        more = min(seconds - usual, usual * math.exp(_LARGEST_ERROR) + 2 * self.first_s)
+        more = min(seconds - usual, usual * math.exp(_LARGEST_EXTRA) + 2 * self.first_s)
         self.first_s = max(self.first_s + _UPDATE_SHARE * (more - self.first_s), 0.0)
 
     def observe(self, rows: int, positions: float, seconds: float, num_steps: int = 1) -> None:
@@ -155,9 +155,20 @@ class StepCosts:
         self._filter.observe(slopes, math.log(seconds / expected_s), num_steps)
         self._update()
 
-    def deviation(self, rows: int, fewer_rows: int) -> float:
-        """Return how uncertain the ratio of the times of two steps is: the deviation of its logarithm."""
-        return self._filter.deviation(self._slopes(rows, 0)[0] - self._slopes(fewer_rows, 0)[0])
+    def deviation(self, rows: int, num_requests: int, context_len: float) -> float:
+        """Return how uncertain it is by which factor more rows make a step slower.
+
+        Args:
+            rows: A number of rows.
+            num_requests: Requests in the step; the other step has a row for each.
+            context_len: Mean context length of the requests.
+
+        Returns:
+            Standard deviation of the logarithm of the ratio of both times.
+        """
+        several, _ = self._slopes(rows, self.positions(rows, context_len, num_requests))
+        single, _ = self._slopes(num_requests, self.positions(num_requests, context_len, num_requests))
+        return self._filter.deviation(several - single)
 
     def _slopes(self, rows: int, positions: float) -> tuple[npt.NDArray[np.float64], float]:
         """Return the derivatives of the logarithm of a step's time by the filter's state, and the time."""
@@ -165,12 +176,13 @@ class StepCosts:
         total_s = float(self.seconds(rows, positions))
         attention_s = positions * self.seconds_per_position
         upper = min(max(bisect_left(self._sizes, rows), 1), len(self._sizes) - 1)
-        lowest, highest = self._sizes[upper - 1], self._sizes[upper]
-        share = min(max((rows - lowest) / (highest - lowest), 0.0), 1.0)
-        rows_s = total_s - self._added_s - attention_s
+        smaller, larger = self._sizes[upper - 1 : upper + 1]
+        share = min(max((rows - smaller) / (larger - smaller), 0.0), 1.0)
+        smaller_s = (1 - share) * float(self._by_rows[smaller])
+        larger_s = total_s - self._added_s - attention_s - smaller_s
         slopes[SPEED] = 1.0
-        slopes[OVERHEAD] = math.exp(self._filter.state[SPEED]) * float(self._calibrated[1]) / total_s
+        slopes[OVERHEAD] = math.exp(self._filter.state[SPEED]) * float(self._calibrated[0]) / total_s
         slopes[ATTENTION] = attention_s / total_s
-        slopes[SIZES + upper - 1] = (1 - share) * rows_s / total_s
-        slopes[SIZES + upper] = share * rows_s / total_s
+        slopes[SIZES + upper - 1] = smaller_s / total_s
+        slopes[SIZES + upper] = larger_s / total_s
         return slopes, total_s

@@ -73,7 +73,7 @@ class World:
         self._draft = StepCosts(ROWS, machine.draft_s)
         self._learnt = StepCosts(ROWS, machine.calibrated_s)
         self.lengths = DraftLengths(
-            AcceptanceByMargin(RATES, SHARES), StepCosts(ROWS, DRAFT_S), self._learnt, MAX_DRAFT_LEN
+            AcceptanceByMargin(RATES, SHARES), self._draft, self._learnt, MAX_DRAFT_LEN
         )
 
     def adaptive(self, num_rounds: int) -> tuple[float, list[float]]:
@@ -109,17 +109,17 @@ class World:
                 request.observe(proposal, output)
             depth = max(0 if each.drafted is None else len(each.drafted.token_ids) for each in proposals)
             step_s = float(self._target.seconds(max(rows, 2))) + CHANGE_S * (rows != last_rows)
-            seconds += step_s + self._teach(max(rows, 2), step_s)
+            seconds += step_s + self._teach(max(rows, 2), step_s, drafts=depth > 0)
             seconds += DRAFTING_S * (depth > 0)
             seconds += depth * float(self._draft.seconds(max(self._num_requests, 2)))
             verified.append(sum(counts) / len(requests))
             last_rows = rows
         return num_tokens / seconds, verified
 
-    def _teach(self, rows: int, step_s: float) -> float:
+    def _teach(self, rows: int, step_s: float, *, drafts: bool) -> float:
         """Teach the cost model a step, as ``RowSteps`` does; return its time outside of the engine."""
         overhead = self._learnt.overhead
-        outside_s = self._num_requests * self._overhead_s * self.lengths.is_on
+        outside_s = self._num_requests * self._overhead_s * drafts
         overhead.observe(self._num_requests, outside_s, speculates=self.lengths.is_on)
         extra_s = overhead.extra_s(self._num_requests) * self.lengths.is_on
         self._learnt.observe(rows, 0, max(step_s + outside_s - extra_s, step_s))

@@ -121,7 +121,7 @@ def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
         lengths.begin(NO_TOKENS)
     probed = []
     for _ in range(400):
-        lengths.probing.begin_round(is_on=False, gain=0.0)
+        lengths.probing.begin_round(is_trying=False, gain=0.0)
         numbers = tuple(number for number in range(8) if lengths.is_probed(number))
         if numbers:
             probed.append(numbers)

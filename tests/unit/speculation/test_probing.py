@@ -6,13 +6,13 @@ from pipelines.speculation.draft_length.probing import Probing
 
 
 def rounds(
-    probing: Probing, count: int, *, is_right: bool = False, is_on: bool = False, gain: float = 0.0
+    probing: Probing, count: int, *, is_right: bool = False, is_trying: bool = False, gain: float = 0.0
 ) -> int:
     """Play rounds of eight requests; return the number of probes."""
     num_probes = 0
     for _ in range(count):
-        probing.begin_round(is_on=is_on, gain=gain)
-        if is_on:
+        probing.begin_round(is_trying=is_trying, gain=gain)
+        if is_trying:
             continue
         for number in range(8):
             if probing.is_turn_of(number, 8):
@@ -41,7 +41,7 @@ def test_the_pause_doubles_each_time_speculation_did_not_pay() -> None:
     probing = Probing()
     pauses = []
     for _ in range(6):
-        rounds(probing, 6, is_on=True, gain=0.05)
+        rounds(probing, 6, is_trying=True, gain=0.05)
         rounds(probing, 1)
         pauses.append(1 + pause(probing))
     assert pauses == [32, 64, 128, 256, 512, 512]
@@ -49,17 +49,17 @@ def test_the_pause_doubles_each_time_speculation_did_not_pay() -> None:
 
 def test_speculation_that_paid_may_begin_again_at_once() -> None:
     probing = Probing()
-    rounds(probing, 6, is_on=True, gain=0.05)
+    rounds(probing, 6, is_trying=True, gain=0.05)
     rounds(probing, 1)
     pause(probing)
-    rounds(probing, 25, is_on=True, gain=0.05)
+    rounds(probing, 25, is_trying=True, gain=0.05)
     rounds(probing, 1)
     assert probing.may_begin
 
 
-def test_speculation_that_ended_at_another_load_did_not_fail_at_this_one() -> None:
+def test_speculation_that_ended_at_another_load_did_not_fail_at_this_tryinge() -> None:
     probing = Probing()
-    rounds(probing, 6, is_on=True, gain=0.05)
+    rounds(probing, 6, is_trying=True, gain=0.05)
     probing.resume()
     rounds(probing, 1)
     assert probing.may_begin

@@ -52,15 +52,16 @@ def test_fixed_costs_of_steps_are_told_from_a_slower_machine() -> None:
     assert 1.0 < increase < 1.3  # of a step that takes 1.5 times as long
 
 
+@pytest.mark.parametrize("is_estimate", [True, False])
 @pytest.mark.parametrize("rise", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("slowness", [0.05, 1.0, 20.0])
 def test_costs_stay_positive_and_rise_however_long_another_machine_is_observed(
-    slowness: float, rise: float
+    slowness: float, rise: float, *, is_estimate: bool
 ) -> None:
     """On some machines no time depends on the rows: the worst case for two causes that share an error."""
-    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6)
+    costs = StepCosts(ROWS, SECONDS, seconds_per_position=1e-6, is_estimate=is_estimate)
     rng = np.random.default_rng(0)
-    sizes = rng.integers(2, 40, 20_000)
+    sizes = rng.integers(2, 40, 10_000)
     seconds = slowness * 0.01 * (1 + rise * sizes / 16) * rng.lognormal(0, 0.5, len(sizes))
     for rows, took_s in zip(sizes.tolist(), seconds.tolist(), strict=True):
         costs.observe(rows, rows * 100, took_s)
@@ -172,10 +173,10 @@ def test_the_ratio_of_two_sizes_is_certain_after_both_were_seen() -> None:
     costs = StepCosts(ROWS, SECONDS)
     for _ in range(200):
         costs.observe(16, 0, 0.020)
-    before = costs.deviation(16, 9)
+    before = costs.deviation(16, 9, 0)
     for _ in range(6):
         costs.observe(9, 0, 0.012)
-    assert before > 0.05 and costs.deviation(16, 9) < 0.6 * before
+    assert before > 0.05 and costs.deviation(16, 9, 0) < 0.6 * before
 
 
 def observed(costs: StepCosts, num_requests: int, seconds: float, *, speculates: bool) -> None:
