@@ -39,7 +39,7 @@ _CLEAR_GAIN = 0.2  # with which speculation begins even if it has just failed to
 _DECISION_INTERVAL = 3  # rounds
 # If the gain may be an error of the cost model, the target answers alone for some rounds, so that the time of
 # its steps is known, too. A gain of more than two deviations counts as real; a small deviation never matters.
-_CHECK_ROUNDS, _REAL_GAIN, _SMALL_DEVIATION = 6, 2.0, 0.03
+_CHECK_ROUNDS, _NUM_DEVIATIONS, _SMALL_DEVIATION = 6, 2.0, 0.03
 _NEVER = 2.0  # above every probability
 _TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
 _SMALL = 0.001
@@ -54,9 +54,9 @@ class DraftLengths:
 
     Attributes:
         threshold: Probability of becoming output above which a draft token is worth its cost.
-        probing: Schedules probes at the current load while speculation does not pay.
         depth: Maximum number of draft tokens per request; the draft steps all requests together.
         tokens_per_s: Expected throughput in output tokens per second.
+        probing: Schedules trials at the current load while speculation does not pay.
         count_read: Returns how many leading tokens of a prompt the draft need not read again.
         corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
 
@@ -193,7 +193,7 @@ class DraftLengths:
         else:
             least_gain = _GAIN_TO_BEGIN if self.probing.may_begin else _CLEAR_GAIN
         deviation = self._target_costs.deviation(best.num_rows, len(requests), prospect.mean_context)
-        is_doubtful = deviation > max(_SMALL_DEVIATION, self._gain / _REAL_GAIN)
+        is_doubtful = deviation > max(_SMALL_DEVIATION, self._gain / _NUM_DEVIATIONS)
         must_check = self.is_on and self.probing.was_trying and is_doubtful and self.probing.may_check
         self._stop()
         self.tokens_per_s = best.without

@@ -62,6 +62,25 @@ def test_speculation_that_looks_good_and_does_not_pay_is_hardly_slower(num_reque
         assert gain >= 0.98
 
 
+def test_a_pause_at_one_load_is_kept_while_speculation_pays_at_another() -> None:
+    world = World(1, lambda number: 1.0)
+    first = world.lengths.begin(NO_TOKENS)
+    assert world.lengths.next_threshold() < 1
+    others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
+    assert world.lengths.next_threshold() < 1, "a gain of less than a fifth"
+    for other in others:
+        world.lengths.end(other)
+    assert world.lengths.next_threshold() < 1
+    paused = world.lengths._probing_by_load[(16).bit_length()]
+    paused.begin_round(is_trying=True, gain=0.0)
+    paused.begin_round(is_trying=False, gain=0.0)
+    assert not paused.may_begin
+    for _ in range(15):
+        world.lengths.begin(NO_TOKENS)
+    assert world.lengths.next_threshold() > 1
+    world.lengths.end(first)
+
+
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_the_length_follows_a_change_of_the_text_within_forty_rounds(num_requests: int) -> None:
     """All texts change together, after probes have become rare."""

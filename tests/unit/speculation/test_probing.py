@@ -57,7 +57,7 @@ def test_speculation_that_paid_may_begin_again_at_once() -> None:
     assert probing.may_begin
 
 
-def test_speculation_that_ended_at_another_load_did_not_fail_at_this_tryinge() -> None:
+def test_speculation_that_ended_at_another_load_did_not_fail_at_this_one() -> None:
     probing = Probing()
     rounds(probing, 6, is_trying=True, gain=0.05)
     probing.resume()
