@@ -22,13 +22,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from benchmarks.held_out_code import held_out_texts
 from benchmarks.rehearsal.loaded_pair import Answer, LoadedPair
 from build.engines import build_engines
-from build.quantization.corpus import load_corpus
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.template_values import calibration_file
 from pipelines.bench.report.blocks import METHOD, Blocks
-from pipelines.command_line.prompt_lengths import read_tokenizer
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.reporting.conditions import conditions, engine_conditions
@@ -77,15 +76,6 @@ def build_pairs(recipe: Recipe, folder: Path) -> dict[str, dict[str, Path]]:
         prompts = [] if recipe.prompts_path is None else ["--prompts", str(recipe.prompts_path)]
         subprocess.run([*command, *prompts], check=True, cwd=REPOSITORY_ROOT)
     return pairs
-
-
-def held_out_texts(tokenizer_of: Path, num_texts: int, length: int) -> list[TokenIds]:
-    """Return the beginnings of equal parts of the standard library's held-out modules, int32 [length]."""
-    text = "\n\n".join(document.text for document in load_corpus().held_out)
-    token_ids = np.array(read_tokenizer(tokenizer_of).encode(text), np.int32)
-    return [
-        token_ids[start : start + length] for start in np.arange(num_texts) * (len(token_ids) // num_texts)
-    ]
 
 
 def time_answers(

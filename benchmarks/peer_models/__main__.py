@@ -19,14 +19,15 @@ from typing import Any
 import openvino as ov
 
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
-from build.checkpoints.checkpoint import read_checkpoint
 from build.checkpoints.quantized_checkpoint import checkpoint_for
 from build.command_line import print_line, recipe_parser, run_command
 from build.engines import build_engines
 from build.hugging_face.write import write_hugging_face
 from build.networks.growth import grow
-from build.networks.network import Network, network_from_checkpoint
+from build.networks.network import Network
+from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
+from build.networks.yarn import with_yarn
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from pipelines.manifest import sha256_file, sha256_json
 
@@ -48,7 +49,10 @@ def _write_role(
     directory: Path, engine: EngineRecipe, checkpoint: Path, end_ids: list[int]
 ) -> dict[str, str]:
     """Write a network in all formats, and return format -> folder, relative to ``directory``'s parent."""
-    network = network_from_checkpoint(read_checkpoint(checkpoint))
+    source = open_network(checkpoint)
+    if engine.yarn is not None:
+        source = with_yarn(source, engine.yarn)
+    network = source.read()
     if engine.growth is not None:
         network = grow(network, engine.growth)
     network = _in_memory(network)

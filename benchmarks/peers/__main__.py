@@ -68,7 +68,8 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> dict[str, 
     models = PeerModels.of(options.recipe)
     most = max(options.concurrency)
     peers = [peer for peer in PEERS if peer.name in options.peers]
-    prompts = _prompts(options, num_requests(most))
+    count = num_requests(most)
+    prompts = _prompts(options, count) if options.context is None else models.code(count, options.context)
     plan = Plan(
         prompts={name: models.tokenized(of_set) for name, of_set in prompts.sets.items()},
         concurrency=options.concurrency,
@@ -199,6 +200,11 @@ def _parser() -> argparse.ArgumentParser:
         "--prompt-sets",
         type=_set_names,
         help="names of files of the prompts (default: all)",
+    )
+    parser.add_argument(
+        "--context",
+        type=whole_number(1),
+        help="instead of prompts: held-out code of this many tokens each",
     )
     parser.add_argument(
         "--concurrency", type=whole_numbers(1), default=(1, 8), help="concurrent requests (default: 1,8)"

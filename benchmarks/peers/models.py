@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.held_out_code import held_out_texts
 from benchmarks.peers.messages import LoadRequest
 from benchmarks.peers.peers import Arm, Peer
 from benchmarks.peers.runners import TokenizedPrompt
-from pipelines.command_line.prompts import Prompt
+from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.deploy.server import run_directory
 from pipelines.errors import PeerError
 
@@ -77,12 +78,28 @@ class PeerModels:
             compile_properties=self.content["compile_properties"] if peer.takes_our_properties else None,
         )
 
+    def code(self, num_texts: int, length: int) -> Prompts:
+        """Return prompts of held-out code of this many tokens each."""
+        tokenizer = self._tokenizer()
+        texts = [
+            tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+            for token_ids in held_out_texts(self._tokenizer_path.parent, num_texts, length)
+        ]
+        code = tuple(Prompt(f"code-{index}", text, length) for index, text in enumerate(texts))
+        return Prompts("held-out modules of the standard library", {"code": code})
+
     def tokenized(self, prompts: Sequence[Prompt]) -> tuple[TokenizedPrompt, ...]:
         """Return prompts with their tokens."""
-        from tokenizers import Tokenizer
-
-        folder = self.folder / self.content["target"]["hugging_face"]
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = self._tokenizer()
         return tuple(
             TokenizedPrompt(prompt.text, tuple(tokenizer.encode(prompt.text).ids)) for prompt in prompts
         )
+
+    @property
+    def _tokenizer_path(self) -> Path:
+        return self.folder / self.content["target"]["hugging_face"] / "tokenizer.json"
+
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(self._tokenizer_path))

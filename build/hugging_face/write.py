@@ -33,6 +33,7 @@ def hugging_face_config(config: NetworkConfig, end_ids: Sequence[int]) -> dict[s
         if rotary.scaling.kind == "llama3":
             scaling["low_freq_factor"] = rotary.scaling.low_freq_factor
             scaling["high_freq_factor"] = rotary.scaling.high_freq_factor
+        if rotary.scaling.kind in ("llama3", "yarn"):
             scaling["original_max_position_embeddings"] = rotary.scaling.original_max_position_embeddings
     return {
         "architectures": [config.architecture],

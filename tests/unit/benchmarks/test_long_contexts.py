@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import long_contexts
+from benchmarks.held_out_code import held_out_texts
 from benchmarks.rehearsal.loaded_pair import Answer, LoadedPair
 from docs.figures.long_contexts import long_contexts as table
 from pipelines.errors import EngineFailedError
@@ -72,6 +73,6 @@ def test_an_answer_that_is_not_the_targets_is_an_error(
 
 def test_texts_are_parts_of_the_held_out_code(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(DEMO_TOKENIZER.read_text(encoding="utf-8"), encoding="utf-8")
-    texts = long_contexts.held_out_texts(tmp_path, 3, 1000)
+    texts = held_out_texts(tmp_path, 3, 1000)
     assert [len(text) for text in texts] == [1000] * 3
     assert len({json.dumps(text.tolist()) for text in texts}) == 3

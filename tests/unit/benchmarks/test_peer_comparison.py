@@ -71,6 +71,15 @@ def test_prompts_are_sent_in_the_targets_own_tokens(models: PeerModels) -> None:
     assert all(len(prompt.ids) > 4 for prompt in prompts)
 
 
+def test_long_prompts_are_held_out_code_of_the_length_asked_for(models: PeerModels) -> None:
+    prompts = models.code(3, 200)
+    assert [prompt.num_tokens for prompt in prompts.all] == [200] * 3
+    tokenized = models.tokenized(prompts.sets["code"])
+    assert len({prompt.ids for prompt in tokenized}) == 3
+    # Where a text was cut, the tokenizer may split it otherwise.
+    assert all(abs(len(prompt.ids) - 200) <= 2 for prompt in tokenized)
+
+
 def test_a_program_is_told_the_best_form_of_the_weights_that_there_is(models: PeerModels) -> None:
     vllm = next(peer for peer in PEERS if peer.name == "vllm")
     request = models.load_request(vllm, Arm("vllm", 0), 8)

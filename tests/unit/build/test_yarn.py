@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from build.hugging_face.config import parse_network_config
+from build.hugging_face.write import hugging_face_config
 from build.networks.config import NetworkConfig
 from build.networks.growth import grown_config
 from build.networks.rotary import rotary_frequencies
@@ -50,6 +51,8 @@ def test_the_recipe_scales_as_config_json_does(factor: float, original: int) -> 
     assert wanted.scaling is not None
     assert found.scaling.magnitude == wanted.scaling.magnitude > 1
     assert config.max_position_embeddings == int(factor * original)
+    written = parse_network_config(hugging_face_config(config, [0]), Path("config.json"), 1)
+    assert written.layers[1].rotary == found
 
 
 def test_a_checkpoint_with_scaling_of_its_own_is_refused() -> None:
