@@ -255,9 +255,10 @@ class Executor:
             work, inputs = further, inputs.moved_on([item.chunk.token_ids[0] for item in further])
             if not self._compute(work, inputs):
                 return True
-        if is_rows_only:
+        if is_rows_only and self.budget is not None:
             num_steps, engine_s = self.num_steps - num_before, self.engine_time_s - engine_s_before
-            self._last = RowSteps(work, len(inputs.input_ids), num_steps, engine_s)
+            num_adapted = self.budget.costs.overhead.num_adapted
+            self._last = RowSteps(work, len(inputs.input_ids), num_steps, engine_s, num_adapted)
         return not is_rows_only or any(not item.sequence.is_proposing for item in work)
 
     def _plan(self) -> list[Work]:

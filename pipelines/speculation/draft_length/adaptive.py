@@ -16,20 +16,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
 from pipelines.speculation.draft_length.goodput import Probabilities, Prospect, best_draft
+from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.probing import Probing
+from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import (
     AcceptanceByMargin,
     RequestAcceptance,
     sample_survival,
 )
-from pipelines.speculation.draft_length.unread import READING_SHARE, TRIAL_SHARE, UnreadText
+from pipelines.speculation.draft_length.unread import UnreadText
 from pipelines.speculation.lookup.corpus import Corpus
-from pipelines.speculation.lookup.lookup_draft import LookupDraft
-from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
 # Expected gain that speculation needs to start and to continue. Above 0, because the model leaves out some
@@ -41,8 +39,6 @@ _DECISION_INTERVAL = 3  # rounds
 # its steps is known, too. A gain of more than two deviations counts as real; a small deviation never matters.
 _CHECK_ROUNDS, _NUM_DEVIATIONS, _SMALL_DEVIATION = 6, 2.0, 0.03
 _NEVER = 2.0  # above every probability
-_TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
-_SMALL = 0.001
 # Number of sampled margins, and of draft tokens considered per request: fewer with more requests, since the
 # engines wait for each decision. More rows than these hardly ever pay.
 _NUM_CASES, _LEAST_CASES = 32, 8
@@ -81,8 +77,9 @@ class DraftLengths:
         self.tokens_per_s = 1 / float(target_costs.seconds(2))
         self._draft_costs = draft_costs
         self._target_costs = target_costs
-        self._requests: set[RequestDraftLength] = set()
-        self._num_calls_left = self._num_rounds_left = 0
+        self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
+        self._asked: set[RequestDraftLength] = set()  # in this round
+        self._num_rounds_left = 0
         self._probing_by_load = {0: Probing()}
         self.probing = self._probing_by_load[0]
         self._gain = 0.0
@@ -90,7 +87,6 @@ class DraftLengths:
         self.corpus: Callable[[], Corpus | None] = lambda: None
         self._is_new = True
         self._is_checking = False
-        self._num_begun = 0
 
     @property
     def is_on(self) -> bool:
@@ -119,25 +115,22 @@ class DraftLengths:
             sees_margins: Whether lengths may depend on the margins of the tokens. With the ratio rule they
                 must not: leaving out tokens of which the draft was unsure would change the distribution.
         """
-        request = RequestDraftLength(
-            self, self._num_begun, prompt_ids, acceptance, earlier_ids, sees_margins=sees_margins
-        )
-        self._num_begun += 1
-        self._requests.add(request)
+        request = RequestDraftLength(self, prompt_ids, acceptance, earlier_ids, sees_margins=sees_margins)
+        self._requests[request] = None
         self.note_change()
         return request
 
     def end(self, request: RequestDraftLength) -> None:
         """Remove a request."""
-        self._requests.discard(request)
+        self._requests.pop(request, None)
+        self._asked.discard(request)
         self.note_change()
         if not self._requests:
             self._stop()
-            self.probing.resume()
+            self.probing.note_idle()
 
     def note_change(self) -> None:
         """Decide anew soon: a request has begun or ended, or the draft model refuses it."""
-        self._num_calls_left = 0
         self._is_new = True
         if self.is_on:  # otherwise the decision can wait for a few rounds
             self._num_rounds_left = 0
@@ -147,19 +140,19 @@ class DraftLengths:
         if not self._is_checking:
             self._num_rounds_left = 0
 
-    def next_threshold(self) -> float:
+    def next_threshold(self, request: RequestDraftLength) -> float:
         """Return the threshold for a request's next round.
 
-        All requests call this once between two steps of the target, so a round is as many calls as there are
-        requests. The threshold is updated when a request begins or ends, and every few rounds.
+        Requests ask once between two steps of the target, so a round ends when one asks again. The threshold
+        is updated after a request began or ended, and every few rounds.
         """
-        if self._num_calls_left <= 0:
+        if request in self._asked or not self._asked:
+            self._asked.clear()
             self._begin_round()
-        self._num_calls_left -= 1
+        self._asked.add(request)
         return self.threshold
 
     def _begin_round(self) -> None:
-        self._num_calls_left = len(self._requests)
         self._num_rounds_left -= 1
         self._follow_load()
         if self.has_news and self._num_rounds_left <= 0:
@@ -170,13 +163,11 @@ class DraftLengths:
         self.probing.begin_round(is_trying=is_trying, gain=self._gain if self.is_on else 0.0)
 
     def _follow_load(self) -> None:
-        """Use the schedule of this load: one request, two or three, four to seven, and so on."""
-        probing = self._probing_by_load.setdefault(len(self._requests).bit_length(), Probing())
+        """Use the schedule of this load."""
+        probing = self._probing_by_load.setdefault(load_class(len(self._requests)), Probing())
         if probing is not self.probing:
             self.probing = probing
-            probing.resume()
-            if self._is_checking:
-                self._num_rounds_left = 0
+            probing.forget_round()
 
     def _decide(self) -> None:
         requests = list(self._requests)
@@ -195,30 +186,33 @@ class DraftLengths:
         deviation = self._target_costs.deviation(best.num_rows, len(requests), prospect.mean_context)
         is_doubtful = deviation > max(_SMALL_DEVIATION, self._gain / _NUM_DEVIATIONS)
         must_check = self.is_on and self.probing.was_trying and is_doubtful and self.probing.may_check
+        was_checking = self._is_checking
         self._stop()
         self.tokens_per_s = best.without
         if self._gain <= least_gain:
+            if was_checking:
+                self.probing.note_error()
             return
         if must_check:
             self.probing.note_check()
             self._is_checking, self._num_rounds_left = True, _CHECK_ROUNDS
             return
         self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
-        self._target_costs.overhead.is_on = True
+        self._target_costs.overhead.num_adapted = len(requests)
 
     def _stop(self) -> None:
         self.threshold = _NEVER
         self._is_checking = False
-        self._target_costs.overhead.is_on = False
+        self._target_costs.overhead.num_adapted = 0
 
     def unread(self, prompt_ids: TokenIds) -> UnreadText:
         """Return what the draft has to read before it drafts for a new request."""
         num_read = self.count_read(prompt_ids)
         return UnreadText(len(prompt_ids), num_read, self._draft_costs, self._target_costs)
 
-    def is_probed(self, number: int) -> bool:
-        """Whether the request with this number is probed in this round."""
-        return self.probing.is_turn_of(number, len(self._requests))
+    def is_probed(self, request: RequestDraftLength) -> bool:
+        """Whether a request is probed in this round."""
+        return self.probing.is_turn_of(list(self._requests).index(request), len(self._requests))
 
     def _survival(self, requests: list[RequestDraftLength]) -> Probabilities:
         """Return the probability that all draft tokens up to a position are accepted.
@@ -234,155 +228,3 @@ class DraftLengths:
         uses_lookup = np.array([request.uses_lookup for request in requests])
         by_model[uses_lookup] = by_lookup[uses_lookup][:, np.newaxis, :]
         return by_model
-
-
-class RequestDraftLength:
-    """Decides the draft length of one request, round by round.
-
-    Attributes:
-        acceptance: Acceptance of the draft model's tokens.
-        lookup: Continuations found in the request's text, earlier answers of its session, and the corpus.
-        is_refused: Whether the draft model refuses the request, which then only looks drafts up.
-        text: What the draft has not read.
-
-    Args:
-        lengths: The controller.
-        number: Number of the request.
-        prompt_ids: int32 [n], the prompt.
-        acceptance: Rates from earlier requests; None for new ones.
-        earlier_ids: int32 [n], earlier answers.
-        sees_margins: See ``DraftLengths.begin``.
-    """
-
-    def __init__(
-        self,
-        lengths: DraftLengths,
-        number: int,
-        prompt_ids: TokenIds,
-        acceptance: RequestAcceptance | None,
-        earlier_ids: TokenIds,
-        *,
-        sees_margins: bool,
-    ) -> None:
-        self.acceptance = acceptance or RequestAcceptance(lengths.acceptance)
-        self.lookup = (
-            LookupDraft(np.concatenate((earlier_ids, prompt_ids)), lengths.corpus())
-            if sees_margins
-            else LookupDraft(NO_TOKENS)
-        )
-        self.max_draft_len = lengths.max_draft_len
-        self.text = lengths.unread(prompt_ids)
-        self._lengths = lengths
-        self._number = number
-        self._sees_margins = sees_margins
-        self._is_probe = False
-        self.is_refused = False
-        self._used_lookup = False
-
-    @property
-    def only_looks_up(self) -> bool:
-        """Whether the draft model refuses the request, or would take too long to read it."""
-        return self.is_refused or not self.text.is_worth_reading(READING_SHARE)
-
-    @property
-    def uses_lookup(self) -> bool:
-        """Whether the next round looks its draft up: that promises more than the draft model."""
-        return self.only_looks_up or self.lookup.rate > self.acceptance.mean_rate
-
-    def next_round(self, num_remaining: int) -> DraftPlan:
-        """Return what to draft in the next round."""
-        if self._lengths.has_news and self.uses_lookup != self._used_lookup:
-            self._used_lookup = not self._used_lookup
-            self._lengths.note_switch()
-        threshold = self._lengths.next_threshold()
-        limit = min(self._lengths.max_draft_len, num_remaining - 1)
-        self._is_probe = threshold == _NEVER
-        if limit < 1:
-            return NO_DRAFT
-        if self._is_probe:
-            return self._probe()
-        if not self._sees_margins:
-            if self.only_looks_up:
-                return NO_DRAFT
-            return all_of(min(limit, _num_above(threshold, self.acceptance.mean_rate)))
-        num_by_model = 0 if self.uses_lookup else min(limit, self._lengths.depth)
-        return DraftPlan(
-            num_by_model, lambda: self._above(threshold), lambda drafted: self._complete(drafted, limit)
-        )
-
-    def num_alone(self, num_remaining: int) -> int:
-        """Return all remaining tokens: the stream is closed as soon as drafting pays."""
-        return num_remaining
-
-    def note_refusal(self) -> None:
-        """Only look drafts up from now on: the draft model refuses this request."""
-        self.is_refused = True
-        self._lengths.note_change()
-
-    def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
-        """Learn from a round, including from draft tokens that were not verified."""
-        if self._sees_margins:  # otherwise nothing is looked up, so a match must not count
-            is_telling = self._is_probe and self.lookup.rate > _TELLING_RATE
-            if is_telling and count_accepted(self.lookup.propose(1), token_ids):
-                self._lengths.probing.note_lookup()
-            self.lookup.append(token_ids)
-        num_known = self.text.num_tokens
-        self.text.num_tokens += len(token_ids)
-        drafted = proposal.drafted
-        if drafted is None:
-            return
-        self.text.num_read = num_known
-        token_ids = token_ids[proposal.num_forced :]
-        num_accepted = count_accepted(drafted.token_ids, token_ids)
-        if self._is_probe:
-            self._lengths.probing.note(was_right=num_accepted > 0)
-        if drafted.margins is not None:
-            self.acceptance.observe(drafted.margins[: len(token_ids)].tolist(), num_accepted)
-        else:
-            self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
-
-    def _probe(self) -> DraftPlan:
-        """Draft one token, which is compared with the output instead of being verified."""
-        if self.is_refused or not self._lengths.is_probed(self._number):
-            return NO_DRAFT
-        if not self.text.is_worth_reading(TRIAL_SHARE):
-            return NO_DRAFT
-        if not self._sees_margins:
-            return all_of(1)
-        return DraftPlan(1, lambda: lambda margin: False, lambda drafted: Proposal(NO_TOKENS, None, drafted))
-
-    def _above(self, threshold: float) -> KeepDrafting:
-        survival = 1.0
-        mean_rate = self.acceptance.mean_rate
-
-        def keep_drafting(margin: float) -> bool:
-            nonlocal survival
-            survival *= self.acceptance.rate(margin)
-            return survival * mean_rate >= threshold
-
-        return keep_drafting
-
-    def _complete(self, drafted: Output | None, limit: int) -> Proposal:
-        """Append looked-up tokens to those of the draft model; they cost nothing until they are verified."""
-        if drafted is None:
-            return self._looked_up(limit)
-        assert drafted.margins is not None
-        survival = np.cumprod([self.acceptance.rate(margin) for margin in drafted.margins.tolist()])
-        num_left = limit - len(drafted.token_ids)
-        if not num_left or drafted.finish_reason == "stop":
-            return Proposal(drafted.token_ids, survival, drafted)
-        found, rate = self.lookup.propose_after(drafted.token_ids, num_left)
-        further = survival[-1] * rate ** np.arange(1, len(found) + 1)
-        token_ids = np.concatenate((drafted.token_ids, found))
-        return Proposal(token_ids, np.concatenate((survival, further)), drafted)
-
-    def _looked_up(self, limit: int) -> Proposal:
-        token_ids = self.lookup.propose(limit)
-        return Proposal(token_ids, self.lookup.rate ** np.arange(1, len(token_ids) + 1), None)
-
-
-def _num_above(threshold: float, rate: float) -> int:
-    """Return how many draft tokens are all accepted with a probability above the threshold."""
-    if rate <= 0:
-        return 0
-    return int(np.log(max(threshold, _SMALL)) / np.log(min(rate, 1 - _SMALL)))

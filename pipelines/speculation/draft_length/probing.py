@@ -14,14 +14,13 @@ _PAUSE_AFTER_FAILURE = 64
 # Consecutive probes of the same requests: for the first one, the draft has to read a request's whole output.
 _PROBES_IN_TURN = 4
 _TURNS = 4  # after which every request has been probed
-# Rounds in which all requests are probed after a success. If speculation does not pay by then, it is not
-# because of the draft.
+# Rounds in which all requests are probed after a probe was right. If speculation does not pay by then, it is
+# not because of the draft.
 _ROUNDS_OF_ALL = 8
 # Rounds after a failure without speculation for a small gain. Their number doubles each time.
 _FIRST_REST, _LAST_REST = 32, 512
-_LEAST_SAVED = (
-    1.0  # rounds that speculation must promise to save; it costs about as much to begin and to end it
-)
+# Rounds that speculation must promise to save: it costs about as much to begin and to end it.
+_LEAST_SAVED = 1.0
 # Rounds between two measurements of the target alone. Their number doubles, too.
 _FIRST_CHECK, _LAST_CHECK = 32, 512
 
@@ -37,15 +36,24 @@ class Probing:
         self._num_saved = 0.0
         self._num_played = self._next_check = 0
         self._pause_of_checks = _FIRST_CHECK
-        self._succeed()
-        self.resume()
+        self._pay()
+        self.forget_round()
 
-    def resume(self) -> None:
-        """Begin after rounds at another load, where speculation may have begun or ended."""
+    def forget_round(self) -> None:
+        """Forget the last round: it was another one's, or the next one begins."""
         self.was_trying = self._is_due = self._probes_all = self._has_found = False
         self._num_tried = self._num_right = 0
 
-    def _succeed(self) -> None:
+    def note_idle(self) -> None:
+        """Record that no request is left. The next one may bring another text, which is tried at once."""
+        self.forget_round()
+        self._end_of_rest = 0
+
+    def note_error(self) -> None:
+        """Record that the gain was an error of the cost model, so that nothing was saved."""
+        self._num_saved = 0.0
+
+    def _pay(self) -> None:
         self._num_rounds = self._num_probes = 0
         self._num_of_all_left = _ROUNDS_OF_ALL
         self._end_of_rest = 0
@@ -85,13 +93,13 @@ class Probing:
         """
         num_tried, num_right = self._num_tried, self._num_right
         was_trying = self.was_trying
-        self.resume()
+        self.forget_round()
         self.was_trying = is_trying
         self._num_played += 1
         if is_trying:
             self._num_saved += gain
             if self._num_saved >= _LEAST_SAVED:
-                self._succeed()
+                self._pay()
             return
         if was_trying and self._num_saved < _LEAST_SAVED:
             self._fail()
@@ -119,10 +127,10 @@ class Probing:
     def is_turn_of(self, number: int, num_requests: int) -> bool:
         """Whether a request is probed in this round.
 
-        A few requests are probed now and then, and all of them for some rounds after a success.
+        A few requests are probed now and then, and all of them for some rounds after a probe was right.
 
         Args:
-            number: Number of the request.
+            number: How many requests began before this one and have not ended.
             num_requests: Number of requests.
         """
         if self._probes_all:

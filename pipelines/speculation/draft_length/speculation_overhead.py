@@ -7,6 +7,14 @@ look as cheap as the target alone, and the target alone as slow as speculation.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Literal
+
+from pipelines.speculation.draft_length.load_class import load_class
+
+Kind = Literal["alone", "adapted", "fixed"]
+"""Whether the requests of a step get no drafts, drafts whose length the server adapts, or others."""
+
 _UPDATE_SHARE = 0.05
 _LARGEST_RATIO = 3.0  # a moment without CPU must not count as many steps
 # Share of the difference that each step without speculation forgets: while there is none, an estimate
@@ -17,34 +25,40 @@ _FORGOTTEN_SHARE = 0.001
 class SpeculationOverhead:
     """Time that a request takes outside of the engine in steps with speculation and in others.
 
+    A part of that time belongs to the step, however many requests it has. So each class of loads has means of
+    its own.
+
     Attributes:
-        is_on: Whether the requests speculate now.
+        num_adapted: Requests that speculate now with draft lengths that the server adapts; 0 while it drafts
+            for none.
     """
 
     def __init__(self) -> None:
-        self.is_on = False
-        self._speculating, self._plain = _Mean(), _Mean()
+        self.num_adapted = 0
+        self._means: defaultdict[tuple[int, Kind], _Mean] = defaultdict(_Mean)
 
-    def extra_s(self, num_requests: int) -> float:
-        """Return how much longer a step takes because its requests speculate; 0 until both are known."""
-        if not (self._speculating.count and self._plain.count):
+    def extra_s(self, num_requests: int, kind: Kind = "adapted") -> float:
+        """Return how much longer a step takes because its requests speculate; 0 until that is known."""
+        load = load_class(num_requests)
+        speculating, alone = self._means[load, kind], self._means[load, "alone"]
+        if not (speculating.count and alone.count):
             return 0.0
-        return num_requests * max(self._speculating.seconds - self._plain.seconds, 0.0)
+        return num_requests * max(speculating.seconds - alone.seconds, 0.0)
 
-    def observe(self, num_requests: int, seconds: float, *, speculates: bool) -> None:
+    def observe(self, num_requests: int, seconds: float, kind: Kind) -> None:
         """Learn from a step.
 
         Args:
             num_requests: Requests in the step.
             seconds: Its time outside of the engine, including the work that followed it.
-            speculates: Whether its requests speculate.
+            kind: Whether all of its requests speculate.
         """
-        each_s = seconds / num_requests
-        if speculates:
-            self._speculating.add(each_s)
-            return
-        self._plain.add(each_s)
-        self._speculating.seconds -= _FORGOTTEN_SHARE * (self._speculating.seconds - self._plain.seconds)
+        load = load_class(num_requests)
+        mean = self._means[load, kind]
+        mean.add(seconds / num_requests)
+        if kind == "alone":
+            for other in (self._means[load, "adapted"], self._means[load, "fixed"]):
+                other.seconds -= _FORGOTTEN_SHARE * (other.seconds - mean.seconds)
 
 
 class _Mean:

@@ -120,7 +120,7 @@ class World:
         """Teach the cost model a step, as ``RowSteps`` does; return its time outside of the engine."""
         overhead = self._learnt.overhead
         outside_s = self._num_requests * self._overhead_s * drafts
-        overhead.observe(self._num_requests, outside_s, speculates=self.lengths.is_on)
+        overhead.observe(self._num_requests, outside_s, "adapted" if self.lengths.is_on else "alone")
         extra_s = overhead.extra_s(self._num_requests) * self.lengths.is_on
         self._learnt.observe(rows, 0, max(step_s + outside_s - extra_s, step_s))
         return outside_s

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.draft_length.adaptive import DraftLengths, RequestDraftLength
+from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, Proposal
+from pipelines.speculation.draft_length.load_class import load_class
+from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS
 from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, ROWS, Machine, World
@@ -65,19 +67,19 @@ def test_speculation_that_looks_good_and_does_not_pay_is_hardly_slower(num_reque
 def test_a_pause_at_one_load_is_kept_while_speculation_pays_at_another() -> None:
     world = World(1, lambda number: 1.0)
     first = world.lengths.begin(NO_TOKENS)
-    assert world.lengths.next_threshold() < 1
+    assert world.lengths.next_threshold(first) < 1
     others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
-    assert world.lengths.next_threshold() < 1, "a gain of less than a fifth"
+    assert world.lengths.next_threshold(first) < 1, "a gain of less than a fifth"
     for other in others:
         world.lengths.end(other)
-    assert world.lengths.next_threshold() < 1
-    paused = world.lengths._probing_by_load[(16).bit_length()]
+    assert world.lengths.next_threshold(first) < 1
+    paused = world.lengths._probing_by_load[load_class(16)]
     paused.begin_round(is_trying=True, gain=0.0)
     paused.begin_round(is_trying=False, gain=0.0)
     assert not paused.may_begin
     for _ in range(15):
         world.lengths.begin(NO_TOKENS)
-    assert world.lengths.next_threshold() > 1
+    assert world.lengths.next_threshold(first) > 1
     world.lengths.end(first)
 
 
@@ -96,6 +98,53 @@ def test_the_length_follows_a_change_of_the_text_within_forty_rounds(num_request
     assert np.median(returned) > 0.8 and min(returned) > 0.1
 
 
+def test_a_round_is_a_step_whoever_begins_ends_or_reads_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = World(16, lambda number: 1.0).lengths
+    played = []
+    monkeypatch.setattr(DraftLengths, "_begin_round", lambda lengths: played.append(len(lengths._requests)))
+    requests = [lengths.begin(NO_TOKENS) for _ in range(16)]
+    for _ in range(3):  # the others read their prompts
+        lengths.next_threshold(requests[0])
+    assert len(played) == 3
+    for number, request in enumerate(requests[1:]):  # they ask for the first time, and some end
+        lengths.next_threshold(request)
+        if number % 3 == 0:
+            lengths.end(request)
+            lengths.begin(NO_TOKENS)
+    assert len(played) == 3
+    lengths.next_threshold(requests[0])
+    assert len(played) == 4
+
+
+def test_speculation_that_a_measurement_of_the_target_alone_ended_rests() -> None:
+    """It was expected to have paid; the measurement says that it did not."""
+    lengths = World(8, lambda number: 0.0).lengths
+    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
+    drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
+    for number in range(60):  # wrong drafts: there is nothing to gain
+        for request in requests:
+            request.observe(
+                Proposal(drafted.token_ids, np.ones(1), drafted), np.full(1, 1 + number, np.int32)
+            )
+    lengths.next_threshold(requests[0])
+    lengths.probing.begin_round(is_trying=True, gain=5.0)
+    lengths._is_checking, lengths._num_rounds_left = True, 0
+    lengths.next_threshold(requests[0])
+    assert not lengths.is_on and not lengths.probing.may_begin
+
+
+def test_a_probe_finds_a_request_however_many_have_ended() -> None:
+    lengths = World(2, lambda number: 0.0).lengths
+    requests = [lengths.begin(NO_TOKENS) for _ in range(6)]
+    for request in requests[1::2] + requests[:1]:
+        lengths.end(request)
+    num_probed = 0
+    for _ in range(160):
+        lengths.probing.begin_round(is_trying=False, gain=0.0)
+        num_probed += sum(lengths.is_probed(request) for request in requests[2::2])
+    assert num_probed == 10
+
+
 def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
     world = World(1, lambda number: 0.0)
     request = world.lengths.begin(NO_TOKENS)
@@ -112,8 +161,8 @@ def test_a_trial_that_was_wrong_is_followed_by_no_decision(monkeypatch: pytest.M
     requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
 
     def play_round() -> None:
-        for _ in requests:
-            lengths.next_threshold()
+        for request in requests:
+            lengths.next_threshold(request)
 
     drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
     for number in range(60):  # never the same token, otherwise it would be looked up
@@ -136,12 +185,11 @@ def test_a_trial_that_was_wrong_is_followed_by_no_decision(monkeypatch: pytest.M
 def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
     """The first probe reads the whole text with the draft; the others cost a token."""
     lengths = World(8, lambda number: 0.0).lengths
-    for _ in range(8):
-        lengths.begin(NO_TOKENS)
+    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
     probed = []
     for _ in range(400):
         lengths.probing.begin_round(is_trying=False, gain=0.0)
-        numbers = tuple(number for number in range(8) if lengths.is_probed(number))
+        numbers = tuple(number for number, request in enumerate(requests) if lengths.is_probed(request))
         if numbers:
             probed.append(numbers)
     assert set().union(*probed) == set(range(8))
@@ -152,12 +200,12 @@ def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
 def test_requests_that_ended_weigh_nothing() -> None:
     world = World(1, lambda number: 1.0)
     alone = world.lengths.begin(NO_TOKENS)
-    before = world.lengths.next_threshold()
+    before = world.lengths.next_threshold(alone)
     others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
-    assert world.lengths.next_threshold() > before
+    assert world.lengths.next_threshold(alone) > before
     for other in others:
         world.lengths.end(other)
-    assert world.lengths.next_threshold() == before
+    assert world.lengths.next_threshold(alone) == before
     assert isinstance(alone, RequestDraftLength)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.probing import Probing
 
 
@@ -60,6 +61,31 @@ def test_speculation_that_paid_may_begin_again_at_once() -> None:
 def test_speculation_that_ended_at_another_load_did_not_fail_at_this_one() -> None:
     probing = Probing()
     rounds(probing, 6, is_trying=True, gain=0.05)
-    probing.resume()
+    probing.forget_round()
     rounds(probing, 1)
     assert probing.may_begin
+
+
+def test_a_gain_that_was_an_error_was_no_gain() -> None:
+    """Speculation was expected to pay for long; then the target alone was measured, and is faster."""
+    probing = Probing()
+    rounds(probing, 100, is_trying=True, gain=0.05)
+    probing.note_error()
+    rounds(probing, 1)
+    assert not probing.may_begin
+
+
+def test_the_first_request_after_a_quiet_moment_is_tried_at_once() -> None:
+    probing = Probing()
+    for _ in range(5):
+        rounds(probing, 6, is_trying=True, gain=0.0)
+        rounds(probing, 1)
+    assert not probing.may_begin
+    probing.note_idle()
+    assert probing.may_begin
+    assert rounds(probing, 64) >= 2 * 3, "a probe in every sixteenth round again"
+
+
+def test_usual_loads_lie_inside_of_their_classes() -> None:
+    classes = [load_class(num_requests) for num_requests in range(1, 23)]
+    assert classes == [1, 2, 3, 3, 3, *[4] * 5, *[5] * 11, 6]

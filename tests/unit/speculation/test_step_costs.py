@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.speculation.draft_length.goodput import Prospect, best_draft
+from pipelines.speculation.draft_length.speculation_overhead import Kind
 from pipelines.speculation.draft_length.step_costs import StepCosts
 
 ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
@@ -177,28 +178,29 @@ def test_the_ratio_of_two_sizes_is_certain_after_both_were_seen() -> None:
     assert before > 0.05 and costs.deviation(16, 9, 0) < 0.6 * before
 
 
-def observed(costs: StepCosts, num_requests: int, seconds: float, *, speculates: bool) -> None:
+def observed(costs: StepCosts, num_requests: int, seconds: float, kind: Kind) -> None:
     for _ in range(200):
-        costs.overhead.observe(num_requests, seconds, speculates=speculates)
+        costs.overhead.observe(num_requests, seconds, kind)
 
 
 def test_what_verifying_costs_outside_of_the_engine_is_known_after_both_kinds_of_steps() -> None:
     costs = StepCosts(ROWS, SECONDS)
-    observed(costs, 4, 0.008, speculates=True)
+    observed(costs, 4, 0.008, "adapted")
     assert costs.overhead.extra_s(4) == 0.0, "nothing to compare it with"
-    observed(costs, 2, 0.001, speculates=False)
-    extra_s = costs.overhead.extra_s(2)
-    assert 0.8 < extra_s / (2 * 0.0015) <= 1
-    costs.overhead.observe(2, 1.0, speculates=False)
-    assert costs.overhead.extra_s(2) > 0.9 * extra_s, "a moment without CPU"
+    observed(costs, 3, 0.0015, "alone")
+    extra_s = costs.overhead.extra_s(3)
+    assert 0.8 < extra_s / (3 * 0.0015) <= 1
+    assert costs.overhead.extra_s(16) == 0.0, "a part of the time belongs to the step, not to each request"
+    costs.overhead.observe(3, 1.0, "alone")
+    assert costs.overhead.extra_s(3) > 0.9 * extra_s, "a moment without CPU"
 
 
 def test_speculation_has_to_pay_for_what_it_costs_outside_of_the_engine() -> None:
     costs, draft_costs = StepCosts(ROWS, SECONDS), StepCosts(ROWS, [0.0002] * 3)
     prospect = Prospect(np.full((4, 8, 4), 0.2), np.full(4, 0.2), np.ones(4, bool), 0.0)
     gain = gain_of(prospect, draft_costs, costs)
-    observed(costs, 4, 0.001, speculates=False)
-    observed(costs, 4, 0.002, speculates=True)
+    observed(costs, 4, 0.001, "alone")
+    observed(costs, 4, 0.002, "adapted")
     assert gain_of(prospect, draft_costs, costs) < 0.96 * gain
 
 
@@ -209,19 +211,19 @@ def gain_of(prospect: Prospect, draft_costs: StepCosts, target_costs: StepCosts)
 
 def test_an_overhead_that_was_taken_too_high_does_not_keep_speculation_off() -> None:
     costs = StepCosts(ROWS, SECONDS)
-    costs.overhead.observe(1, 0.5, speculates=True)
-    observed(costs, 1, 0.001, speculates=False)
+    costs.overhead.observe(1, 0.5, "adapted")
+    observed(costs, 1, 0.001, "alone")
     assert costs.overhead.extra_s(1) > 0.3
     for _ in range(20):
-        observed(costs, 1, 0.001, speculates=False)
+        observed(costs, 1, 0.001, "alone")
     assert costs.overhead.extra_s(1) < 0.01
 
 
 def test_a_first_moment_without_cpu_is_soon_outweighed() -> None:
     costs = StepCosts(ROWS, SECONDS)
     for seconds in (0.1, *[0.002] * 20):
-        costs.overhead.observe(1, seconds, speculates=True)
-    costs.overhead.observe(1, 0.001, speculates=False)
+        costs.overhead.observe(1, seconds, "adapted")
+    costs.overhead.observe(1, 0.001, "alone")
     assert costs.overhead.extra_s(1) < 0.007
 
 

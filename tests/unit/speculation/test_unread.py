@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.speculation.draft_length.adaptive import DraftLengths, RequestDraftLength
+from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT
 from pipelines.speculation.draft_length.goodput import Prospect, best_draft
+from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import AcceptanceByMargin
 from pipelines.speculation.request import Output
