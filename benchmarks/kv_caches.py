@@ -1,9 +1,10 @@
-"""Compare types of KV cache: bytes, divergence, and step time by context length.
+"""Compare types of KV cache: bytes, divergence, agreement of the draft, and step time by context length.
 
-``python -m benchmarks.kv_caches --recipe demo-large`` builds the target and runs it with each type of
-cache. Divergence is measured on texts that calibration does not see, each position against the same engine
-with a cache in float32. A step's time is the CPU time of its busiest thread, which other programs hardly
-change. The last line of standard output is JSON. Exit codes: 0 success; 1 an error; 2 wrong usage.
+``python -m benchmarks.kv_caches --recipe demo-large`` builds the pair and runs both engines with each type of
+cache, on texts that calibration does not see. Each position is compared with the target with a cache in
+float32: how much the target's distribution differs, and how often the draft chooses the same token. A step's
+time is the CPU time of its busiest thread, which other programs hardly change. The last line of standard
+output is JSON. Exit codes: 0 success; 1 an error; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
+from pipelines.text.token_map import TOKEN_MAP_FILE
 
 CONTEXTS = (64, 2048, 8192)
 ROWS = (1, 5, 9)
@@ -79,22 +81,27 @@ def step_ms(engine: Engine, tokens: int, context_len: int, *, as_rows: bool) -> 
     return 1e3 * statistics.median(time_step(step).busiest_s for _ in range(_STEPS))
 
 
-def measure(files: EngineFiles, texts: Sequence[TokenIds], contexts: Sequence[int]) -> list[dict[str, Any]]:
+def measure(
+    target: EngineFiles, draft: EngineFiles, texts: Sequence[TokenIds], contexts: Sequence[int]
+) -> list[dict[str, Any]]:
     """Measure each type of cache.
 
     Args:
-        files: The engine.
+        target: The engine.
+        draft: The engine of its draft, which reads the same tokens.
         texts: int32 tokens of each text.
         contexts: Cached positions before a step that is timed.
     """
     caches: list[dict[str, Any]] = []
-    config = EngineConfig.read(files)
+    config = EngineConfig.read(target)
     size = config.kv_block_size
+    num_blocks = 3 + (max(contexts) + PROMPT_TOKENS) // size
     expected: Logits | None = None
     for dtype in KV_PROPERTIES:
-        engine = load(files, dtype, 3 + (max(contexts) + PROMPT_TOKENS) // size)
+        engine = load(target, dtype, num_blocks)
         found = log_probs(engine, texts)
         expected = found if expected is None else expected
+        drafted = log_probs(load(draft, dtype, num_blocks), texts).argmax(axis=1)
         sizes = config.num_layers, config.num_kv_heads, config.head_size
         steps = [
             {
@@ -108,11 +115,30 @@ def measure(files: EngineFiles, texts: Sequence[TokenIds], contexts: Sequence[in
             "dtype": dtype,
             "bytes_per_token": block_bytes(1, *sizes, dtype),
             **divergence(expected, found),
+            "draft_agreement": float((drafted == expected.argmax(axis=1)).mean()),
             "steps": steps,
         }
         print(json.dumps(cache), flush=True)
         caches.append(cache)
     return caches
+
+
+def check_caches(role: str, files: EngineFiles, recipe: str) -> None:
+    """Raise RecipeError if an engine takes no other cache, or reads other tokens than the target."""
+    if EngineConfig.read(files).attention == "draftproof":
+        raise RecipeError(
+            f"this {role}'s cache belongs to its attention",
+            values=f"attention: draftproof in {recipe}",
+            limit="only with OpenVINO's attention does an engine take another type of cache",
+            remedy="use a recipe with 'attention: openvino'",
+        )
+    if TOKEN_MAP_FILE in files.manifest["files"]:
+        raise RecipeError(
+            f"this {role} reads tokens of its own",
+            values=f"recipe {recipe}",
+            limit="both engines read the same tokens of the texts",
+            remedy="use a recipe whose draft has the target's tokenizer",
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,27 +155,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
     built = build_recipe("build.engines", options.recipe, partial(print, flush=True))
-    target = Path(built["target"])
-    if EngineConfig.read(EngineFiles(target)).attention == "draftproof":
-        raise RecipeError(
-            "this target's cache belongs to its attention",
-            values=f"attention: draftproof in {options.recipe}",
-            limit="only with OpenVINO's attention does an engine take another type of cache",
-            remedy="use a recipe with 'attention: openvino'",
-        )
+    engines = {role: Path(built[role]) for role in ("target", "draft")}
+    files = {role: EngineFiles(engine) for role, engine in engines.items()}
+    for role, of_role in files.items():
+        check_caches(role, of_role, options.recipe)
     prompts = choose_prompts(None, options.recipe).for_judging().of_largest_set().draw(options.num_texts)
-    encoded = encode_prompts(prompts.all, read_tokenizer(target), options.text_tokens)
+    encoded = encode_prompts(prompts.all, read_tokenizer(engines["target"]), options.text_tokens)
     texts = [np.array(ids, np.int32) for ids in encoded.values()]
     document = {
         "num_positions": sum(map(len, texts)),
         "rows": ROWS,
         "prompt_tokens": PROMPT_TOKENS,
-        "caches": measure(EngineFiles(target), texts, options.contexts),
+        "caches": measure(files["target"], files["draft"], texts, options.contexts),
         "conditions": conditions(
             "benchmarks.kv_caches",
             given,
             recipe=options.recipe,
-            engines=engine_conditions({"target": target}),
+            engines=engine_conditions(engines),
         ),
     }
     print(json.dumps(document))

@@ -47,7 +47,10 @@ _METHOD = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.context is not None and (options.prompts is not None or options.prompt_sets is not None):
+        parser.error("--context stands instead of --prompts and --prompt-sets")
     command_line = sys.argv[1:] if arguments is None else list(arguments)
     return run_program(lambda: _compare_and_print(options, command_line), result={})
 

@@ -97,7 +97,8 @@ class PeerModels:
 
     @property
     def _tokenizer_path(self) -> Path:
-        return self.folder / self.content["target"]["hugging_face"] / "tokenizer.json"
+        form: str = self.content["target"]["hugging_face"]
+        return self.folder / form / "tokenizer.json"
 
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer

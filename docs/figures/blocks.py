@@ -72,6 +72,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         "make bench-peers RECIPE=demo-large",
         peers,
     ),
+    "peers-avx2-long": (
+        RESULTS / "peers-demo-long-avx2.json",
+        "python -m benchmarks.peers --recipe demo-long --context 2048",
+        peers,
+    ),
     "sampled-avx2": (
         RESULTS / "bench-demo-large-sampled-avx2.json",
         "make bench RECIPE=demo-large",
@@ -110,6 +115,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "prompt-speed": (RESULTS / "attention-steps-demo-large.json", "make results", prompt_speed),
     "steps-by-size": (RESULTS / "rehearsals.json", "make rehearse", steps_by_size),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", operator_steps),
+    "attention-steps-avx2": (
+        RESULTS / "attention-steps-demo-large-avx2.json",
+        "python -m benchmarks.operator_steps attention",
+        operator_steps,
+    ),
     "linear-steps": (
         RESULTS / "linear-steps-demo-large.json",
         "python -m benchmarks.operator_steps linear",
@@ -141,6 +151,11 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
         lookup_corpus,
     ),
     "kv-caches": (RESULTS / "kv-caches-demo-large.json", "python -m benchmarks.kv_caches", kv_caches),
+    "kv-caches-avx2": (
+        RESULTS / "kv-caches-demo-large-avx2.json",
+        "python -m benchmarks.kv_caches",
+        kv_caches,
+    ),
     "token-overlap": (RESULTS / "token-overlap.json", "make results", token_overlap),
     "schema-suite": (
         RESULTS / "schema-suite.json",

@@ -80,6 +80,13 @@ def test_long_prompts_are_held_out_code_of_the_length_asked_for(models: PeerMode
     assert all(abs(len(prompt.ids) - 200) <= 2 for prompt in tokenized)
 
 
+def test_long_prompts_stand_instead_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--context", "2048", "--prompt-sets", "code"])
+    assert stopped.value.code == 2
+    assert "instead of --prompts" in capsys.readouterr().err
+
+
 def test_a_program_is_told_the_best_form_of_the_weights_that_there_is(models: PeerModels) -> None:
     vllm = next(peer for peer in PEERS if peer.name == "vllm")
     request = models.load_request(vllm, Arm("vllm", 0), 8)
