@@ -115,11 +115,6 @@ BLOCKS: dict[str, tuple[Path, str, Callable[[Document], str]]] = {
     "prompt-speed": (RESULTS / "attention-steps-demo-large.json", "make results", prompt_speed),
     "steps-by-size": (RESULTS / "rehearsals.json", "make rehearse", steps_by_size),
     "attention-steps": (RESULTS / "attention-steps-demo-large.json", "make results", operator_steps),
-    "attention-steps-avx2": (
-        RESULTS / "attention-steps-demo-large-avx2.json",
-        "python -m benchmarks.operator_steps attention",
-        operator_steps,
-    ),
     "linear-steps": (
         RESULTS / "linear-steps-demo-large.json",
         "python -m benchmarks.operator_steps linear",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, Proposal, all_of
+from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.round_times import RoundTimes
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.request import Output
@@ -95,8 +96,8 @@ class TriedDraftLengths:
 
     @property
     def load(self) -> _Load:
-        """The state for the current number of requests: one, two or three, four to seven, and so on."""
-        return self._loads.setdefault(max(len(self._requests), 1).bit_length(), _Load())
+        """The state for the current number of requests."""
+        return self._loads.setdefault(load_class(max(len(self._requests), 1)), _Load())
 
     def begin(
         self,
