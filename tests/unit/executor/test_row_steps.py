@@ -54,7 +54,7 @@ def test_requests_of_the_target_alone_do_not_count_for_speculation(costs: StepCo
 
 
 def test_a_step_before_speculation_begins_or_ends_teaches_nothing(costs: StepCosts) -> None:
-    """What follows it is the work of the next round."""
+    """The next round, whose work follows it, is of another kind."""
     before = float(costs.seconds(9))
     costs.overhead.num_adapted = 4
     steps(4, num_adapted=0).teach(costs, 2 * ENGINE_S, is_first=False)
