@@ -25,9 +25,8 @@ from build.engines import build_engines
 from build.hugging_face.write import write_hugging_face
 from build.networks.growth import grow
 from build.networks.network import Network
-from build.networks.source import open_network
 from build.networks.weight_only import apply_quantization
-from build.networks.yarn import with_yarn
+from build.preflight import read_source
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from pipelines.manifest import sha256_file, sha256_json
 
@@ -46,13 +45,10 @@ def _in_memory(network: Network) -> Network:
 
 
 def _write_role(
-    directory: Path, engine: EngineRecipe, checkpoint: Path, end_ids: list[int]
+    directory: Path, engine: EngineRecipe, checkpoint: Path, max_seq_len: int, end_ids: list[int]
 ) -> dict[str, str]:
     """Write a network in all formats, and return format -> folder, relative to ``directory``'s parent."""
-    source = open_network(checkpoint)
-    if engine.yarn is not None:
-        source = with_yarn(source, engine.yarn)
-    network = source.read()
+    network = read_source(engine, checkpoint, max_seq_len).network.read()
     if engine.growth is not None:
         network = grow(network, engine.growth)
     network = _in_memory(network)
@@ -123,7 +119,13 @@ def build_peer_models(
     for role in _ROLES:
         report(f"{role}: writing {output / role}")
         checkpoint = checkpoint_for(recipe, role, engines)
-        document[role] = _write_role(output / role, getattr(recipe, role), checkpoint, document["end_ids"])
+        document[role] = _write_role(
+            output / role,
+            getattr(recipe, role),
+            checkpoint,
+            recipe.serving.max_seq_len,
+            document["end_ids"],
+        )
     index.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return document
 
