@@ -266,6 +266,10 @@ check: .venv/test.stamp ## run the lint, format, type and architecture checks
 	@$(venv) -m mypy
 	@$(venv) -m pytest -q tests/unit/repository/test_architecture.py tests/unit/repository/test_readme.py tests/unit/repository/test_figures.py tests/unit/repository/test_language.py
 
+.PHONY: size
+size: .venv/created.stamp ## count code lines by part, beside the budget of each
+	@$(venv) -m tools.size
+
 ##@ Documentation
 .PHONY: docs
 docs: .venv-docs/docs.stamp ## build the documentation site into site/; a dead link or a missing page fails

@@ -7,12 +7,14 @@ import functools
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY_ROOT, tracked_files
+from tools import size
 
 # Each part of pipelines and the parts it may import. New parts must be added here on purpose.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -143,8 +145,8 @@ NEWER_THAN_3_10 = re.compile(
     r"\b(tomllib|StrEnum|TaskGroup|asyncio\.timeout|datetime\.UTC|ExceptionGroup|typing\.Self)\b"
 )
 
-LONGEST_FILE_LINES = 400
-MOST_FILES_IN_A_FOLDER = 15
+SMALL_FILE_LINES = 60
+SMALL_FILES_WITH_ONE_IMPORTER = 57  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:
@@ -328,22 +330,30 @@ def test_git_does_not_ignore_build_even_where_a_global_list_does(tmp_path: Path)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 
-def test_no_file_is_long() -> None:
-    suffixes = (".py", ".pbtxt", ".sh", "Makefile", ".yaml", ".toml")
-    sizes = {
-        path: len((REPOSITORY_ROOT / path).read_text(encoding="utf-8").splitlines())
-        for path in tracked_files()
-        if path.endswith(suffixes)
-    }
-    assert {path: lines for path, lines in sizes.items() if lines > LONGEST_FILE_LINES} == {}
+def test_no_part_is_above_its_budget() -> None:
+    wrong = [
+        f"{part.name}: {sum(sizes):,} code lines, {part.allowed:,} allowed; see `make size`"
+        for part, sizes in size.measure().items()
+        if sum(sizes) > part.allowed
+    ]
+    assert wrong == []
 
 
-def test_a_folder_holds_about_a_dozen_files() -> None:
-    folders = {
-        Path(path).parent.as_posix() for path in _sources("build/", "pipelines/", "benchmarks/", "tools/")
-    }
-    sizes = {folder: len(list((REPOSITORY_ROOT / folder).glob("*.py"))) for folder in folders}
-    assert {folder: size for folder, size in sizes.items() if size > MOST_FILES_IN_A_FOLDER} == {}
+def test_budgets_add_up_to_what_one_person_can_hold() -> None:
+    assert sum(part.budget for part in size.PARTS) <= 38_000
+
+
+def test_a_small_file_with_one_importer_is_part_of_it() -> None:
+    sources = _sources("build/", "pipelines/", "benchmarks/", "tools/", "docs/", "model_repository/")
+    importers = Counter(name for path in sources for name in set(_imports(path)))
+    small = [
+        path
+        for path in sources
+        if not path.endswith(("__init__.py", "__main__.py"))
+        and importers[path.removesuffix(".py").replace("/", ".")] == 1
+        and len((REPOSITORY_ROOT / path).read_text(encoding="utf-8").splitlines()) < SMALL_FILE_LINES
+    ]
+    assert len(small) <= SMALL_FILES_WITH_ONE_IMPORTER, small
 
 
 def test_adapters_stay_thin() -> None:
