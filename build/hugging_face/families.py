@@ -132,7 +132,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 """By ``model_type``."""
 
-_EXPERTS = "a mixture of experts, on which drafting cannot pay (decision 0054)"
+_EXPERTS = "a mixture of experts, on which drafting cannot pay (docs/decisions/models.md)"
 
 REFUSED: Mapping[str, str] = {
     "gpt_oss": f"attention sinks and {_EXPERTS}",

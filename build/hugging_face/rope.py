@@ -1,9 +1,9 @@
 """Parse the rotary settings of ``config.json``, as ``transformers/modeling_rope_utils.py`` reads them.
 
 Tables of angles are fixed when an engine is built, so that the bits of a position depend on nothing else that
-is computed (decision 0054). Two kinds of scaling change in transformers while a text grows: ``dynamic`` (NTK)
-beyond ``max_position_embeddings``, which is where contexts end here, and ``longrope``, whose factors are
-chosen here by the longest text that a server accepts.
+is computed (docs/decisions/models.md). Two kinds of scaling change in transformers while a text grows:
+``dynamic`` (NTK) beyond ``max_position_embeddings``, which is where contexts end here, and ``longrope``,
+whose factors are chosen here by the longest text that a server accepts.
 """
 
 from __future__ import annotations

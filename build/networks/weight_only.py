@@ -1,8 +1,8 @@
 """Quantize weights symmetrically and without calibration.
 
 INT8 has one scale per output channel (W8A16 in TensorRT-LLM). INT4 has one for each group of inputs, chosen
-for a small squared error of the weights (decision 0055). Integers of a checkpoint that are as small stay as
-they are.
+for a small squared error of the weights (docs/decisions/quantization.md). Integers of a checkpoint that are
+as small stay as they are.
 """
 
 from __future__ import annotations

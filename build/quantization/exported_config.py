@@ -45,7 +45,7 @@ def finished_config(
     config = dict(exported)
     quantized = dict(config.get("quantization") or {})
     wanted = QUANT_ALGOS[quantization]
-    if quantization == "int8":  # weights are rounded on load: decision 0017
+    if quantization == "int8":  # weights are rounded on load: docs/decisions/quantization.md
         quantized = {"quant_algo": wanted, "kv_cache_quant_algo": None}
     elif quantized.get("exclude_modules"):
         quantized["exclude_modules"] = sorted(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.code_tables.commands import commands
-from docs.code_tables.decisions import decisions
 from docs.code_tables.errors import errors
 from docs.code_tables.make_targets import make_settings, make_targets
 from docs.code_tables.metrics import metrics
@@ -188,7 +187,6 @@ CODE_BLOCKS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "make-targets": make_targets,
     "make-settings": make_settings,
-    "decisions": decisions,
     "upstream": upstream,
     "pair-memory": pair_memory,
     "cache-memory": cache_memory,

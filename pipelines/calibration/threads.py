@@ -37,7 +37,7 @@ _CONTEXT = 64
 _ROUNDS = 30
 _BLOCK_TOKENS = 32
 _BLOCKS_EACH = -(-(_CONTEXT + _DRAFT_STEPS + 1) // _BLOCK_TOKENS)  # of a request
-_COPIES = 2  # of the weights in memory: as in the file, and as OpenVINO's kernels read them (decision 0050)
+_COPIES = 2  # of the weights in memory: as in the file, and as OpenVINO's kernels read them (docs/decisions)
 
 _PINNING = "ENABLE_CPU_PINNING"
 PLACEMENTS = {"pinned": "YES", "free": "NO"}

@@ -40,7 +40,8 @@ class Prompt:
     def switches(self) -> TokenSwitches:
         """Return what requests and tokenizers must be given with the text.
 
-        The template of a conversation writes special tokens, BOS among them (decision 0049).
+        The template of a conversation writes special tokens, BOS among them
+        (docs/decisions/special-tokens.md).
         """
         assert self.text, f"the conversation {self.prompt_id} is not rendered"
         is_chat = bool(self.messages)

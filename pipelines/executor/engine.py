@@ -4,7 +4,8 @@ An engine directory contains ``engine.xml``, ``engine.bin`` and ``engine.json``,
 ``build/openvino/engine.py``. ``lane`` decides what a step computes.
 
 The weights are copied to where only this process can change them, and checked there. OpenVINO would map the
-file and read it again for each new shape of a step, even if it has changed by then (decision 0036).
+file and read it again for each new shape of a step, even if it has changed by then
+(docs/decisions/packages.md).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class EngineConfig:
 
     @property
     def has_one_form(self) -> bool:
-        """Whether a position has the same bits in a chunk and as a row (docs/decisions/0070-one-form.md)."""
+        """Whether a position has the same bits in a chunk and as a row (docs/decisions/exact-rows.md)."""
         return self.attention == "draftproof"
 
     @classmethod
@@ -240,7 +241,8 @@ class Engine:
         """Compute a row of logits alone and with others, and return whether a bit differs.
 
         OpenVINO multiplies a single row with an INT8 head by another kernel if it does not round the inputs,
-        or if there are few (decision 0002). The kernels of this machine decide, so they are tried here.
+        or if there are few (docs/decisions/exact-rows.md). The kernels of this machine decide, so they are
+        tried here.
         """
         token_ids = np.arange(7, dtype=np.int32)  # a draft may read fewer tokens than it has logits
         tokens = Chunk(token_ids, 0, (SCRATCH_BLOCK,), as_rows=False, num_logits=len(token_ids))

@@ -7,7 +7,7 @@ the time between the tokens of another request at most 1.5 times as long on aver
 time however many short prompts arrive. The draft may read a prompt that the target has read already, so the
 executors of a loop share the account.
 
-How a prompt is cut never changes a bit (docs/decisions/0002-rows.md).
+How a prompt is cut never changes a bit (docs/decisions/exact-rows.md).
 """
 
 from __future__ import annotations

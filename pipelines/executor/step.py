@@ -90,7 +90,7 @@ def pack(chunks: SequenceOf[Chunk], block_size: int, num_tokens: int = 0) -> Ste
     """Lay out the chunks of a step for the engine.
 
     A step of one token gets a dummy row, because with a single token the matrix products use another kernel
-    whose last bits differ (docs/decisions/0002-rows.md).
+    whose last bits differ (docs/decisions/exact-rows.md).
 
     Args:
         chunks: At least one chunk.
@@ -163,7 +163,7 @@ def size_with_prompts(num_tokens: int) -> int:
 
     OpenVINO permanently keeps about 4 MB of kernels for each number of tokens it has seen: 2 GB for the two
     engines of ``demo-large`` with all numbers up to 512. Rounding leaves few numbers for 5 % more tokens
-    (docs/decisions/0016-rows-of-a-step.md).
+    (docs/decisions/draft-length.md).
     """
     for limit, multiple in ((32, 4), (128, 8), (256, 16)):
         if num_tokens <= limit:

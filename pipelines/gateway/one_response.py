@@ -2,7 +2,7 @@
 
 The text models are decoupled, so that they can stream. Triton 2.51 refuses KServe's ``infer`` and
 ``ModelInfer`` on such models, whatever is asked
-(``docs/decisions/0083-the-gateway-answers-one-response-calls.md``).
+(``docs/decisions/request-path.md``).
 """
 
 from __future__ import annotations

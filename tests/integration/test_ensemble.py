@@ -138,7 +138,7 @@ def test_what_the_queue_does_not_take_is_refused_and_the_rest_is_answered(server
 
 
 def test_what_a_client_left_runs_to_its_end_and_no_further(server: Server) -> None:
-    """Decision 0007: Triton does not cancel a step that has begun; ``max_tokens`` limits its work."""
+    """Triton does not cancel a step that has begun; ``max_tokens`` limits its work."""
     with grpc_client(server) as client:
         began_s = time.monotonic()
         client.generate(LONG, "ensemble")

@@ -1,6 +1,6 @@
 """Tests that our loop has none of the defects of NVIDIA's own loop, each by its letter.
 
-docs/decisions/0019-nvidias-models-behind-the-loop.md lists the defects, found by reading
+docs/decisions/tensorrt-llm.md lists the defects, found by reading
 ``tensorrt_llm_bls/1/lib/decode.py``.
 
 Run: pytest tests/integration/test_tensorrt_llm_defects.py.

@@ -1,4 +1,5 @@
 """Judges a candidate by the requests that candidate, stable pair and target alone answered.
 
-The judge asks no server. Its statistics stay valid however often they are computed (decision 0024).
+The judge asks no server. Its statistics stay valid however often they are computed
+(docs/decisions/canary-evidence.md).
 """

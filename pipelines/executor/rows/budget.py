@@ -8,7 +8,7 @@ seconds, where the rate is the server's throughput. This is the rule for the bes
 A call whose shape differs from the previous one costs more, because OpenVINO prepares every layer again. So
 the number of rows stays the same until another number would have saved as much as the change costs, as in the
 ski-rental problem. Spare rows go to the next most likely draft tokens
-(docs/decisions/0016-rows-of-a-step.md).
+(docs/decisions/draft-length.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts Triton, supervises it and its model processes, and replaces those that died or hang.
 
 A dead model process is replaced by unloading and loading the model, while other models continue to answer
-(docs/decisions/0038-a-gateway-in-front-of-triton.md has the times). Triton itself notices neither case.
+(docs/decisions/gateway.md has the times). Triton itself notices neither case.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They tokenize and detokenize themselves and get the tokens in between from the process of ``speculative`` or
 ``target``, over its socket. The model ``ensemble`` does the same with two more hops through Triton for each
 chunk, and does not notice that its client has left
-(``docs/decisions/0040-an-ensemble-beside-generate.md``).
+(``docs/decisions/request-path.md``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Continues an answer of which the client has the first tokens, perhaps from another server.
 
 A token depends on the prompt, the parameters, the seed and the output before it, so the rest of the answer is
-the same to the bit as without the interruption (``docs/decisions/0066-answers-that-continue-elsewhere.md``).
+the same to the bit as without the interruption (``docs/decisions/failover.md``).
 """
 
 from __future__ import annotations

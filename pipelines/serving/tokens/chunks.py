@@ -16,9 +16,7 @@ from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.stop_words import cut_at_stop_word
 from pipelines.text.vocabulary import Vocabulary
 
-CHUNK_INTERVAL_S = (
-    0.02  # between two chunks of an answer (docs/decisions/0039-at-most-fifty-chunks-a-second.md)
-)
+CHUNK_INTERVAL_S = 0.02  # between two chunks of an answer (docs/decisions/gateway.md)
 
 _NO_LOGITS: Logits = np.empty((0, 0), dtype=np.float32)
 

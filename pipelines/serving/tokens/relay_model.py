@@ -1,7 +1,7 @@
 """Loads the model ``target`` of the embedded runtime, which passes requests on to the target's process.
 
 The process of ``speculative`` holds the target and answers at a socket of its own for it, without the loop
-(``docs/decisions/0053-the-target-once.md``).
+(``docs/decisions/engine-process.md``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the draft length that maximises output tokens per second over all requests.
 
 Source: SmartSpec, arXiv:2406.14066, for the objective; the ranking of single tokens is ours
-(docs/decisions/0016-rows-of-a-step.md).
+(docs/decisions/draft-length.md).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ step of the draft and no row. A request without margins has no such comparison: 
 from __future__ import annotations
 
 # Rounds between probes. A probe takes up to a tenth of a round; with this pause, a change of all texts is
-# followed within forty rounds, except soon after a failure (docs/decisions/0085-probes-become-rare.md).
+# followed within forty rounds, except soon after a failure (docs/decisions/draft-length.md).
 _PAUSE = 16
 # The same soon after speculation did not pay: then only a clear gain counts.
 _PAUSE_AFTER_FAILURE = 64

@@ -3,7 +3,7 @@
 The margin is the gap between the best and the second best score of the draft, including noise. Target and
 draft use the same noise, so a token with a wide margin also wins with the target unless the two models
 disagree by more than that. So the margin predicts acceptance for greedy and for sampled tokens, which the
-draft's probability of a sampled token does not (docs/decisions/0013-draft-length.md).
+draft's probability of a sampled token does not (docs/decisions/draft-length.md).
 """
 
 from __future__ import annotations

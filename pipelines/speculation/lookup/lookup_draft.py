@@ -13,7 +13,8 @@ from pipelines.speculation.token_ids import TokenIds
 # Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These
 # are guesses that a request's own history soon outweighs.
 _PRIOR = {3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75, 7: 0.8, MAX_MATCH: 0.9}
-_PRIOR_PER_TOKEN_OF_CORPUS, _LARGEST_PRIOR = 0.06, 0.8  # a few tokens match nearly everywhere (decision 0090)
+# Of a corpus a few tokens match nearly everywhere (docs/decisions/draft-sources.md).
+_PRIOR_PER_TOKEN_OF_CORPUS, _LARGEST_PRIOR = 0.06, 0.8
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 0.93
 

@@ -1,4 +1,4 @@
-"""Tests of the row rule on a real engine, bit for bit: docs/decisions/0002-rows.md.
+"""Tests of the row rule on a real engine, bit for bit: docs/decisions/exact-rows.md.
 
 A generated position that is computed as a one-token row has exactly the logits of plain decoding, whatever
 else the step computes. Controls show that the two forms that the rule avoids do differ, so the comparison can
@@ -169,7 +169,7 @@ def test_control_output_computed_as_a_chunk_has_other_bits(int8_engine: Engine) 
 
 
 def test_with_attention_of_our_own_chunks_and_rows_have_the_same_bits(own_engines: list[Engine]) -> None:
-    """So blocks of an answer may be read as prompt (decision 0070). Contexts cross a cut at 256 positions."""
+    """So blocks of an answer may be read as prompt. Contexts cross a cut at 256 positions."""
     for engine in own_engines:
         steps = Steps(engine, seed=17, blocks_each=12)
         prompt, output = steps.tokens(250), steps.tokens(18)

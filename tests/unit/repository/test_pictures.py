@@ -7,8 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from docs.code_tables import decisions as decisions_module
-from docs.code_tables.decisions import decisions
 from docs.figures.__main__ import PICTURES
 from docs.licences import main as licences
 from docs.pictures import rollout_phases as phases_module
@@ -42,15 +40,6 @@ def test_the_phases_are_those_that_the_code_decides(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(phases_module, "_ROUTES", routes)
     with pytest.raises(KeyError, match="cold_start"):
         rollout_phases()
-
-
-def test_each_decision_has_one_topic_and_superseded_ones_say_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = decisions()
-    assert "| superseded by [0016](0016-rows-of-a-step.md) |" in text
-    assert "| superseded in part by [0016](0016-rows-of-a-step.md) |" in text
-    monkeypatch.setattr(decisions_module, "TOPICS", {"Losslessness": (2,)})
-    with pytest.raises(KeyError, match="one topic"):
-        decisions()
 
 
 def test_the_notices_name_every_locked_package() -> None:

@@ -25,9 +25,8 @@ DOCUMENTS = {
 PAGES = {
     path: re.sub(r"<!-- figures:.*?<!-- /figures -->", "", text, flags=re.DOTALL)
     for path, text in DOCUMENTS.items()
-    if not path.startswith("docs/decisions/0")
 }
-"""Excludes decisions and recorded commands, which describe the day of their date."""
+"""Excludes recorded commands, which describe the day of their date."""
 
 README = DOCUMENTS["README.md"]
 REQUESTS = DOCUMENTS["docs/reference/requests.md"]

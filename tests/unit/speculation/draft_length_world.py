@@ -16,7 +16,7 @@ from pipelines.speculation.draft_length.survival import MARGIN_EDGES, Acceptance
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS
 
-# Measured on the pair demo-large (docs/decisions/0013-draft-length.md): seconds of a target step by rows.
+# Measured on the pair demo-large (docs/decisions/draft-length.md): seconds of a target step by rows.
 ROWS = (2, 3, 5, 9, 12, 16, 24, 40, 72)
 TARGET_S = (0.0138, 0.0142, 0.0146, 0.0157, 0.0182, 0.0253, 0.0329, 0.0493, 0.085)
 DRAFT_S = (0.00025, 0.00025, 0.00025, 0.00027, 0.0003, 0.0003, 0.0004, 0.0005, 0.0008)
