@@ -69,23 +69,23 @@ PARTS = (
     Part(
         "wire",
         budget=700,
-        paths=("pipelines/wire/", "pipelines/serving/sockets/"),
+        paths=("pipelines/wire/",),
+        limit=1_000,
     ),
     Part(
         "router",
         budget=2_000,
         paths=(
             "pipelines/router/",
-            "pipelines/serving/router/",
             "pipelines/front_door/fleet/",
             "pipelines/upstreams/",
         ),
-        limit=3_500,
+        limit=4_000,
     ),
     Part(
         "triton",
         budget=2_550,
-        paths=("pipelines/triton/", "pipelines/serving/", "pipelines/gateway/", "model_repository/"),
+        paths=("pipelines/triton/", "pipelines/gateway/", "model_repository/"),
         limit=4_700,
     ),
     Part(
@@ -156,7 +156,6 @@ PARTS = (
             "build/quantize.py",
             "build/llm_api.py",
             "build/rendering/tensorrt_llm_repository.py",
-            "pipelines/serving/tensorrt_llm/",
             "pipelines/triton/tensorrt_llm/",
             "pipelines/deploy/doctor/gpu_machine.py",
             "pipelines/deploy/doctor/gpus.py",

@@ -30,7 +30,7 @@ OWN_PREFIX = "draftproof_"
 """Prefix of request parameters that only the gateway may send."""
 
 KEY_PARAMETER = f"{OWN_PREFIX}key"
-"""Request parameter with the server's key (``pipelines/serving/triton/server_key.py``)."""
+"""Request parameter with the server's key (``pipelines/triton/backend/header.py``)."""
 
 _QUICK_S = 5.0
 _LOAD_S = 1800.0  # engines of TensorRT-LLM, as pipelines/deploy/triton/launch.py waits

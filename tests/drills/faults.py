@@ -24,11 +24,11 @@ from pipelines.errors import EngineFailedError
 from pipelines.executor import executor
 from pipelines.executor.engine import Engine
 from pipelines.router.arms import read_table
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.speculative.in_process_engines import InProcessEngines
-from pipelines.serving.speculative.model import SpeculativeAnswerer
-from pipelines.serving.triton.wire import text_tensor
 from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.triton.engine.in_process_engines import InProcessEngines
+from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
+from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.tensors import text_tensor
 
 _Outputs = dict[str, Any]
 _Responses = AsyncGenerator[tuple[_Outputs, bool], None]

@@ -21,10 +21,10 @@ from pipelines.router.arms import ArmSetting, ArmTable, Bands, ShadowSetting, wr
 from pipelines.router.breaker import Breaker
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
-from pipelines.serving.router.socket_arm_client import Response, SocketArmClient
-from pipelines.serving.sockets.calls import Call
-from pipelines.serving.triton.wire import scalar_tensor
+from pipelines.router.socket_arm_client import Response, SocketArmClient
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.calls import Call
+from pipelines.wire.tensors import scalar_tensor
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
 from tests.support.ready_server import ready_server
 

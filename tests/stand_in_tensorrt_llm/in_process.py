@@ -12,8 +12,8 @@ import numpy as np
 from build.files.manifest import write_manifest
 from build.tensorrt_llm.command import GATHERS_LOGITS
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, engine_digest
-from pipelines.serving.tensorrt_llm.server_calls import model_error
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.tensorrt_llm.server_calls import model_error
 from tests.stand_in_tensorrt_llm.generation import Life, outputs, steps
 from tests.stand_in_tensorrt_llm.network import END_IDS, VOCAB_SIZE
 from tests.stand_in_tensorrt_llm.request import Limits, Refused, Tensors, parse

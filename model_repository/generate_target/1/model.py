@@ -1,11 +1,11 @@
-"""Streams text from the target alone; see pipelines/serving/text/model.py."""
+"""Streams text from the target alone; see pipelines/triton/text/model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.text.model import load_text_model
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.text.model import load_text_model
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Tokens to text for the ensemble; see pipelines/serving/text/postprocessing_model.py."""
+"""Tokens to text for the ensemble; see pipelines/triton/text/postprocessing_model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.text.postprocessing_model import PostprocessingModel
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.text.postprocessing_model import PostprocessingModel
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Routes each request to an arm; see pipelines/serving/router/router.py."""
+"""Routes each request to an arm; see pipelines/router/router.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.router.model import load_router_model
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.text.router_model import load_router_model
 
 
 class TritonPythonModel:

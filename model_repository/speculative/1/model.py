@@ -1,11 +1,11 @@
-"""Runs the draft-then-verify loop; see pipelines/serving/speculative/model.py."""
+"""Runs the draft-then-verify loop; see pipelines/triton/engine/speculative_model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.speculative.model import load_speculative_model
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.speculative_model import load_speculative_model
 
 
 class TritonPythonModel:

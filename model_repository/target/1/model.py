@@ -1,11 +1,11 @@
-"""Passes requests on to the target; see pipelines/serving/tokens/relay_model.py."""
+"""Passes requests on to the target; see pipelines/triton/engine/relay_model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.tokens.relay_model import load_relay_model
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.relay_model import load_relay_model
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Serves the target of TensorRT-LLM alone; see pipelines/serving/tensorrt_llm/target_alone_model.py."""
+"""Serves the target of TensorRT-LLM alone; see pipelines/triton/tensorrt_llm/target_alone_model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.serving.tensorrt_llm.target_alone_model import load_target_alone_model
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.tensorrt_llm.target_alone_model import load_target_alone_model
 
 
 class TritonPythonModel:

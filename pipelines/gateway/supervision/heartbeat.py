@@ -20,7 +20,7 @@ from pipelines.gateway.open_calls import OpenCalls
 from pipelines.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
 
 PING_PARAMETER = f"{OWN_PREFIX}ping"
-"""Request parameter that marks a ping (``pipelines/serving/triton/server_key.py``)."""
+"""Request parameter that marks a ping (``pipelines/triton/backend/header.py``)."""
 
 INTERVAL_S = 3.0  # without any response, until a ping is sent: ten models are ten pings
 SILENT_AFTER_S = 1.5  # without an answer to a ping, until the model counts as not ready

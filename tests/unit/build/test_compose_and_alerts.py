@@ -22,7 +22,7 @@ from pipelines.canary.controller.candidate import STABLE_MODEL
 from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.gateway.metrics import own
 from pipelines.gateway.open_calls import OpenCalls
-from pipelines.serving.triton import gauges
+from pipelines.triton.backend import gauges
 from tests.support.deployment_files import (
     RECIPES,
     alerts,

@@ -14,8 +14,8 @@ from build.rendering.templates import TEMPLATES, config_templates, render_reposi
 from build.repository import render_recipe
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_file
-from pipelines.serving.requests.sampling_tensors import PASSED_ON
-from pipelines.serving.text.preprocessing import TEXT_INPUTS
+from pipelines.router.preprocessing import TEXT_INPUTS
+from pipelines.wire.sampling_tensors import PASSED_ON
 
 
 def write_template(templates: Path, model: str, text: str) -> None:

@@ -13,7 +13,7 @@ from pipelines import available_resources
 from pipelines.available_resources import available_bytes, published_bytes
 from pipelines.canary.checks.memory import FIGURE, free_bytes
 from pipelines.errors import CanaryError
-from pipelines.serving.triton.gauges import _DESCRIPTIONS
+from pipelines.triton.backend.gauges import _DESCRIPTIONS
 
 MIB = 1 << 20
 

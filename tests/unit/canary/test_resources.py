@@ -21,8 +21,8 @@ from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.canary.report.record import judgement
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
-from pipelines.serving.triton import gauges
-from pipelines.serving.triton.gauges import Gauges
+from pipelines.triton.backend import gauges
+from pipelines.triton.backend.gauges import Gauges
 from tests.unit.canary.requests import LIMITS, SLO, samples
 from tests.unit.canary.simulated_world import PLAN, SimulatedWorld
 from tests.unit.canary.test_controller import phases, roll_out

@@ -9,7 +9,7 @@ import pytest
 from pipelines.deploy import __main__ as command_line
 from pipelines.deploy.live_settings.draft_length import set_draft_length
 from pipelines.errors import InvalidRequestError, RepositoryError
-from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
 
 
 @pytest.fixture

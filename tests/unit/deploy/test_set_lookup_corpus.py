@@ -14,7 +14,7 @@ from pipelines.deploy.live_settings import lookup_corpus
 from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.manifest import engine_digest, sha256_file
-from pipelines.serving.speculative.live_corpus import LiveCorpus
+from pipelines.triton.engine.live_corpus import LiveCorpus
 from tests.conftest import REPOSITORY_ROOT
 
 TOKENIZER = REPOSITORY_ROOT / "engines" / "demo_pair" / "target" / "tokenizer.json"

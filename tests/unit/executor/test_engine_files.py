@@ -16,8 +16,8 @@ from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles, engine_digest, read_manifest
-from pipelines.serving.speculative.in_process_engines import InProcessEngines
-from pipelines.serving.triton.parameters import ModelParameters
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.in_process_engines import InProcessEngines
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.damaged_engines import cut_in_half, flip_a_bit, writable_copy
 from tests.support.tiny_engines import build_tiny_pair

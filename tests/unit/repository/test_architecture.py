@@ -34,10 +34,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors"},
     "speculation": {"errors"},
     "executor": {"errors", "asyncio_thread", "available_resources", "manifest", "speculation", "text"},
-    "router": {"errors", "atomic_file", "configuration", "socket_path"},
-    "serving": {
+    "wire": {"errors", "asyncio_thread", "time_limit", "speculation", "text"},
+    "router": {"errors", "atomic_file", "configuration", "socket_path", "speculation", "text", "wire"},
+    "triton": {
         *("errors", "asyncio_thread", "available_resources", "manifest", "time_limit"),
-        *("executor", "speculation", "text", "router"),
+        *("executor", "speculation", "text", "wire", "router"),
     },
     "client": {"errors", "program"},
     "building": {"errors", "program"},  # runs programs of build
@@ -126,7 +127,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/gateway/",
         "pipelines/front_door/",
         "pipelines/deploy/served_files.py",
-        "pipelines/serving/tensorrt_llm/server_calls.py",
+        "pipelines/triton/tensorrt_llm/server_calls.py",
         "tests/",
     ),
     "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),

@@ -11,10 +11,11 @@ import pytest
 
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError, from_wire
-from pipelines.serving.requests.limits import MAX_ID_BYTES, MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
-from pipelines.serving.requests.word_list import MAX_WORDS
 from pipelines.speculation.log_probs import MAX_LOG_PROBS
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
+from pipelines.triton.backend.header import MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
+from pipelines.wire.tensors import MAX_ID_BYTES
+from pipelines.wire.word_list import MAX_WORDS
 from tests.conftest import REPOSITORY_ROOT, tracked_files
 
 DOCUMENTS = {

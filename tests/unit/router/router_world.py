@@ -15,12 +15,12 @@ from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog, read_observations
-from pipelines.serving.requests.responder import Outlet, Responder
-from pipelines.serving.router.router import Router
-from pipelines.serving.sockets.calls import Call, Tensors
-from pipelines.serving.sockets.server import CallServer
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router.router import Router
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.responder import Outlet, Responder
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ANSWER = b"def main():"

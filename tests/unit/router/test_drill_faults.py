@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.serving.requests.generation_call import parse_call
-from pipelines.serving.router.received_answer import ReceivedAnswer, first_difference
-from pipelines.serving.speculative.model import SpeculativeAnswerer
-from pipelines.serving.triton.wire import scalar_tensor
+from pipelines.router.received_answer import ReceivedAnswer, first_difference
+from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
+from pipelines.wire.generation_call import parse_call
+from pipelines.wire.tensors import scalar_tensor
 from tests.drills import faults
 from tests.drills.drill import DRILLS
 from tests.drills.faults import FAULTS, install, is_hit

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, RequestTimeoutError, ServerBusyError
+from pipelines.router import received_answer
 from pipelines.router.arms import ShadowSetting
-from pipelines.serving.requests.responder import Responder
-from pipelines.serving.router import received_answer
-from pipelines.serving.sockets.calls import Call, Tensors
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.responder import Responder
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.unit.router.router_world import (
     ANSWER,
     Change,

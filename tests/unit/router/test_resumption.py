@@ -17,14 +17,14 @@ import pytest
 
 from pipelines.executor.step_loop import StepLoop
 from pipelines.router.breaker import Breaker
-from pipelines.serving.requests.word_list import pack_words
-from pipelines.serving.router.socket_arm_client import Response, SocketArmClient
-from pipelines.serving.sockets.calls import Call
-from pipelines.serving.sockets.server import CallServer
-from pipelines.serving.tokens.answering import Answering
-from pipelines.serving.tokens.engine_answerer import EngineAnswerer
-from pipelines.serving.tokens.token_times import TokenTimes
-from pipelines.serving.triton.wire import scalar_tensor
+from pipelines.router.socket_arm_client import Response, SocketArmClient
+from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.engine_answerer import EngineAnswerer
+from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Call
+from pipelines.wire.tensors import scalar_tensor
+from pipelines.wire.word_list import pack_words
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import RecordingEngine, letters, make_executor
 
@@ -67,7 +67,7 @@ WORDS = {
 
 @pytest.fixture
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr("pipelines.serving.tokens.chunks.CHUNK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pipelines.triton.engine.chunks.CHUNK_INTERVAL_S", 0.0)
     executor = make_executor(RecordingEngine(64))
     loop = StepLoop((executor,))
     loop.start()

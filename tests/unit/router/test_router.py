@@ -20,10 +20,10 @@ from pipelines.errors import (
     TransportError,
 )
 from pipelines.router.arms import LiveArms
-from pipelines.serving.requests.responder import Responder
-from pipelines.serving.router.router import Router
-from pipelines.serving.sockets.calls import Call
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router.router import Router
+from pipelines.wire.calls import Call
+from pipelines.wire.responder import Responder
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.unit.router.router_world import (
     ANSWER,
     VOCABULARY,

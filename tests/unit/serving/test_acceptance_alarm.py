@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from pipelines.serving.speculative.acceptance_alarm import LEAST_DRAFT_TOKENS, WINDOW_S, AcceptanceAlarm
+from pipelines.triton.engine.acceptance_alarm import LEAST_DRAFT_TOKENS, WINDOW_S, AcceptanceAlarm
 
 
 class Clock:

@@ -24,16 +24,17 @@ from pipelines.errors import (
     ServerBusyError,
     from_wire,
 )
-from pipelines.serving.requests.admission import Admission
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.sockets.calls import Call, stream
-from pipelines.serving.sockets.server import CallServer
-from pipelines.serving.tokens.answering import Answering
-from pipelines.serving.tokens.model import GenerationModel
-from pipelines.serving.tokens.token_times import TokenTimes
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import SentTensors, TritonWire, scalar_tensor, text_tensor
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.wire import SentTensors, TritonWire
+from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.wire.admission import Admission
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Call, stream
+from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError, RepositoryError
-from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting, LiveDraftLength
-from pipelines.serving.speculative.sessions import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
-from pipelines.serving.triton.parameters import ModelParameters
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.triton.engine.sessions import MAX_SESSIONS, MAX_TOKENS, Session, Sessions
 
 ADAPTIVE = DraftLengthSetting(None, 8)
 

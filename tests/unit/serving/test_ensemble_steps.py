@@ -11,14 +11,13 @@ import pytest
 
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, ServerBusyError, from_wire
 from pipelines.manifest import sha256_file
-from pipelines.serving.text import preprocessing
-from pipelines.serving.text.outputs import StreamedOutputs
-from pipelines.serving.text.postprocessing_model import PostprocessingModel
-from pipelines.serving.text.preprocessing import Preprocessing
-from pipelines.serving.text.preprocessing_model import PreprocessingModel
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router import preprocessing
+from pipelines.router.outputs import StreamedOutputs
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.text.postprocessing_model import PostprocessingModel
+from pipelines.triton.text.preprocessing_model import PreprocessingModel
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeResponse, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
@@ -98,7 +97,7 @@ def test_the_first_step_tokenizes_as_generate_does(
     first.execute([request])
     (response,) = request.sender.wait()
     assert response is not None and response.error is None
-    expected = Preprocessing(parameters)(inputs_of(text, **words))
+    expected = parameters.preprocessing()(inputs_of(text, **words))
     assert set(response.tensors) == set(OUTPUTS.values())
     for inner, outer in OUTPUTS.items():
         np.testing.assert_array_equal(response.tensors[outer], expected[inner])
@@ -150,7 +149,7 @@ def test_the_last_step_spells_a_chunk_as_generate_does(
     last: PostprocessingModel, parameters: ModelParameters
 ) -> None:
     vocabulary = Vocabulary.from_file(parameters.path("tokenizer_file"))
-    coffee = Preprocessing(parameters)(inputs_of("naïve ☕ stop".encode()))["input_ids"]
+    coffee = parameters.preprocessing()(inputs_of("naïve ☕ stop".encode()))["input_ids"]
     for num_bytes in (0, 6, 10**6):
         (response,) = last.execute([chunk_of(coffee.ravel().tolist(), num_bytes)])
         outputs = {

@@ -27,13 +27,13 @@ from pipelines.errors import (
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
 from pipelines.manifest import sha256_file
-from pipelines.serving.text.model import TextModel
-from pipelines.serving.tokens.answering import Answering
-from pipelines.serving.tokens.engine_answerer import EngineAnswerer
-from pipelines.serving.tokens.model import GenerationModel
-from pipelines.serving.tokens.token_times import TokenTimes
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import TritonWire
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.engine_answerer import EngineAnswerer
+from pipelines.triton.engine.model import GenerationModel
+from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.triton.text.model import TextModel
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.serving.triton import gauges
-from pipelines.serving.triton.gauges import Gauges, watch_speculation
 from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.triton.backend import gauges
+from pipelines.triton.backend.gauges import Gauges, watch_speculation
 
 
 class Backend:

@@ -21,16 +21,16 @@ from pipelines.errors import (
     ServerStartError,
 )
 from pipelines.manifest import sha256_file
-from pipelines.serving.requests.generation_call import is_stop, parse_call
-from pipelines.serving.requests.sampling_tensors import GUIDE_TENSORS, PASSED_ON
-from pipelines.serving.requests.word_list import WordKind, pack_words, unpack_words
-from pipelines.serving.speculative.draft_length_setting import DraftLengthSetting
-from pipelines.serving.text.preprocessing import Preprocessing
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import TritonWire
+from pipelines.router.preprocessing import Preprocessing
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
+from pipelines.wire.generation_call import is_stop, parse_call
+from pipelines.wire.sampling_tensors import GUIDE_TENSORS, PASSED_ON
+from pipelines.wire.word_list import WordKind, pack_words, unpack_words
 from tests.support.fake_triton import engine_tensors, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
@@ -234,7 +234,7 @@ def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     write_tokenizer(path)
     values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
-    return Preprocessing(ModelParameters("generate", values))
+    return ModelParameters("generate", values).preprocessing()
 
 
 def text_inputs(
@@ -257,7 +257,7 @@ def test_preprocessing_refuses_another_tokenizer_than_it_was_rendered_for(tmp_pa
     values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
     write_tokenizer(path, 1024)
     with pytest.raises(EngineLoadError, match=r"tokenizer\.json is missing or was changed"):
-        Preprocessing(ModelParameters("generate", values))
+        ModelParameters("generate", values).preprocessing()
 
 
 def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing) -> None:
@@ -348,7 +348,7 @@ def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_pa
     ids = []
     for each in (path, cut):
         values = {"tokenizer_file": str(each), "tokenizer_sha256": sha256_file(each), "max_seq_len": "64"}
-        made = Preprocessing(ModelParameters("generate", values))
+        made = ModelParameters("generate", values).preprocessing()
         ids.append(made(text_inputs(b"def main():\n    return 12"))["input_ids"].tolist())
     assert ids[0] == ids[1]
     assert 4 < len(ids[0][0]) < 48

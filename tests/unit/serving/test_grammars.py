@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.serving.requests import grammars as grammars_module
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.requests.grammars import Grammars
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.guides import GrammarCompiler, Guide
+from pipelines.triton.engine import grammars as grammars_module
+from pipelines.triton.engine.grammars import Grammars
+from pipelines.wire.generation_call import GenerationCall
 from tests.support.recording_engine import VOCAB_SIZE, letters
 
 

@@ -9,23 +9,20 @@ import numpy as np
 import pytest
 
 from pipelines.errors import DraftproofError, InvalidRequestError, ServerBusyError, from_wire
-from pipelines.serving.requests.admission import OpenLimit
-from pipelines.serving.requests.generation_call import parse_call
-from pipelines.serving.requests.inputs import read_scalar
-from pipelines.serving.requests.limits import (
-    MAX_ID_BYTES,
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.header import (
     MAX_PARAMETERS_BYTES,
     MAX_TIMEOUT_US,
     Header,
+    ServerKey,
     read_header,
-    read_id,
 )
-from pipelines.serving.requests.sampling_tensors import check_bias
-from pipelines.serving.requests.word_list import WordKind, unpack_words
-from pipelines.serving.triton.server_key import ServerKey
-from pipelines.serving.triton.wire import text_tensor
-from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
-from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.admission import OpenLimit
+from pipelines.wire.generation_call import parse_call
+from pipelines.wire.sampling_tensors import check_bias
+from pipelines.wire.tensors import MAX_ID_BYTES, read_id, read_scalar, text_tensor
+from pipelines.wire.word_list import WordKind, unpack_words
 from tests.support.fake_triton import FakeRequest, engine_tensors
 
 KNOWN = ("temperature", "top_k")

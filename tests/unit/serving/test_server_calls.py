@@ -23,7 +23,7 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.serving.tensorrt_llm.server_calls import ADDRESS_VARIABLE, ServerCalls, model_error
+from pipelines.triton.tensorrt_llm.server_calls import ADDRESS_VARIABLE, ServerCalls, model_error
 
 PROMPT = {"input_ids": np.array([[1, 2]], np.int32)}
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines.client.server_key import FILE_VARIABLE, key_of_environment
 from pipelines.command_line.running_server import known_key
 from pipelines.errors import InvalidRequestError, ServerStartError
-from pipelines.serving.triton.server_key import ServerKey
+from pipelines.triton.backend.header import ServerKey
 from tests.support.fake_triton import SERVER_KEY
 
 

@@ -25,12 +25,11 @@ from pipelines.errors import (
     TransportError,
     from_wire,
 )
-from pipelines.serving.requests.limits import MAX_ID_BYTES
-from pipelines.serving.requests.responder import Outlet, Responder
-from pipelines.serving.sockets import calls as local_calls
-from pipelines.serving.sockets.calls import Call, stream
-from pipelines.serving.sockets.server import CallServer
-from pipelines.serving.triton.wire import text_tensor
+from pipelines.wire import calls as local_calls
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Call, stream
+from pipelines.wire.responder import Outlet, Responder
+from pipelines.wire.tensors import MAX_ID_BYTES, text_tensor
 
 Serve = Callable[[Callable[[Call, Responder], None]], Path]
 

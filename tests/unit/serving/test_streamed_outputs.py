@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk, chunk_from_outputs, join_chunks
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.speculative.model import count_tensors, round_tensors
-from pipelines.serving.text.outputs import StreamedOutputs
-from pipelines.serving.tokens import chunks as serving_chunks
-from pipelines.serving.tokens.chunks import ChunkStream
-from pipelines.serving.tokens.engine_answerer import chunk_tensors
-from pipelines.serving.triton.wire import text_tensor
+from pipelines.router.outputs import StreamedOutputs
 from pipelines.speculation import loop
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.engine import chunks as serving_chunks
+from pipelines.triton.engine.chunks import ChunkStream
+from pipelines.triton.engine.engine_answerer import chunk_tensors
+from pipelines.triton.engine.speculative_model import count_tensors, round_tensors
+from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.tensors import text_tensor
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ALWAYS = {"text_output", "output_ids", "sequence_length", "finish_reason"}

@@ -20,12 +20,12 @@ from pipelines.errors import (
     from_wire,
 )
 from pipelines.manifest import sha256_file
-from pipelines.serving.requests.limits import Header
-from pipelines.serving.sockets.calls import Call, Tensors
-from pipelines.serving.text import preprocessing
-from pipelines.serving.text.model import TextModel
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router import preprocessing
+from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.text.model import TextModel
+from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, fake_backend
 from tests.support.lost_cancellations import turns_that_lose_a_cancellation
 from tests.support.tiny_engines import write_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.serving.tokens.token_times import TokenTimes
+from pipelines.triton.engine.token_times import TokenTimes
 from tests.support.recorded_gauges import RecordedGauges
 
 TTFT, ITL = "draftproof_ttft_seconds", "draftproof_itl_seconds"

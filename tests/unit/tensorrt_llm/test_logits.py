@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.tensorrt_llm.tensors import plain_tensors
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
+from pipelines.triton.tensorrt_llm.tensors import plain_tensors
+from pipelines.wire.generation_call import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
 

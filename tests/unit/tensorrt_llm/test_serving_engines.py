@@ -18,16 +18,16 @@ from pipelines.errors import (
     EngineLoadError,
     InvalidRequestError,
 )
-from pipelines.serving.requests.generation_call import GenerationCall
-from pipelines.serving.tensorrt_llm import engines as tensorrt_llm_engines
-from pipelines.serving.tensorrt_llm.end_of_output import OutputEnd
-from pipelines.serving.tensorrt_llm.engines import TensorRtLlmEngines
-from pipelines.serving.tensorrt_llm.tensors import plain_tensors
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.tensorrt_llm import engines as tensorrt_llm_engines
+from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd
+from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
+from pipelines.triton.tensorrt_llm.tensors import plain_tensors
+from pipelines.wire.generation_call import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
 

@@ -10,9 +10,9 @@ import pytest
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.manifest import sha256_file
-from pipelines.serving.text.preprocessing import Preprocessing
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router.preprocessing import Preprocessing
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.trained_tokenizers import byte_level
 
 
@@ -21,7 +21,7 @@ def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     byte_level().save(str(path))
     values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "100"}
-    return Preprocessing(ModelParameters("generate", values))
+    return ModelParameters("generate", values).preprocessing()
 
 
 def ids_tensor(*ids: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_many_special_tokens_are_not_too_long_a_text(tmp_path: Path) -> None:
     values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "100"}
     text = text_tensor(f"<|{'long' * 50}|>".encode() * 90)
     asked = ask(
-        Preprocessing(ModelParameters("generate", values)), text_input=text, parse_special_tokens=TRUE
+        ModelParameters("generate", values).preprocessing(), text_input=text, parse_special_tokens=TRUE
     )
     assert asked["input_ids"].size == 91
 

@@ -17,11 +17,11 @@ from tokenizers import (
 )
 
 from pipelines.manifest import sha256_file
-from pipelines.serving.requests.word_list import WordKind
-from pipelines.serving.text.preprocessing import Preprocessing
-from pipelines.serving.triton.parameters import ModelParameters
-from pipelines.serving.triton.wire import scalar_tensor, text_tensor
+from pipelines.router.preprocessing import Preprocessing
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.wire.tensors import scalar_tensor, text_tensor
+from pipelines.wire.word_list import WordKind
 from tests.support.trained_tokenizers import TEXTS, TOKENIZERS, byte_level
 
 
@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Callable[[Tokenizer], Preprocessing]:
         path = tmp_path / "tokenizer.json"
         tokenizer.save(str(path))
         values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "1000"}
-        return Preprocessing(ModelParameters("generate", values))
+        return ModelParameters("generate", values).preprocessing()
 
     return start
 

@@ -1,0 +1,211 @@
+"""Tokenizes requests: turns inputs of a text model into inputs of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import InvalidRequestError, PromptTooLongError
+from pipelines.router.resumption import RESUME_INPUT, resumed
+from pipelines.speculation.token_ids import TokenIds
+from pipelines.text.prompt_tokenizer import PromptTokenizer
+from pipelines.wire.sampling_tensors import BIAS_TENSORS, PASSED_ON, check_bias
+from pipelines.wire.tensors import (
+    Inputs,
+    check_one_value,
+    decode_utf8,
+    read_id,
+    read_scalar,
+    read_token_ids,
+    scalar_tensor,
+    without_batch,
+)
+from pipelines.wire.word_list import WordKind, check_words, pack_words
+
+QUICK_BYTES = 4096
+"""Up to this size, tokenizing takes about a millisecond; 1 MB takes 400 ms."""
+
+NUM_THREADS = 2
+"""For longer texts, in each model that tokenizes; the tokenizer lets go of Python's lock."""
+
+_OF_TEXT = ("add_special_tokens", "parse_special_tokens")
+
+TEXT_INPUTS = (
+    *("text_input", "input_ids", "max_tokens", "stream", *_OF_TEXT, "skip_special_tokens", RESUME_INPUT),
+    *(kind.text_tensor for kind in WordKind),
+    *PASSED_ON,
+)
+"""Names of the inputs of a text model; the router has ``arm`` besides."""
+
+_PASSED_ON = {**PASSED_ON, "arm": "arm"}  # for the router
+_IDS = ("session_id", "arm")
+
+
+class Preprocessing:
+    """Turns inputs of a text model into inputs of an engine.
+
+    Attributes:
+        vocabulary: Vocabulary of the tokenizer.
+
+    Args:
+        tokenizer: The target's tokenizer.
+        max_seq_len: Most tokens of prompt and output together.
+    """
+
+    def __init__(self, tokenizer: PromptTokenizer, max_seq_len: int) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = tokenizer.vocabulary
+        self._max_seq_len = max_seq_len
+        # With the longest token this bounds the number of tokens, so longer texts need not be tokenized.
+        longest = max(map(len, (*self.vocabulary.bytes_of, *self.vocabulary.special.values())))
+        self._max_prompt_bytes = self._max_seq_len * longest
+
+    def is_quick(self, inputs: Inputs) -> bool:
+        """Whether the calling thread can tokenize it: the text is short, and nothing must be loaded."""
+        if "parse_special_tokens" in inputs and not self._tokenizer.can_parse:
+            return False
+        names = ("text_input", *(kind.text_tensor for kind in WordKind))
+        texts = [text for name in names if name in inputs for text in inputs[name].reshape(-1).tolist()]
+        return sum(map(len, texts)) <= QUICK_BYTES
+
+    def __call__(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
+        """Return all tensors of a request to an engine except ``streaming``. Thread-safe.
+
+        Raises:
+            InvalidRequestError: There is no prompt, two, or an empty one, its text is not UTF-8 or one of its
+                ids no token, a stop word or bad word cannot be used, ``min_tokens`` exceeds ``max_tokens``,
+                an answer cannot be continued, or an input is invalid.
+            PromptTooLongError: The prompt alone exceeds the engine's sequence length.
+        """
+        self._check(inputs)
+        source = _source_of_prompt(inputs)
+        input_ids = self._given_ids(inputs) if source == "input_ids" else self._encode(inputs)
+        if not input_ids.size:
+            raise InvalidRequestError(
+                "the prompt is empty",
+                values=f"{source} gives 0 tokens",
+                limit="at least 1 token",
+                remedy="send a prompt",
+            )
+        if input_ids.size >= self._max_seq_len:
+            raise self._too_long(f"{source} has {input_ids.size} tokens")
+        max_tokens = read_scalar(inputs, "max_tokens", int, 0)
+        _check_min_tokens(read_scalar(inputs, "min_tokens", int, 0), max_tokens)
+        whole = {
+            "input_ids": input_ids,
+            "input_lengths": scalar_tensor(input_ids.size, np.int32),
+            "request_output_len": scalar_tensor(max_tokens, np.int32),
+            **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
+            **{inner: inputs[outer] for outer, inner in _PASSED_ON.items() if outer in inputs},
+        }
+        if RESUME_INPUT not in inputs:
+            return whole
+        return resumed(whole, self._tokens(inputs, RESUME_INPUT), inputs, self.vocabulary)
+
+    def _encode(self, inputs: Inputs) -> npt.NDArray[np.int32]:
+        """Return the tokens of ``text_input``, int32 [1, n]."""
+        text = decode_utf8(read_scalar(inputs, "text_input", bytes, b""), "text_input")
+        ids = self._tokenizer.encode(
+            text,
+            add_special_tokens=read_scalar(inputs, "add_special_tokens", bool, True),
+            parse_special_tokens=read_scalar(inputs, "parse_special_tokens", bool, False),
+        )
+        return np.array([ids], dtype=np.int32)
+
+    def _given_ids(self, inputs: Inputs) -> npt.NDArray[np.int32]:
+        """Return ``input_ids`` after checking them, int32 [1, n]."""
+        unused = [name for name in _OF_TEXT if name in inputs]
+        if unused:
+            raise InvalidRequestError(
+                f"{unused[0]} has no meaning for token ids",
+                values=f"{', '.join(unused)} with input_ids",
+                limit="only text is tokenized; ids are used as they are",
+                remedy=f"leave {unused[0]} out, or send text_input",
+            )
+        return self._tokens(inputs, "input_ids")[np.newaxis]
+
+    def _tokens(self, inputs: Inputs, name: str) -> TokenIds:
+        """Return a tensor of tokens after checking them, int32 [n]."""
+        without_batch(inputs, name)
+        ids = read_token_ids(inputs, name)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.vocabulary.size):
+            raise InvalidRequestError(
+                "a token id is outside the vocabulary",
+                values=f"{name} from {ids.min()} to {ids.max()}",
+                limit=f"0 to {self.vocabulary.size - 1}",
+                remedy="use the tokenizer with which the engine was built",
+            )
+        return ids
+
+    def _check(self, inputs: Inputs) -> None:
+        """Check everything that can be checked without the tokenizer."""
+        num_bytes = len(read_scalar(inputs, "text_input", bytes, b""))
+        if num_bytes > self._max_prompt_bytes:
+            raise self._too_long(f"text_input has {num_bytes} bytes")
+        for kind in WordKind:
+            check_words(_words(inputs, kind), kind)
+        for name in _IDS:
+            read_id(inputs, name)
+        for name in set(_PASSED_ON) & set(inputs) - set(BIAS_TENSORS):
+            check_one_value(inputs, name)
+        check_bias(inputs)
+
+    def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:
+        """Return the tensor int32 [1, 2, m] for the engines."""
+        return pack_words([self._word_ids(word, kind) for word in _words(inputs, kind)])[np.newaxis]
+
+    def _word_ids(self, word: bytes, kind: WordKind) -> list[int]:
+        text = decode_utf8(word, kind.text_tensor)
+        ids: list[int] = []
+        if not self._tokenizer.names_special_token(text):
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if self.vocabulary.join(ids) != word:
+                # SentencePiece's tokenizers write a space before every text; engines compare only bytes.
+                ids = self.vocabulary.spell(word)
+        if not ids:
+            raise InvalidRequestError(
+                f"a {kind.one} cannot be expressed in the model's tokens",
+                values=f"{kind.one} {word!r}",
+                limit="its tokens must spell its bytes; special tokens spell none",
+                remedy=kind.remedy,
+            )
+        return ids
+
+    def _too_long(self, values: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            "the prompt is too long",
+            values=values,
+            limit=f"max_seq_len={self._max_seq_len} tokens, prompt and output together",
+            remedy="shorten the prompt, or serve with a larger max_seq_len",
+        )
+
+
+def _source_of_prompt(inputs: Inputs) -> str:
+    """Return the name of the tensor with the prompt: ``text_input`` or ``input_ids``."""
+    given = [name for name in ("text_input", "input_ids") if name in inputs]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            "a request has one prompt, as text or as token ids",
+            values=" and ".join(given) or "neither text_input nor input_ids",
+            limit="exactly one of text_input and input_ids",
+            remedy="send only one of them" if given else "send text_input with a text",
+        )
+    return given[0]
+
+
+def _words(inputs: Inputs, kind: WordKind) -> list[bytes]:
+    words: list[bytes] = inputs[kind.text_tensor].reshape(-1).tolist() if kind.text_tensor in inputs else []
+    return words
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    # Checked here because engines see single rounds, which ask for fewer tokens than the whole answer.
+    if min_tokens > max_tokens > 0:
+        raise InvalidRequestError(
+            "min_tokens exceeds max_tokens",
+            values=f"min_tokens={min_tokens}, max_tokens={max_tokens}",
+            limit="at most max_tokens",
+            remedy="lower min_tokens or raise max_tokens",
+        )

@@ -1,0 +1,259 @@
+"""Routes each request to an arm, and to another arm if that one fails.
+
+If the client sends no seed, the router draws one and sends it to every arm. So arms with the same target give
+the same answer: a fallback can take over in mid-stream, and a replay on the candidate can be compared token
+by token. An arm with another target continues from the tokens that the client has.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pipelines.errors import DraftproofError
+from pipelines.router.arms import Arm, ArmTable, LiveArms
+from pipelines.router.arrival import Arrived, begin_observation
+from pipelines.router.breaker import FAILURES, Breaker
+from pipelines.router.failover import answer_over
+from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
+from pipelines.router.observation import FallbackReason, Observation
+from pipelines.router.observation_log import ObservationLog
+from pipelines.router.observing import (
+    failure_of,
+    is_streamed,
+    prompt_id,
+    with_answer,
+    with_chunk_check,
+)
+from pipelines.router.open_requests import OpenRequests, unix_time_s
+from pipelines.router.received_answer import ReceivedAnswer
+from pipelines.router.replay_queue import is_replayed
+from pipelines.router.shadow_traffic import ShadowTraffic
+from pipelines.router.socket_arm_client import Response, SocketArmClient, joined
+from pipelines.speculation.sampling.params import draw_seed
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.calls import Call, Responses, Tensors
+from pipelines.wire.tensors import read_id, read_scalar, scalar_tensor, text_tensor
+
+
+@dataclass
+class _RoutedRequest:
+    """One request in the router.
+
+    Attributes:
+        call: The request, with a seed.
+        table: The table of arms at arrival.
+        wanted: The arm that the request is routed to.
+        number: Number among the open requests.
+        observation: The observation, completed when the request ends.
+        is_streamed: Whether the client wants chunks.
+        received: The answer so far; stays empty without a rollout.
+        received_at_s: Unix time of the latest response with tokens.
+    """
+
+    call: Call
+    table: ArmTable
+    wanted: Arm
+    number: int
+    observation: Observation
+    is_streamed: bool
+    received: ReceivedAnswer
+    received_at_s: float | None = None
+
+
+class Router:
+    """Answers requests through the arms. Runs on a single event loop.
+
+    Attributes:
+        num_requests: Requests by arm and outcome: "answered", "error", or "left" if no arm is to blame: the
+            client disconnected, its deadline passed, the request was refused, or every queue was full.
+        num_fallbacks: Requests that another arm answered, by the arm they were routed to.
+        log: The log of observations.
+
+    Args:
+        arms: The table of arms.
+        log: Receives an observation of each answer during a rollout.
+        vocabulary: Bytes of the tokens.
+    """
+
+    def __init__(self, arms: LiveArms, log: ObservationLog, vocabulary: Vocabulary) -> None:
+        self.num_requests: Counter[tuple[Arm, str]] = Counter()
+        self.num_fallbacks: Counter[Arm] = Counter()
+        self.log = log
+        self._arms = arms
+        self._vocabulary = vocabulary
+        self._open = OpenRequests()
+        self._breakers: dict[str, Breaker] = {}
+        self._next_hedge_s = 0.0
+        self._replays = ShadowTraffic(arms, self._open, self._note, vocabulary)
+
+    @property
+    def table(self) -> ArmTable:
+        """The current table of arms."""
+        return self._arms.read()
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests in flight, including replays."""
+        return len(self._open)
+
+    @property
+    def replays(self) -> tuple[int, int]:
+        """Numbers of replays started and dropped."""
+        return self._replays.counts
+
+    def is_out(self, arm: Arm) -> bool:
+        """Whether the breaker of an arm is open."""
+        setting = self.table.settings.get(arm)
+        breaker = self._breakers.get(setting.socket) if setting else None
+        return breaker is not None and breaker.state(time.monotonic()) != "closed"
+
+    async def answer(self, call: Call) -> Responses:
+        """Stream the tokens of one answer; the last response names the arm.
+
+        Raises:
+            InvalidRequestError: The request is invalid, or names an arm that is not served.
+            DraftproofError: No arm answered; this is the error of the last one.
+        """
+        visit = self._begin(call)
+        ended: Literal["answered", "error", "left"] = "left"
+        asked = self._client(visit)
+        order = fallback_order(visit.wanted, visit.table.settings)
+        healthy = healthy_first(
+            order, lambda arm: self._breaker(visit.table, arm).lets_through(time.monotonic())
+        )
+        try:
+            arm = visit.wanted
+            held: list[Response] = []
+            async with aclosing(self._over(healthy, asked, visit)) as answered:
+                async for arm, response in answered:
+                    self._receive(visit, response[0])
+                    held.append(response)
+                    if not (visit.is_streamed or response[1]):
+                        continue
+                    (outputs, is_final), held = joined(held), []
+                    if is_final:
+                        passed = skipped_arms(order, arm, asked.outcomes)
+                        self._answered(visit, arm, passed, is_alone=len(asked.outcomes) == 1)
+                        ended = "answered"
+                        outputs = {**outputs, **_told(arm, [each for each, _ in passed])}
+                    yield outputs, is_final
+        except DraftproofError as error:
+            if failure_of(error):
+                ended = "error"
+                outcomes = reversed(asked.outcomes.items())
+                arm = next((arm for arm, outcome in outcomes if outcome in FAILURES), visit.wanted)
+                visit.observation = replace(visit.observation, arm=arm, failure="error")
+            raise
+        finally:
+            self._end(visit, ended)
+
+    def _over(
+        self, order: tuple[Arm, ...], asked: SocketArmClient, visit: _RoutedRequest
+    ) -> AsyncGenerator[tuple[Arm, Response], None]:
+        return answer_over(order, asked, visit.table.slow_after_s, streaming=visit.is_streamed)
+
+    async def end(self) -> None:
+        """Stop all replays."""
+        await self._replays.end()
+
+    def _begin(self, call: Call) -> _RoutedRequest:
+        table = self._arms.read()
+        session_id, named = (read_id(call.tensors, name) for name in ("session_id", "arm"))
+        own_id = f"{call.request_id}/{secrets.token_hex(8)}"
+        key = session_id or call.request_id or own_id
+        if "seed" not in call.tensors:
+            call = replace(call, tensors={**call.tensors, "seed": scalar_tensor(draw_seed(), np.uint64)})
+        if table.candidate is not None:
+            # Stable remembers more of a session than the candidate does, so its draft would look better than
+            # it is.
+            call = replace(call, tensors={k: v for k, v in call.tensors.items() if k != "session_id"})
+        num_draft_tokens = read_scalar(call.tensors, "num_draft_tokens", int, None)
+        arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors), num_draft_tokens)
+        number, observation = begin_observation(arrived, table, self._open)
+        received = ReceivedAnswer(self._vocabulary)
+        return _RoutedRequest(call, table, observation.arm, number, observation, is_streamed(call), received)
+
+    def _client(self, visit: _RoutedRequest) -> SocketArmClient:
+        settings = visit.table.settings
+        sockets = {arm: Path(setting.socket) for arm, setting in settings.items()}
+        breakers = {arm: self._breaker(visit.table, arm) for arm in settings}
+        return SocketArmClient(visit.call, sockets, breakers, self._vocabulary, self._may_hedge)
+
+    def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
+        socket = table.settings[arm].socket
+        return self._breakers.setdefault(socket, Breaker(f"{arm} at {socket}"))
+
+    def _may_hedge(self) -> bool:
+        """Allow one hedge per ``slow_after_s``, so that a slow server does not get twice the load."""
+        now_s = time.monotonic()
+        if now_s < self._next_hedge_s:
+            return False
+        self._next_hedge_s = now_s + self.table.slow_after_s
+        return True
+
+    def _receive(self, visit: _RoutedRequest, outputs: Tensors) -> None:
+        if not visit.observation.generation:
+            return
+        visit.received.add(outputs)
+        if not (visit.is_streamed and visit.received.output_ids):
+            return
+        observation, now_s = visit.observation, unix_time_s()
+        if visit.received_at_s is None:
+            visit.observation = replace(observation, ttft_s=now_s - observation.arrived_at_s)
+        else:
+            pause_s = max(observation.longest_pause_s or 0.0, now_s - visit.received_at_s)
+            visit.observation = replace(observation, longest_pause_s=pause_s)
+        visit.received_at_s = now_s
+
+    def _answered(
+        self,
+        visit: _RoutedRequest,
+        arm: Arm,
+        passed: tuple[tuple[Arm, FallbackReason], ...],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Complete the observation. If a single arm answered, its chunks must not contradict each other."""
+        visit.observation = replace(
+            with_answer(visit.observation, visit.received),
+            arm=arm,
+            fallback_from=tuple(each for each, _ in passed),
+            fallback_reasons=tuple(reason for _, reason in passed),
+            e2e_latency_s=unix_time_s() - visit.observation.arrived_at_s,
+        )
+        if arm == "candidate" and is_alone:
+            visit.observation = with_chunk_check(
+                visit.observation, visit.call, visit.received, self._vocabulary
+            )
+        self.num_fallbacks.update(each for each, _ in passed)
+        setting = visit.table.shadow
+        if (
+            arm == visit.wanted == "stable"
+            and setting is not None
+            and not visit.observation.overridden
+            and is_replayed(setting, visit.table.salt, visit.observation.request_id)
+        ):
+            self._replays.offer(visit.call, visit.observation, visit.received)
+
+    def _end(self, visit: _RoutedRequest, ended: str) -> None:
+        self.num_requests[visit.observation.arm, ended] += 1
+        self._note(visit.number, visit.observation, is_wanted=ended != "left")
+
+    def _note(self, number: int, observation: Observation, *, is_wanted: bool) -> None:
+        oldest_open_at_s = self._open.end(number)
+        if is_wanted and observation.generation:  # otherwise there is no rollout to judge
+            self.log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
+
+
+def _told(arm: Arm, fallback_from: list[Arm]) -> Tensors:
+    """Return the outputs that the router adds."""
+    return {"arm": text_tensor(arm), "fallback_from": text_tensor(",".join(fallback_from))}

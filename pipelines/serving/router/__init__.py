@@ -1,1 +1,0 @@
-"""Serves the model ``router``, which sends each request to one of the arms."""

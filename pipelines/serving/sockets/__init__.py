@@ -1,1 +1,0 @@
-"""Calls between models of the same server over Unix sockets."""

@@ -1,1 +1,0 @@
-"""Serves the draft-then-verify loop as the model ``speculative``."""

@@ -1,1 +1,0 @@
-"""Serves pairs whose engines run on NVIDIA's TensorRT-LLM backend."""

@@ -1,1 +1,0 @@
-"""Text in, text out: ``generate``, ``generate_target``, and the ends of ``ensemble``."""

@@ -1,1 +1,0 @@
-"""Serves the models ``target`` and ``speculative``: token ids in, token ids out."""

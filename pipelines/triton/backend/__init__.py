@@ -1,0 +1,1 @@
+"""Adapts Triton's Python backend: tensors, responses, metrics and settings of a model."""

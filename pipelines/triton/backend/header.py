@@ -1,0 +1,168 @@
+"""Reads everything of a request from Triton except its tensors, and checks that it came through the gateway.
+
+The gateway adds the server's key as a request parameter, because parameters also reach the steps of an
+ensemble (tested with Triton 2.51). Each model checks the key itself: Triton's own restricted APIs have been
+bypassed before (CVE-2026-24207).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hmac
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.errors import InvalidRequestError, ServerStartError
+from pipelines.wire.tensors import check_id, not_utf8
+
+KEY_PARAMETER = "draftproof_key"
+PING_PARAMETER = "draftproof_ping"
+ARM_PARAMETER = "draftproof_arm"
+VARIABLE = "DRAFTPROOF_KEY"
+
+MAX_PARAMETERS_BYTES = 16 * 1024  # all parameters as JSON; normally a few hundred bytes
+MAX_TIMEOUT_US = 24 * 3600 * 1_000_000  # one day; Triton turns a negative number into a far larger one
+
+_LONGEST_QUOTE = 80
+
+# Parameters that Triton, its clients and the gateway add themselves.
+_TRANSPORT_PARAMETERS = frozenset(
+    {
+        *("id", "timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"),
+        *(KEY_PARAMETER, ARM_PARAMETER),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The metadata of a request.
+
+    Attributes:
+        client_id: The id chosen by the client; "" for none. Not unique: another client may use the same.
+        timeout_us: The client's time limit in microseconds; 0 for none.
+        is_ping: Whether this is a liveness probe.
+        arm: The arm that must answer, by the name under which the client asked; "" for no such.
+    """
+
+    client_id: str
+    timeout_us: int
+    is_ping: bool = False
+    arm: str = ""
+
+
+class ServerKey:
+    """Compares the key of a request with the one in this process's environment.
+
+    Raises:
+        ServerStartError: The environment has no key: Triton was not started by the gateway.
+    """
+
+    def __init__(self) -> None:
+        self._key = os.environ.get(VARIABLE, "")
+        if not self._key:
+            raise ServerStartError(
+                "the server's key is missing",
+                values=f"{VARIABLE} is not set",
+                limit="models answer only the gateway, which creates the key when it starts Triton",
+                remedy="start the server with 'make serve' or 'python -m pipelines.gateway'",
+            )
+
+    def check(self, parameters: Mapping[str, Any]) -> bool:
+        """Refuse a request without the key.
+
+        Args:
+            parameters: Parameters of the request.
+
+        Returns:
+            Whether the request is a ping, a liveness probe.
+
+        Raises:
+            InvalidRequestError: The key is missing or wrong.
+        """
+        key = parameters.get(KEY_PARAMETER)
+        if not isinstance(key, str) or not hmac.compare_digest(
+            key.encode("utf-8", "surrogatepass"), self._key.encode()
+        ):
+            raise InvalidRequestError(
+                "the request did not come through the gateway",
+                values="the server's key is missing or wrong",
+                limit="models answer only requests with the key",
+                remedy="send requests to the server's HTTP or gRPC port",
+            )
+        return PING_PARAMETER in parameters
+
+
+def read_header(request: Any, known_inputs: Iterable[str], key: ServerKey) -> Header:
+    """Read and check everything of a request except its tensors.
+
+    Args:
+        request: Triton's request.
+        known_inputs: Names of the model's inputs.
+        key: The server's key, which the request must carry.
+
+    Raises:
+        InvalidRequestError: The key is missing, the id is too long, a parameter is unknown, or the timeout is
+            invalid.
+    """
+    client_id = _text_of(request.request_id, "the request's id")
+    check_id("request id", client_id)
+    given = _read_parameters(_text_of(request.parameters, "a parameter"))
+    if key.check(given):
+        return Header(client_id, 0, is_ping=True)
+    _refuse_unknown(given, sorted(known_inputs))
+    timeouts_us = [_checked_timeout(timeout) for timeout in (request.timeout(), given.get("timeout", 0))]
+    arm = str(given.get(ARM_PARAMETER, ""))
+    return Header(client_id, next(filter(None, timeouts_us), 0), arm=arm)
+
+
+def _text_of(read: Callable[[], str], what: str) -> str:
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise not_utf8(what, error) from None
+
+
+def _read_parameters(text: str) -> dict[str, Any]:
+    if len(text) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequestError(
+            "the request's parameters are too long",
+            values=f"{len(text)} characters of JSON",
+            limit=f"at most {MAX_PARAMETERS_BYTES} for all of them together",
+            remedy="send only inputs of the model; unknown parameters are refused rather than ignored",
+        )
+    given: dict[str, Any] = json.loads(text) if text else {}
+    return given
+
+
+def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:
+    """Refuse inputs that Triton did not recognise and would silently drop.
+
+    Triton's HTTP ``generate`` endpoints turn every JSON key that is not an input of the model into a request
+    parameter, so a misspelt ``temprature`` would otherwise be ignored.
+    """
+    for name in given:
+        if name in _TRANSPORT_PARAMETERS or name.startswith("triton_") or name in known:
+            continue
+        quoted = name if len(name) <= _LONGEST_QUOTE else f"{name[:_LONGEST_QUOTE]}..."
+        near = difflib.get_close_matches(name[:_LONGEST_QUOTE], known, n=1)
+        raise InvalidRequestError(
+            "the request has an unknown parameter",
+            values=f"'{quoted}'" + (f"; did you mean '{near[0]}'?" if near else ""),
+            limit=f"inputs: {', '.join(known)}",
+            remedy="leave it out; unknown parameters are refused rather than ignored",
+        )
+
+
+def _checked_timeout(timeout: Any) -> int:
+    if type(timeout) is int and 0 <= timeout <= MAX_TIMEOUT_US:
+        return timeout
+    raise InvalidRequestError(
+        "timeout is invalid",
+        values=f"timeout={timeout!r:.80}",
+        limit=f"a whole number of microseconds, 1 to {MAX_TIMEOUT_US}, or 0 for no limit",
+        remedy="send the time that you are willing to wait, such as 10000000 for 10 s, or leave it out",
+    )

@@ -1,0 +1,107 @@
+"""Delivers the responses to one request to Triton, on the outbox thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from pipelines.errors import DraftproofError
+from pipelines.triton.backend.outbox import Outbox
+from pipelines.triton.backend.wire import SentTensors, TritonWire
+from pipelines.wire.responder import internal_error
+
+_LOG = logging.getLogger(__name__)
+
+
+class TritonOutlet:
+    """An ``Outlet`` to Triton.
+
+    Args:
+        wire: Creates Triton's responses.
+        request: Triton's request.
+        outbox: The thread that sends them.
+        request_id: Id of the request for errors and the log.
+    """
+
+    def __init__(self, wire: TritonWire, request: Any, outbox: Outbox, request_id: str) -> None:
+        self._wire = wire
+        # This and all below are used by the outbox thread only. None after the last response.
+        self._sender: Any = request.get_response_sender()
+        # Triton would drop unwanted outputs itself, but frees them without the GIL and crashes.
+        self._wanted = frozenset(request.requested_output_names())
+        self._sent: SentTensors = {}
+        self._outbox = outbox
+        self._request_id = request_id
+        self._is_gone = False
+        self._on_gone: Callable[[], object] = _nothing
+
+    def send(self, outputs: Mapping[str, npt.NDArray[Any]], *, is_final: bool) -> None:
+        """Queue one response."""
+        self._outbox.put(lambda: self._deliver(outputs, is_final))
+
+    def fail(self, error: DraftproofError) -> None:
+        """Queue an error as the last response."""
+        self._outbox.put(lambda: self._deliver_error(error))
+
+    def finish(self) -> None:
+        """End without a response."""
+        self._outbox.put(self._deliver_end)
+
+    def watch(self, on_gone: Callable[[], object]) -> None:
+        """Poll Triton for a disconnect of the client."""
+        self._outbox.put(lambda: self._begin_to_watch(on_gone))
+
+    def poll(self) -> bool:
+        """Check whether the client has disconnected (``outbox.Watched``)."""
+        if self._sender is None:
+            return False
+        if not self._sender.is_cancelled():
+            return True
+        self._on_gone()
+        return False
+
+    def _begin_to_watch(self, on_gone: Callable[[], object]) -> None:
+        if self._is_gone:
+            on_gone()
+        elif self._sender is not None:
+            self._on_gone = on_gone
+            self._outbox.watch(self)
+
+    def _deliver(self, outputs: Mapping[str, npt.NDArray[Any]], is_final: bool) -> None:
+        if self._sender is None:
+            return
+        try:
+            wanted = {name: array for name, array in outputs.items() if name in self._wanted}
+            response = self._wire.response(wanted, self._sent)
+            self._sender.send(response, flags=self._wire.final_flag if is_final else 0)
+        except Exception:
+            _LOG.exception("request %s could not be answered", self._request_id)
+            self._is_gone = True
+            self._on_gone()
+            self._deliver_error(internal_error(self._request_id))
+        else:
+            if is_final:
+                self._let_go()
+
+    def _deliver_error(self, error: DraftproofError) -> None:
+        if self._sender is not None:
+            sender = self._let_go()
+            sender.send(self._wire.error_response(error), flags=self._wire.final_flag)
+
+    def _deliver_end(self) -> None:
+        if self._sender is not None:
+            self._let_go().send(flags=self._wire.final_flag)
+
+    def _let_go(self) -> Any:
+        """Release Triton's objects with the last response: freed at process exit, they would crash it."""
+        sender, self._sender = self._sender, None
+        self._sent.clear()
+        self._on_gone = _nothing
+        return sender
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,104 @@
+"""Reads the ``parameters`` section of a model's rendered ``config.pbtxt``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.errors import RepositoryError
+from pipelines.manifest import read_checked
+from pipelines.router.preprocessing import Preprocessing
+from pipelines.text.prompt_tokenizer import PromptTokenizer
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """The settings of one model with checked access.
+
+    Attributes:
+        model_name: Name of the model in the repository.
+        values: Text of each parameter by name.
+        input_names: Inputs that ``config.pbtxt`` declares.
+        output_names: Outputs that ``config.pbtxt`` declares.
+    """
+
+    model_name: str
+    values: dict[str, str]
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_triton(cls, args: dict[str, str]) -> ModelParameters:
+        """Read the arguments of ``TritonPythonModel.initialize``."""
+        config = json.loads(args["model_config"])
+        return cls(
+            model_name=args["model_name"],
+            values={name: entry["string_value"] for name, entry in config.get("parameters", {}).items()},
+            input_names=tuple(entry["name"] for entry in config.get("input", [])),
+            output_names=tuple(entry["name"] for entry in config.get("output", [])),
+        )
+
+    def text(self, name: str) -> str:
+        """Return a parameter.
+
+        Raises:
+            RepositoryError: The parameter is missing.
+        """
+        try:
+            return self.values[name]
+        except KeyError:
+            raise RepositoryError(
+                f"model '{self.model_name}' is missing a parameter",
+                values=f"parameters: {', '.join(sorted(self.values)) or 'none'}",
+                limit=f"'{name}' is needed in its config.pbtxt",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
+    def integer(self, name: str) -> int:
+        """Return a parameter that is a whole number.
+
+        Raises:
+            RepositoryError: The parameter is missing or invalid.
+        """
+        text = self.text(name)
+        try:
+            return int(text)
+        except ValueError:
+            raise RepositoryError(
+                f"model '{self.model_name}' has an invalid parameter",
+                values=f"{name}={text!r}",
+                limit="a whole number",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a parameter that is a list of whole numbers.
+
+        Raises:
+            RepositoryError: The parameter is missing, empty or invalid.
+        """
+        text = self.text(name)
+        try:
+            return tuple(int(number) for number in text.split(","))
+        except ValueError:
+            raise RepositoryError(
+                f"model '{self.model_name}' has an invalid parameter",
+                values=f"{name}={text!r}",
+                limit="whole numbers separated by commas",
+                remedy="render the repository again with 'make repository'",
+            ) from None
+
+    def path(self, name: str) -> Path:
+        """Return a parameter that is a path."""
+        return Path(self.text(name))
+
+    def preprocessing(self) -> Preprocessing:
+        """Load the target's tokenizer.
+
+        Raises:
+            EngineLoadError: It cannot be read, or is not the one for which the model was rendered.
+        """
+        path = self.path("tokenizer_file")
+        tokenizer = PromptTokenizer(read_checked(path, self.text("tokenizer_sha256")), path)
+        return Preprocessing(tokenizer, self.integer("max_seq_len"))

@@ -1,0 +1,1 @@
+"""Serves the model ``speculative``: the draft-then-verify loop, and the target alone."""

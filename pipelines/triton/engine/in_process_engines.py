@@ -1,0 +1,88 @@
+"""Runs draft and target as executors in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.executor.executor import Executor
+from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_length.calibration import Calibration
+from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.loop import EngineStream
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
+from pipelines.triton.engine.grammars import Grammars
+from pipelines.wire.generation_call import GenerationCall
+
+_NUM_LANES = {"draft": 1, "target": 2}
+_CONTROL_LANE = 1
+
+
+class InProcessEngines:
+    """Loads both engines and steps them on one loop; the draft has priority.
+
+    The first lane of the target is the loop's. Requests to the target alone have the second one, so that they
+    read no cached block that the loop has written.
+
+    Attributes:
+        control: Answers by the target alone, without any code of the loop.
+        control_lane: Its queue.
+
+    Args:
+        parameters: The model's settings.
+        calibration: Calibration of the pair.
+        costs: Step costs by role; updated after every step.
+        tokens_per_s: Returns the server's current throughput.
+
+    Raises:
+        EngineLoadError: An engine cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        parameters: ModelParameters,
+        calibration: Calibration,
+        costs: Mapping[str, StepCosts],
+        tokens_per_s: Callable[[], float],
+    ) -> None:
+        self.executors = {
+            role: Executor.load(
+                parameters.path(f"{role}_engine_dir"),
+                executor_limits(parameters, role),
+                parameters.text(f"{role}_engine_digest"),
+                parameters.path("socket").parent,
+                num_lanes,
+            )
+            for role, num_lanes in _NUM_LANES.items()
+        }
+        for role, measured in (("draft", calibration.draft), ("target", calibration.target)):
+            self.executors[role].budget = RowBudget(costs[role], measured.change_s, tokens_per_s)
+        target = self.executors["target"]
+        self.vocabulary = target.vocabulary
+        self.end_ids = target.config.end_ids
+        self.grammars: Grammars | None = Grammars.of(parameters, target, role="target_")
+        self.control = EngineAnswerer(target, self.grammars, _CONTROL_LANE)
+        self.control_lane = target.lanes[_CONTROL_LANE]
+        self.carries_margins = True
+        self.draft = self.executors["draft"].complete
+        self.target = target.complete
+        self.stream: EngineStream | None = target.generate
+        self.stream_alone: EngineStream | None = target.generate
+        self.loop: AsyncioThread = StepLoop(tuple(self.executors.values()))
+
+    def start(self) -> None:
+        """Warm the engines up with a step of each size, then start the loop."""
+        for executor in self.executors.values():
+            executor.warm_up()
+        self.loop.start()
+
+    def check(self, call: GenerationCall) -> None:
+        """Refuse a request that either engine would refuse."""
+        for executor in self.executors.values():
+            executor.check(call.request)
+
+    def reason_for_target_alone(self, call: GenerationCall) -> str:
+        """Return "": these engines can draft for every request."""
+        return ""

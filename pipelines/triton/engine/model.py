@@ -1,0 +1,129 @@
+"""Handles Triton's requests to ``target`` and ``speculative``, except for answering them.
+
+If the client disconnects, sends ``stop``, or the server shuts down, the answer is cancelled and its KV blocks
+are freed. ``stop`` affects only requests from Triton with exactly the same id; calls of other models over a
+socket belong to no client.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.errors import InvalidRequestError
+from pipelines.triton.backend.header import ServerKey, read_header
+from pipelines.triton.backend.outbox import Outbox
+from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.wire import TritonWire
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.calls import Call
+from pipelines.wire.generation_call import is_stop
+from pipelines.wire.responder import Responder, unique_number
+
+CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+
+class Service(Protocol):
+    """Answers calls: with an engine of this process (``Answering``), or that of another (``Relay``)."""
+
+    loop: AsyncioThread
+
+    def begin(self, call: Call, responder: Responder, number: str) -> Future[None]:
+        """Start answering a call; ``number`` makes its id unique."""
+
+
+class GenerationModel:
+    """Passes Triton's requests to a service.
+
+    Args:
+        parameters: The model's settings.
+        wire: Converts Triton's requests and responses.
+        service: Answers; its loop runs, and is stopped by ``close``.
+        sockets: Answer the calls of other models with the same engines; closed by ``close``.
+        on_close: Called at the end of ``close``.
+    """
+
+    def __init__(
+        self,
+        parameters: ModelParameters,
+        wire: TritonWire,
+        service: Service,
+        sockets: Sequence[CallServer] = (),
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._parameters = parameters
+        self._wire = wire
+        self._service = service
+        self._loop = service.loop
+        self._sockets = sockets
+        self._on_close = on_close
+        self._outbox = Outbox()
+        self._running: dict[Future[None], str] = {}  # -> the client's id
+        self._key = ServerKey()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Start answering requests from Triton; does not wait for the answers."""
+        for request in requests:
+            number = unique_number()
+            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
+            try:
+                header = read_header(request, self._parameters.input_names, self._key)
+                if header.is_ping:
+                    self._show_life(responder)
+                    continue
+                inputs = self._wire.inputs(request)
+                if is_stop(inputs):
+                    self._stop(header.client_id)
+                    responder.finish()
+                else:
+                    call = Call(inputs, header.client_id, header.timeout_us)
+                    running = self._service.begin(call, responder, number)
+                    self._running[running] = header.client_id
+                    running.add_done_callback(lambda done: self._running.pop(done, None))
+            except Exception as error:
+                responder.fail(error)
+
+    def close(self) -> None:
+        """Cancel all running requests and send the last responses."""
+        self._loop.stop()
+        for socket in self._sockets:
+            socket.close()
+        self._outbox.close(CLOSE_TIMEOUT_S)
+        gc.collect()  # Triton's objects crash the process if they are freed later
+        self._on_close()
+
+    def _show_life(self, responder: Responder) -> None:
+        """Answer a ping on the step loop, or directly while an engine step blocks the loop."""
+        if self._loop.is_blocked:
+            responder.send({}, is_final=True)
+        else:
+            self._loop.spawn(_answer_ping(responder))
+
+    def _stop(self, client_id: str) -> None:
+        """Cancel all requests with exactly this client id.
+
+        Raises:
+            InvalidRequestError: The id is empty.
+        """
+        if not client_id:
+            raise InvalidRequestError(
+                "stop needs a request id",
+                values="stop=true without a request id",
+                limit="the id of the request to stop",
+                remedy="give the request a unique id, such as a UUID, and send stop with the same id",
+            )
+        for future, other_id in self._running.copy().items():
+            if other_id == client_id:
+                future.cancel()
+
+
+async def _answer_ping(responder: Responder) -> None:
+    responder.send({}, is_final=True)

@@ -1,0 +1,282 @@
+"""Loads the model ``speculative``: the draft-then-verify loop behind the tensors of the target."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.errors import RepositoryError
+from pipelines.speculation.draft_length.adaptive import DraftLengths
+from pipelines.speculation.draft_length.by_trial import TriedDraftLengths
+from pipelines.speculation.draft_length.calibration import Calibration
+from pipelines.speculation.draft_length.draft_plan import DraftLength, DraftLengthController, FixedDraftLength
+from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.draft_length.survival import AcceptanceByMargin
+from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
+from pipelines.speculation.request import Output
+from pipelines.speculation.statistics import SpeculationStatistics
+from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.watched_draft import WatchedDraft
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.triton.backend.gauges import Gauges, watch_executor, watch_speculation
+from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.engine.acceptance_alarm import AcceptanceAlarm
+from pipelines.triton.engine.answering import Answering
+from pipelines.triton.engine.chunks import ChunkStream
+from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
+from pipelines.triton.engine.engine_answerer import chunk_tensors
+from pipelines.triton.engine.grammars import Grammars
+from pipelines.triton.engine.in_process_engines import InProcessEngines
+from pipelines.triton.engine.live_corpus import LiveCorpus
+from pipelines.triton.engine.model import GenerationModel, Outputs
+from pipelines.triton.engine.sessions import Session, Sessions
+from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
+from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
+from pipelines.wire.admission import Admission
+from pipelines.wire.call_server import CallServer
+from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.tensors import scalar_tensor, text_tensor
+
+
+class EnginePair(Protocol):
+    """Gives the loop access to draft and target.
+
+    Attributes:
+        carries_margins: Whether proposals include margins.
+        stream: Streams the target's answer token by token; None if it only gives whole answers.
+        stream_alone: The same for a request that never drafts.
+    """
+
+    vocabulary: Vocabulary
+    end_ids: tuple[int, ...]
+    grammars: Grammars | None
+    loop: AsyncioThread
+    carries_margins: bool
+    stream: EngineStream | None
+    stream_alone: EngineStream | None
+
+    @property
+    def draft(self) -> EngineCall:
+        """Proposes draft tokens."""
+
+    @property
+    def target(self) -> EngineCall:
+        """Verifies draft tokens."""
+
+    def check(self, call: GenerationCall) -> None:
+        """Raise InvalidRequestError for a request that the engines would refuse."""
+
+    def reason_for_target_alone(self, call: GenerationCall) -> str:
+        """Return why the pair must answer without drafting; "" if it can draft."""
+
+
+class SpeculativeAnswerer:
+    """Answers requests with the draft-then-verify loop.
+
+    Args:
+        engines: Draft and target.
+        admission: Limits concurrent requests.
+        setting: Default and maximum of the draft length.
+        lengths: Adapts the draft length to acceptance and load.
+    """
+
+    def __init__(
+        self,
+        engines: EnginePair,
+        admission: Admission,
+        setting: LiveDraftLength,
+        lengths: DraftLengthController,
+    ) -> None:
+        self.vocabulary = engines.vocabulary
+        self.end_ids = engines.end_ids
+        self.grammars = engines.grammars
+        self.totals = SpeculationStatistics(lengths.max_draft_len)
+        self.alarm = AcceptanceAlarm()
+        self.draft = WatchedDraft(engines.draft)
+        self._engines = engines
+        self._admission = admission
+        self._setting = setting
+        self._lengths = lengths
+        self._sessions = Sessions(lengths.acceptance)
+
+    def check(self, call: GenerationCall) -> None:
+        """Refuse a request that cannot be answered."""
+        self._setting.read().check(call.num_draft_tokens)
+        self._engines.check(call)
+
+    async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
+        """Yield one response per chunk, with the counts so far."""
+        request = call.request
+        statistics = SpeculationStatistics(self._lengths.max_draft_len)
+        rounds_so_far: list[tuple[int, int]] = []
+        chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
+        wanted = call.num_draft_tokens
+        if wanted is None:
+            wanted = self._setting.read().num_draft_tokens
+        used = "adaptive" if wanted is None else str(wanted)
+        reason = self._engines.reason_for_target_alone(call)
+        if reason and wanted != 0:
+            wanted, used = 0, f"off: {reason}"
+        session = self._sessions.of(call.session_id)
+        said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
+        async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
+            async for outcome in rounds:
+                said.append(outcome.token_ids)
+                if outcome.finish_reason and self._engines.carries_margins:  # without, nothing is looked up
+                    session.remember(said)
+                for counts in (statistics, self.totals):
+                    counts.add_round(outcome)
+                self.alarm.add(outcome.num_draft_tokens, outcome.num_accepted_tokens)
+                rounds_so_far.append((outcome.num_draft_tokens, outcome.num_accepted_tokens))
+                output = Output(
+                    outcome.token_ids,
+                    outcome.finish_reason,
+                    is_final=bool(outcome.finish_reason),
+                    log_probs=outcome.log_probs,
+                    prompt_log_probs=outcome.prompt_log_probs,
+                )
+                chunk = chunks.push(output, outcome.token_sources)
+                if chunk is not None:
+                    outputs = {
+                        **chunk_tensors(chunk, call),
+                        "accepted_mask": (chunk.sources != 0).reshape(1, -1),
+                        "token_sources": chunk.sources.reshape(1, -1),
+                        **count_tensors(statistics),
+                        "draft_length": text_tensor(used),
+                        **(round_tensors(rounds_so_far) if chunk.is_final else {}),
+                    }
+                    yield outputs, chunk.is_final
+
+    @asynccontextmanager
+    async def _rounds(
+        self, call: GenerationCall, wanted: int | None, session: Session
+    ) -> AsyncIterator[AsyncIterator[Round]]:
+        length: DraftLength
+        if wanted is None:
+            sees_margins = self._engines.carries_margins and not call.use_draft_logits
+            length = self._lengths.begin(
+                call.request.input_ids, session.acceptance, session.answer_ids, sees_margins=sees_margins
+            )
+        else:
+            length = FixedDraftLength(wanted)
+        loop = speculate(
+            call.request,
+            self.draft,
+            self._engines.target,
+            length,
+            stream=self._engines.stream_alone if wanted == 0 else self._engines.stream,
+            use_draft_logits=call.use_draft_logits,
+        )
+        try:
+            async with aclosing(loop) as rounds:  # type: ignore[type-var]
+                yield rounds
+        finally:
+            if wanted is None:
+                self._lengths.end(length)
+
+
+def count_tensors(counts: SpeculationStatistics) -> Outputs:
+    """Return the counts of one answer.
+
+    ``acceptance_rate`` is 0 if nothing was drafted (``total_draft_tokens`` is 0 too), since JSON has no NaN.
+    """
+    rate = counts.acceptance_rate
+    return {
+        "num_rounds": scalar_tensor(counts.num_rounds, np.int32),
+        "total_draft_tokens": scalar_tensor(counts.total_draft_tokens, np.int32),
+        "total_accepted_draft_tokens": scalar_tensor(counts.total_accepted_draft_tokens, np.int32),
+        "accepted_per_position": np.array([counts.accepted_per_position], dtype=np.int32),
+        "acceptance_rate": scalar_tensor(0.0 if rate is None else rate, np.float32),
+    }
+
+
+def round_tensors(rounds: Sequence[tuple[int, int]]) -> Outputs:
+    """Return the verified and accepted draft tokens of each round, by which rollouts compare pairs."""
+    drafted, accepted = np.array(rounds, np.int32).reshape(-1, 2).T
+    return {"drafted_per_round": drafted.reshape(1, -1), "accepted_per_round": accepted.reshape(1, -1)}
+
+
+def load_speculative_model(parameters: ModelParameters, backend: Any) -> GenerationModel:
+    """Load or connect to the engines, as ``engine_access`` says, and start serving.
+
+    Args:
+        parameters: The model's settings.
+        backend: The module ``triton_python_backend_utils``.
+
+    Raises:
+        EngineLoadError: An engine or the pair's calibration cannot be loaded.
+        InvalidRequestError: The file with the draft length is invalid.
+        RepositoryError: The draft length of the recipe or ``engine_access`` is invalid.
+    """
+    wire = TritonWire(backend)
+    gauges = Gauges(backend, parameters.model_name)
+    setting = DraftLengthSetting.of_recipe(parameters)
+    live = LiveDraftLength(setting, parameters.path("draft_length_file"))
+    access = parameters.text("engine_access")
+    engines: InProcessEngines | TensorRtLlmEngines
+    lengths: DraftLengthController
+    if access == "tensorrt_llm":
+        lengths = TriedDraftLengths(setting.max_draft_len)
+        engines = TensorRtLlmEngines(parameters, ServerCalls())
+    elif access == "in_process":
+        calibration = Calibration.read(parameters.path("calibration_file"))
+        costs = {
+            role: StepCosts.of(measured, is_estimate=calibration.was_busy)
+            for role, measured in (("draft", calibration.draft), ("target", calibration.target))
+        }
+        acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
+        lengths = by_margin = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
+        engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
+        by_margin.count_read = engines.executors["draft"].count_cached
+        if "lookup_corpus_file" in parameters.values:  # a pair that an older version promoted has none
+            vocab_size = engines.executors["target"].config.vocab_size
+            corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
+            by_margin.corpus = corpus.read
+            gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
+        for role, executor in engines.executors.items():
+            watch_executor(gauges, role, executor)
+    else:
+        raise RepositoryError(
+            "engine_access is unknown",
+            values=f"engine_access={access!r}",
+            limit="'in_process' or 'tensorrt_llm'",
+            remedy="render the repository again with 'make repository'",
+        )
+    max_queue_size = parameters.integer("max_queue_size")
+    admission = Admission(parameters.integer("max_batch_size"), max_queue_size)
+    answerer = SpeculativeAnswerer(engines, admission, live, lengths)
+    watch_speculation(gauges, answerer.totals)
+    gauges.add("draftproof_recent_acceptance_rate", lambda: answerer.alarm.rate or 0.0)
+    gauges.add("draftproof_draft_threshold", lambda: lengths.threshold)
+    gauges.add("draftproof_draft_available", lambda: answerer.draft.is_available)
+    gauges.add("draftproof_draft_failures_total", lambda: answerer.draft.num_failures)
+    gauges.add("draftproof_draft_refusals_total", lambda: answerer.draft.num_refusals)
+    gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
+    gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
+    gauges.add("draftproof_max_queue_size", lambda: max_queue_size, engine="pair")
+    pair = Answering(engines.loop, answerer, TokenTimes(gauges))
+    services = {"socket": pair}
+    if isinstance(engines, InProcessEngines):
+        engines.executors["target"].has_open_rounds = lambda: admission.num_running > 0
+        watch_control(gauges, engines)
+        times = TokenTimes(gauges, model=parameters.path("target_socket").stem)
+        services["target_socket"] = Answering(engines.loop, engines.control, times)
+    engines.start()
+    gauges.start()
+    sockets = [CallServer(parameters.path(name), each.take_call) for name, each in services.items()]
+    return GenerationModel(parameters, wire, pair, sockets, gauges.stop)
+
+
+def watch_control(gauges: Gauges, engines: InProcessEngines) -> None:
+    """Publish the requests, tokens and CPU time of the target alone."""
+    control, lane = engines.control, engines.control_lane
+    gauges.add("draftproof_requests_running", lambda: len(lane.running), engine="control")
+    gauges.add("draftproof_requests_waiting", lambda: len(lane.waiting), engine="control")
+    gauges.add("draftproof_output_tokens_total", lambda: control.num_output_tokens, source="control")
+    gauges.add("draftproof_control_cpu_seconds_total", lambda: round(lane.cpu_s, 2))

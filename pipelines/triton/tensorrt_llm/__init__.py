@@ -1,0 +1,1 @@
+"""Lets the loop call engines of TensorRT-LLM."""

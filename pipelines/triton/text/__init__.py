@@ -1,0 +1,1 @@
+"""Text in, text out: the text models, and the ends of ``ensemble``."""
