@@ -85,7 +85,7 @@ PARTS = (
     Part(
         "triton",
         budget=2_550,
-        paths=("pipelines/triton/", "pipelines/gateway/", "model_repository/"),
+        paths=("pipelines/triton/", "model_repository/"),
         limit=4_700,
     ),
     Part(

@@ -15,7 +15,7 @@ from pipelines.upstreams.metrics import UpstreamMetrics
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCES = {
     "models": _PIPELINES / "serving" / "triton" / "gauges.py",
-    "gateway": _PIPELINES / "gateway" / "metrics.py",
+    "gateway": _PIPELINES / "triton" / "gateway" / "metrics.py",
 }
 _COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 _KINDS = ("counter", "gauge", "histogram")

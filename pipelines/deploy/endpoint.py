@@ -30,7 +30,7 @@ class Endpoint:
     front_door: Path | None = None
 
     def options(self) -> list[str]:
-        """Return this endpoint as options of ``pipelines.gateway`` and ``pipelines.deploy``."""
+        """Return this endpoint as options of ``pipelines.triton.gateway`` and ``pipelines.deploy``."""
         numbers = [
             text for name, port in asdict(self.ports).items() for text in (f"--{name}-port", str(port))
         ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pipelines.deploy.server import Server
-from pipelines.gateway.supervision.heartbeat import HANGS_AFTER_S, INTERVAL_S
+from pipelines.triton.supervision.heartbeat import HANGS_AFTER_S, INTERVAL_S
 from tests.fault_drills.asking import EQUAL, asking
 from tests.fault_drills.asking import ask as ask_once
 from tests.fault_drills.drill import DIED, REPLACED_WITHIN_S, Drill, Outcome, is_calm

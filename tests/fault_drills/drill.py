@@ -151,4 +151,4 @@ def _rounded(value: float | None) -> float | None:
 
 def _words_of_the_gateway(log: Path) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line[:300] for line in lines if "pipelines.gateway" in line][-10:]
+    return [line[:300] for line in lines if "pipelines.triton.gateway" in line][-10:]

@@ -21,7 +21,7 @@ from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.gateway.supervision.model_processes import ModelProcess, find_model_processes
+from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
 from tests.drills.traffic import said
 from tests.support.damaged_engines import writable_copy
 from tests.support.demo_prompts import held_out_prompts

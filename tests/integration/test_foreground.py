@@ -81,7 +81,13 @@ def test_a_gateway_whose_port_is_taken_ends_with_its_triton(render: Callable[...
     directory = render("tiny-foreground", "generate")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         ports = replace(Ports.free(), grpc=taken.getsockname()[1])
-        command = [sys.executable, "-m", "pipelines.gateway", str(directory), *Endpoint(ports).options()]
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines.triton.gateway",
+            str(directory),
+            *Endpoint(ports).options(),
+        ]
         ended = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "a port cannot be listened on" in ended.stderr

@@ -75,7 +75,7 @@ def background_command(
 
 def gateway_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
     """Return the command of the gateway, which starts and supervises Triton."""
-    arguments = [sys.executable, "-m", "pipelines.gateway", str(directory), *endpoint.options()]
+    arguments = [sys.executable, "-m", "pipelines.triton.gateway", str(directory), *endpoint.options()]
     return ServerCommand(arguments, dict(os.environ))
 
 

@@ -20,9 +20,9 @@ from build.rendering.image import CODE
 from pipelines.canary.__main__ import _parse
 from pipelines.canary.controller.candidate import STABLE_MODEL
 from pipelines.deploy.server import KILL_AFTER_S
-from pipelines.gateway.metrics import own
-from pipelines.gateway.open_calls import OpenCalls
 from pipelines.triton.backend import gauges
+from pipelines.triton.gateway.metrics import own
+from pipelines.triton.gateway.open_calls import OpenCalls
 from tests.support.deployment_files import (
     RECIPES,
     alerts,

@@ -298,7 +298,7 @@ def test_in_a_container_our_command_becomes_the_server(native: GpuMachine, run: 
         assert identity is not None
         Server(run, ports, identity).wait_ready(120)
         command_line = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        assert b"pipelines.gateway" in command_line, "a parent would keep SIGTERM from the server"
+        assert b"pipelines.triton.gateway" in command_line, "a parent would keep SIGTERM from the server"
         for port in (ports.http, ports.grpc, ports.metrics):
             # all addresses, not the loopback's
             socket.create_connection(("127.0.0.2", port), timeout=120).close()

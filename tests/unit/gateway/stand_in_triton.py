@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import DraftproofError, ServerUnavailableError
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton
 
 DATATYPES = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
 SECRET_PATH = "/a/path/of/the/machine/target"

@@ -19,10 +19,10 @@ from pipelines.errors import (
     DraftproofError,
     ServerUnavailableError,
 )
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision import supervisor as supervising
-from pipelines.gateway.supervision import unloads
-from pipelines.gateway.supervision.supervisor import Supervisor
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.supervision import supervisor as supervising
+from pipelines.triton.supervision import unloads
+from pipelines.triton.supervision.supervisor import Supervisor
 from tests.unit.gateway.stand_in_triton import until
 
 

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.messages.inference_checks import DTYPE_BYTES
-from pipelines.gateway.messages.json_requests import generate_message, infer_message
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.messages.inference_checks import DTYPE_BYTES
+from pipelines.triton.gateway.messages.json_requests import generate_message, infer_message
 
 DATATYPES = {f"in_{name.lower()}": name for name in (*DTYPE_BYTES, "BYTES")}
 INFER_NAMES = (

@@ -15,8 +15,8 @@ import pytest
 from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.errors import ServerStartError
-from pipelines.gateway.supervision import front_door_process
-from pipelines.gateway.supervision.front_door_process import FrontDoorProcess
+from pipelines.triton.supervision import front_door_process
+from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 
 # Answers every connection; "hang" makes it stop answering, and "end" makes it end. It ends with these tests.
 STAND_IN = """

@@ -10,8 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.messages.inference_checks import (
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.messages.inference_checks import (
     DTYPE_BYTES,
     MAX_BODY_BYTES,
     PUBLIC_MODELS,

@@ -23,9 +23,9 @@ from pipelines.errors import (
     ServerUnavailableError,
     from_wire,
 )
-from pipelines.gateway.grpc_server import GrpcServer
-from pipelines.gateway.http_errors import KEY_HEADER
-from pipelines.gateway.messages.inference_checks import MAX_BODY_BYTES
+from pipelines.triton.gateway.grpc_server import GrpcServer
+from pipelines.triton.gateway.http_errors import KEY_HEADER
+from pipelines.triton.gateway.messages.inference_checks import MAX_BODY_BYTES
 from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway, until
 
 OPEN = {

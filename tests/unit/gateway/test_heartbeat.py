@@ -10,10 +10,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import EngineFailedError, InvalidRequestError
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision import heartbeat
-from pipelines.gateway.supervision.heartbeat import Heartbeat
-from pipelines.gateway.triton import error_behind
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import error_behind
+from pipelines.triton.supervision import heartbeat
+from pipelines.triton.supervision.heartbeat import Heartbeat
 
 PAUSED = "Stub process 'generate_0_0' is not healthy."
 """Triton 2.51's answers within 2 s for a process that is paused."""

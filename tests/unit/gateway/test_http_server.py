@@ -20,11 +20,11 @@ from pipelines.errors import (
     RepositoryError,
     from_wire,
 )
-from pipelines.gateway.http_errors import KEY_HEADER
-from pipelines.gateway.http_server import HttpServer
-from pipelines.gateway.messages.inference_checks import MAX_BODY_BYTES
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.serving import listen
+from pipelines.triton.gateway.http_errors import KEY_HEADER
+from pipelines.triton.gateway.http_server import HttpServer
+from pipelines.triton.gateway.messages.inference_checks import MAX_BODY_BYTES
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.serving import listen
 from tests.support.lost_cancellations import turns_that_lose_a_cancellation
 from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, cast
 
 from pipelines.errors import ServerUnavailableError
-from pipelines.gateway.input_datatypes import InputDatatypes
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway.input_datatypes import InputDatatypes
+from pipelines.triton.gateway.triton import Triton
 
 CONFIG = {
     "input": [

@@ -10,9 +10,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages.json_requests import generate_message, infer_message
-from pipelines.gateway.messages.json_responses import generate_document, infer_document
-from pipelines.gateway.messages.json_values import NUMPY_TYPES, read_object, to_array
+from pipelines.triton.gateway.messages.json_requests import generate_message, infer_message
+from pipelines.triton.gateway.messages.json_responses import generate_document, infer_document
+from pipelines.triton.gateway.messages.json_values import NUMPY_TYPES, read_object, to_array
 
 DATATYPES = {
     **{"text_input": "BYTES", "max_tokens": "INT32", "seed": "UINT64", "stream": "BOOL"},

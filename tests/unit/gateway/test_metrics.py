@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipelines.gateway.metrics import application, own, without
-from pipelines.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.metrics import application, own, without
+from pipelines.triton.gateway.open_calls import OpenCalls
 
 PUBLISHED = b"""# HELP nv_inference_count Number of inferences performed
 nv_inference_count{model="speculative",version="1"} 7

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError
-from pipelines.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.open_calls import OpenCalls
 
 GONE = EngineFailedError("the model's process ended")
 

@@ -16,9 +16,9 @@ import pytest
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.place import TritonPlace
-from pipelines.gateway.supervision.guard import start_guard
-from pipelines.gateway.supervision.model_processes import find_model_processes, kill_processes
-from pipelines.gateway.supervision.triton_process import TritonProcess
+from pipelines.triton.supervision.guard import start_guard
+from pipelines.triton.supervision.model_processes import find_model_processes, kill_processes
+from pipelines.triton.supervision.triton_process import TritonProcess
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -82,7 +82,7 @@ def test_a_model_s_process_is_known_by_its_command_line(place: TritonPlace, tmp_
 
 def test_a_process_does_not_kill_itself(place: TritonPlace) -> None:
     program = (
-        "import sys; from pipelines.gateway.supervision.model_processes import kill_processes; "
+        "import sys; from pipelines.triton.supervision.model_processes import kill_processes; "
         "print(len(kill_processes(sys.argv[1])))"
     )
     done = subprocess.run(python(program, place.shared_memory_prefix), capture_output=True, timeout=120)
@@ -103,7 +103,7 @@ def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: st
         assert guard.returncode == 0
     else:
         program = (
-            "import sys, time; from pipelines.gateway.supervision.guard import start_guard; "
+            "import sys, time; from pipelines.triton.supervision.guard import start_guard; "
             "start_guard(sys.argv[1][::-1]); print('started', flush=True); time.sleep(60)"
         )
         gateway = subprocess.Popen(

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pipelines.gateway import spare_streams
-from pipelines.gateway.spare_streams import SpareStreams
+from pipelines.triton.gateway import spare_streams
+from pipelines.triton.gateway.spare_streams import SpareStreams
 
 
 class Call:

@@ -19,8 +19,8 @@ from pipelines.errors import (
     ServerStartError,
     ServerUnavailableError,
 )
-from pipelines.gateway.supervision import supervisor as supervising
-from pipelines.gateway.supervision import unloads
+from pipelines.triton.supervision import supervisor as supervising
+from pipelines.triton.supervision import unloads
 from tests.unit.gateway.stand_in_triton import until
 from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, served, supervised
 
@@ -147,9 +147,9 @@ def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
 
 
 def test_a_model_that_hangs_is_killed_and_replaced(supervised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.INTERVAL_S", 0.0)
-    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.SILENT_AFTER_S", 0.1)
-    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.HANGS_AFTER_S", 0.3)
+    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.INTERVAL_S", 0.0)
+    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.SILENT_AFTER_S", 0.1)
+    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.HANGS_AFTER_S", 0.3)
 
     async def scenario() -> None:
         async with supervised() as (world, supervisor, _):
@@ -186,7 +186,7 @@ def test_a_triton_that_is_silent_for_long_is_started_anew(
     supervised: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.05)
-    monkeypatch.setattr("pipelines.gateway.supervision.heartbeat.TRITON_HANGS_AFTER_S", 1.0)
+    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.TRITON_HANGS_AFTER_S", 1.0)
 
     async def scenario() -> None:
         async with supervised(ready=set()) as (world, supervisor, _):

@@ -36,17 +36,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor": {"errors", "asyncio_thread", "available_resources", "manifest", "speculation", "text"},
     "wire": {"errors", "asyncio_thread", "time_limit", "speculation", "text"},
     "router": {"errors", "atomic_file", "configuration", "socket_path", "speculation", "text", "wire"},
-    "triton": {
-        *("errors", "asyncio_thread", "available_resources", "manifest", "time_limit"),
-        *("executor", "speculation", "text", "wire", "router"),
-    },
     "client": {"errors", "program"},
     "building": {"errors", "program"},  # runs programs of build
     "deploy": {
         *("errors", "program", "building", "atomic_file", "configuration", "manifest", "socket_path"),
         *("available_resources", "text", "speculation"),
     },
-    "gateway": {"errors", "program", "deploy", "kserve_stream", "time_limit"},
+    "triton": {
+        *("errors", "program", "asyncio_thread", "available_resources", "manifest", "kserve_stream"),
+        *("time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
+    },
     "front_door": {
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
         *("kserve_stream", "router", "time_limit"),
@@ -124,13 +123,13 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "jinja2": ("pipelines/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
     "tritonclient": (
         "pipelines/client/",
-        "pipelines/gateway/",
+        "pipelines/triton/gateway/",
         "pipelines/front_door/",
         "pipelines/deploy/served_files.py",
         "pipelines/triton/tensorrt_llm/server_calls.py",
         "tests/",
     ),
-    "aiohttp": ("pipelines/gateway/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),
+    "aiohttp": ("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),
     "prometheus_client": (
         "pipelines/front_door/observing/",
         "pipelines/upstreams/metrics.py",
@@ -291,8 +290,8 @@ def test_everything_that_the_demo_runs_imports_without_torch() -> None:
 
 
 def test_the_gateway_starts_triton_before_it_imports_what_takes_long() -> None:
-    _import_with_blocked(["pipelines.gateway.__main__"], ["aiohttp", "grpc", "numpy", "tritonclient"])
-    _import_with_blocked(["pipelines.gateway.supervision.guard"], ["aiohttp", "grpc", "numpy", "pydantic"])
+    _import_with_blocked(["pipelines.triton.gateway.__main__"], ["aiohttp", "grpc", "numpy", "tritonclient"])
+    _import_with_blocked(["pipelines.triton.supervision.guard"], ["aiohttp", "grpc", "numpy", "pydantic"])
 
 
 def test_sources_parse_as_python_3_10() -> None:

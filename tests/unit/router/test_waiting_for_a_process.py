@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from pipelines.errors import EngineFailedError, ProcessEndedError, RequestTimeoutError, ServerBusyError
-from pipelines.gateway.supervision.supervisor import RELOAD_TIMEOUT_S
 from pipelines.router.arms import Arm
 from pipelines.router.failover import RETURNS_WITHIN_S
+from pipelines.triton.supervision.supervisor import RELOAD_TIMEOUT_S
 from tests.unit.router.scripted_arms import BUSY, DOWN, Chunk, ScriptedArms, Step, answer, ends, says
 
 GONE = ProcessEndedError("gone")

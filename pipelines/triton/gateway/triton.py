@@ -22,8 +22,8 @@ from pipelines.errors import (
     ServerUnavailableError,
     from_wire,
 )
-from pipelines.gateway.spare_streams import SpareStreams
 from pipelines.kserve_stream import read_to_the_end, responses_to
+from pipelines.triton.gateway.spare_streams import SpareStreams
 
 SERVICE = "/inference.GRPCInferenceService/"
 OWN_PREFIX = "draftproof_"

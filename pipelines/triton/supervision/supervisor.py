@@ -23,15 +23,15 @@ from pipelines.errors import (
     ServerStartError,
     ServerUnavailableError,
 )
-from pipelines.gateway.input_datatypes import InputDatatypes
-from pipelines.gateway.messages.json_requests import Datatypes
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.heartbeat import Heartbeat
-from pipelines.gateway.supervision.model_processes import ModelProcess, find_model_processes
-from pipelines.gateway.supervision.triton_process import TritonProcess
-from pipelines.gateway.supervision.unloads import Unloads
-from pipelines.gateway.triton import Triton
 from pipelines.time_limit import within
+from pipelines.triton.gateway.input_datatypes import InputDatatypes
+from pipelines.triton.gateway.messages.json_requests import Datatypes
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.supervision.heartbeat import Heartbeat
+from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
+from pipelines.triton.supervision.triton_process import TritonProcess
+from pipelines.triton.supervision.unloads import Unloads
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
 from pipelines.deploy.ports import HOST, PORTS, Ports
 from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.place import TritonPlace
-from pipelines.gateway.supervision.guard import start_guard
-from pipelines.gateway.supervision.triton_process import TritonProcess
 from pipelines.program import EXIT_PASS, run_program
+from pipelines.triton.supervision.guard import start_guard
+from pipelines.triton.supervision.triton_process import TritonProcess
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,13 +67,13 @@ async def run(directory: Path, endpoint: Endpoint) -> None:
         process = TritonProcess(triton_command(directory, place, endpoint), place)
         running.push_async_callback(process.clear)
         # Only now, so that Triton starts while this process imports aiohttp, grpc and numpy.
-        from pipelines.gateway.serving import serve
+        from pipelines.triton.gateway.serving import serve
 
         await serve(directory, endpoint, place, process, stopping)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pipelines.gateway", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pipelines.triton.gateway", description=__doc__)
     parser.add_argument("directory", type=Path, help="run directory with a rendered repository")
     default = Ports()
     for name in PORTS:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.gateway.messages.json_values import NUMPY_TYPES
+from pipelines.triton.gateway.messages.json_values import NUMPY_TYPES
 
 
 def generate_document(response: Any) -> bytes:

@@ -13,7 +13,7 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.gateway.messages.inference_checks import MAX_BODY_BYTES, quoted
+from pipelines.triton.gateway.messages.inference_checks import MAX_BODY_BYTES, quoted
 
 KEY_HEADER = "draftproof-key"
 """HTTP header and gRPC metadata with which operators send the server's key."""

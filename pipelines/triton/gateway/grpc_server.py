@@ -23,14 +23,14 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.gateway.grpc_stream import RelayedStream
-from pipelines.gateway.http_errors import KEY_HEADER
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model
-from pipelines.gateway.one_response import one_response
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.health import Health
-from pipelines.gateway.triton import SERVICE, Triton, error_behind
+from pipelines.triton.gateway.grpc_stream import RelayedStream
+from pipelines.triton.gateway.http_errors import KEY_HEADER
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model
+from pipelines.triton.gateway.one_response import one_response
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import SERVICE, Triton, error_behind
+from pipelines.triton.supervision.health import Health
 
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}

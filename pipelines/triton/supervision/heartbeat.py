@@ -15,9 +15,9 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import DraftproofError
-from pipelines.gateway.messages.inference_checks import DTYPE_BYTES
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
+from pipelines.triton.gateway.messages.inference_checks import DTYPE_BYTES
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
 
 PING_PARAMETER = f"{OWN_PREFIX}ping"
 """Request parameter that marks a ping (``pipelines/triton/backend/header.py``)."""

@@ -13,8 +13,8 @@ from collections import deque
 from pipelines.deploy.triton.command import ServerCommand
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.place import TritonPlace
-from pipelines.gateway.supervision.model_processes import kill_processes
 from pipelines.time_limit import within
+from pipelines.triton.supervision.model_processes import kill_processes
 
 _TAIL_LINES = 200
 _READ_BYTES = 1 << 16

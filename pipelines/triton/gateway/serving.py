@@ -18,14 +18,14 @@ from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
-from pipelines.gateway import metrics
-from pipelines.gateway.grpc_server import GrpcServer
-from pipelines.gateway.http_server import HttpServer
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.front_door_process import FrontDoorProcess
-from pipelines.gateway.supervision.supervisor import Supervisor
-from pipelines.gateway.supervision.triton_process import TritonProcess
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway import metrics
+from pipelines.triton.gateway.grpc_server import GrpcServer
+from pipelines.triton.gateway.http_server import HttpServer
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.supervision.front_door_process import FrontDoorProcess
+from pipelines.triton.supervision.supervisor import Supervisor
+from pipelines.triton.supervision.triton_process import TritonProcess
 
 _LOGS_OF_SERVERS = ("aiohttp.server", "grpc._cython.cygrpc")
 _BACKLOG = 4096  # connections of a burst that wait to be accepted

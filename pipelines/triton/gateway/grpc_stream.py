@@ -16,10 +16,10 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import DraftproofError
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.health import Health
-from pipelines.gateway.triton import Triton, error_behind
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton, error_behind
+from pipelines.triton.supervision.health import Health
 
 Checked = Callable[[bytes], Awaitable[tuple[Any, bytes]]]
 """Checks a request; returns the message and the bytes for Triton."""

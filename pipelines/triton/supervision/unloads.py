@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from pipelines.errors import ServerUnavailableError
-from pipelines.gateway.supervision.model_processes import ModelProcess
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.supervision.model_processes import ModelProcess
 
 _LOG = logging.getLogger(__name__)
 

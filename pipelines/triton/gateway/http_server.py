@@ -18,16 +18,21 @@ from pipelines.errors import (
     InvalidRequestError,
     from_wire,
 )
-from pipelines.gateway.http_errors import DEFECT, KEY_HEADER, check_sender, error_response, words_for
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model, quoted
-from pipelines.gateway.messages.json_requests import generate_message, infer_message
-from pipelines.gateway.messages.json_responses import generate_document, infer_document
-from pipelines.gateway.one_response import one_response
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.health import Health
-from pipelines.gateway.triton import Triton, error_behind
 from pipelines.time_limit import within
+from pipelines.triton.gateway.http_errors import DEFECT, KEY_HEADER, check_sender, error_response, words_for
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.messages.inference_checks import (
+    LARGE_BODY_BYTES,
+    MAX_BODY_BYTES,
+    check_model,
+    quoted,
+)
+from pipelines.triton.gateway.messages.json_requests import generate_message, infer_message
+from pipelines.triton.gateway.messages.json_responses import generate_document, infer_document
+from pipelines.triton.gateway.one_response import one_response
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton, error_behind
+from pipelines.triton.supervision.health import Health
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pipelines.gateway.messages.json_requests import Datatypes
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway.messages.json_requests import Datatypes
+from pipelines.triton.gateway.triton import Triton
 
 
 class InputDatatypes:

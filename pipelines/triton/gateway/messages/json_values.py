@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages.inference_checks import quoted
+from pipelines.triton.gateway.messages.inference_checks import quoted
 
 NUMPY_TYPES: Mapping[str, npt.DTypeLike] = {
     **{"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64},

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.place import remove_shared_memory
-from pipelines.gateway.supervision.model_processes import kill_processes
+from pipelines.triton.supervision.model_processes import kill_processes
 
 _TIMEOUT_S = 5.0
 _VARIABLE = "DRAFTPROOF_GUARDED"  # not an argument, so that the guard does not match its own search

@@ -6,10 +6,10 @@ import re
 
 from aiohttp import web
 
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.supervision.front_door_process import FrontDoorProcess
-from pipelines.gateway.supervision.supervisor import Supervisor
-from pipelines.gateway.triton import Triton
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.supervision.front_door_process import FrontDoorProcess
+from pipelines.triton.supervision.supervisor import Supervisor
 
 _OF_A_MODEL = re.compile(rb'^(?:draftproof|spec_decode)_\w+\{[^}]*\bmodel="(?P<model>[^"]*)"')
 

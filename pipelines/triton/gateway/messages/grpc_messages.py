@@ -8,7 +8,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages.inference_checks import (
+from pipelines.triton.gateway.messages.inference_checks import (
     check_id,
     check_input_parameters,
     check_model,
@@ -19,7 +19,7 @@ from pipelines.gateway.messages.inference_checks import (
     count_values,
     quoted,
 )
-from pipelines.gateway.triton import KEY_PARAMETER
+from pipelines.triton.gateway.triton import KEY_PARAMETER
 
 # Field of InferTensorContents by datatype.
 _CONTENTS = {

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.triton import OWN_PREFIX
+from pipelines.triton.gateway.triton import OWN_PREFIX
 
 PUBLIC_MODELS = frozenset({"generate", "generate_target", "router", "ensemble"})
 """Models for clients. All others work on token ids and are reserved for operators."""

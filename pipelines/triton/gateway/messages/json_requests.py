@@ -16,8 +16,8 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages.inference_checks import quoted
-from pipelines.gateway.messages.json_values import member, read_object, to_array
+from pipelines.triton.gateway.messages.inference_checks import quoted
+from pipelines.triton.gateway.messages.json_values import member, read_object, to_array
 
 Datatypes = Mapping[str, str]
 """KServe's type name of each input."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.errors import InvalidRequestError
-from pipelines.gateway.messages import grpc_messages
-from pipelines.gateway.open_calls import OpenCalls
-from pipelines.gateway.triton import Triton, error_behind
+from pipelines.triton.gateway.messages import grpc_messages
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.triton import Triton, error_behind
 
 _FINAL = "triton_final_response"  # Triton's mark in streams, which calls for one response do not have
 

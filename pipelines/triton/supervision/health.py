@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pipelines.errors import ServerUnavailableError
-from pipelines.gateway.messages.json_requests import Datatypes
+from pipelines.triton.gateway.messages.json_requests import Datatypes
 
 
 class Health(Protocol):
