@@ -120,11 +120,11 @@ quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints w
 
 .PHONY: acceptance
 acceptance: .venv/build.stamp .venv/torch.stamp ## predict what quantizing RECIPE's draft and target does to acceptance
-	@$(venv) -m pipelines.calibration.quantizations --recipe "$(RECIPE)" $(prompts) $(ARGS)
+	@$(venv) -m pipelines.bench.calibration.quantizations --recipe "$(RECIPE)" $(prompts) $(ARGS)
 
 .PHONY: tune
 tune: .venv/run.stamp ## find the thread counts and the thread placement that are fastest for RECIPE's engines on this machine
-	@$(venv) -m pipelines.calibration.threads --recipe "$(RECIPE)" $(ARGS)
+	@$(venv) -m pipelines.bench.calibration.threads --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: repository
 repository: .venv/run.stamp ## build RECIPE's engines and render its Triton model repository into .run/

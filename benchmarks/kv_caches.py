@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from build.openvino.engine import KV_PROPERTIES
+from pipelines.bench.calibration.step_times import time_step
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
-from pipelines.calibration.step_times import time_step
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.engine_memory import block_bytes
@@ -33,7 +34,6 @@ from pipelines.executor.engine import Engine, EngineConfig
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
 from pipelines.text.token_map import TOKEN_MAP_FILE
 

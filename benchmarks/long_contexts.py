@@ -28,9 +28,9 @@ from build.engines import build_engines
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.template_values import calibration_file
 from pipelines.bench.report.blocks import METHOD, Blocks
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
 
 Attention = Literal["openvino", "draftproof"]
@@ -68,7 +68,7 @@ def build_pairs(recipe: Recipe, folder: Path) -> dict[str, dict[str, Path]]:
         draft, target = (replace(model, attention=attention) for model in (recipe.draft, recipe.target))
         built = build_engines(replace(recipe, draft=draft, target=target), folder, _say)
         pairs[attention] = {role: Path(built[role]) for role in ("draft", "target")}
-        command = [sys.executable, "-m", "pipelines.calibration", "--output"]
+        command = [sys.executable, "-m", "pipelines.bench.calibration", "--output"]
         command += [
             str(calibration_file(**{f"{role}_engine": each for role, each in pairs[attention].items()}))
         ]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 
 def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, PromptSet]:

@@ -21,12 +21,12 @@ import numpy as np
 
 from build.engines import build_engines
 from build.recipe import Recipe, load_recipe
-from pipelines.calibration.step_times import time_step
+from pipelines.bench.calibration.step_times import time_step
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, pack
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 OPERATORS = ("attention", "linear")  # keys of a recipe
 KINDS = ("openvino", "draftproof")

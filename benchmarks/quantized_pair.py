@@ -26,14 +26,14 @@ from benchmarks.families.engines import NUM_BLOCKS, TokenIds, prompt_logits
 from build.engines import build_engines
 from build.quantization.corpus import load_corpus
 from build.recipe import Quantization, load_recipe
-from pipelines.calibration.pair_acceptance import Answers, acceptance_rate, answer_prompts, interval
+from pipelines.bench.calibration.pair_acceptance import Answers, acceptance_rate, answer_prompts, interval
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.command_line.prompt_lengths import read_tokenizer
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 
 ROLES = ("target", "draft")

@@ -20,11 +20,11 @@ import numpy as np
 
 from build.engines import build_engines
 from build.recipe import Quantization, load_recipe
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
 CONTEXT, BLOCK_SIZE = 128, 32

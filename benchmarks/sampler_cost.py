@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.sampling.sampler import Sampler

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 

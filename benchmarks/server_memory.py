@@ -28,11 +28,11 @@ from build.recipe import REPOSITORY_ROOT, load_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
 from pipelines.available_resources import available_bytes
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.draft_length.calibration import Calibration, EngineCosts
 from pipelines.speculation.draft_length.survival import NUM_CLASSES
 

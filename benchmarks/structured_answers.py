@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import jsonschema  # type: ignore[import-untyped]
 
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable
 from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
 from pipelines.front_door.messages.parts import CallArguments, CallBegin
@@ -29,7 +30,6 @@ from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import HERMES, MessageStyle
 from pipelines.front_door.messages.tools import Calling, Function
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions
 
 NUM_ANSWERS = 1000
 NUM_CONCURRENT = 16

@@ -69,7 +69,7 @@ def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> Non
     serving = recipe.serving
     max_rows = min(serving.max_batch_size * (serving.max_draft_len + 1), serving.max_num_tokens)
     output = calibration_file(draft_engine, target_engine)
-    command = [sys.executable, "-m", "pipelines.calibration", "--output", str(output)]
+    command = [sys.executable, "-m", "pipelines.bench.calibration", "--output", str(output)]
     command += ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
     if recipe.prompts_path is not None:
         command += ["--prompts", str(recipe.prompts_path)]

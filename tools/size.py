@@ -115,7 +115,7 @@ PARTS = (
     Part(
         "bench",
         budget=1_900,
-        paths=("pipelines/bench/", "pipelines/calibration/", "pipelines/reporting/"),
+        paths=("pipelines/bench/",),
         limit=2_890,
     ),
     Part(

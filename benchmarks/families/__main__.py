@@ -33,9 +33,9 @@ from benchmarks.families.engines import (
 )
 from benchmarks.families.networks import FAMILY_CONFIGS, save_model
 from build.networks.source import open_network
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.executor.step import Chunk
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions
 
 EXACT = 1e-4
 """Largest difference between float32 logits; those of our networks are at most about 130."""

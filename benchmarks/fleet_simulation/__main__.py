@@ -22,9 +22,9 @@ from benchmarks.fleet_simulation.service_times import ServiceTimes
 from benchmarks.fleet_simulation.simulated_server import Answer
 from benchmarks.fleet_simulation.simulation import Choose, Death, Fleet, Simulation, at_random, by_placement
 from build.recipe import load_recipe
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions
 
 RECIPE = "demo-large"
 SIZES = ((10, 2), (100, 10), (1000, 20))

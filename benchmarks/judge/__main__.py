@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.judge.faults import DRILLS, NO_FAULT
 from benchmarks.judge.report import as_document, as_text
 from benchmarks.judge.simulate import Plan, simulate
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.report.record import RolloutRecord
@@ -25,7 +26,6 @@ from pipelines.command_line.options import whole_number
 from pipelines.deploy.server import run_directory
 from pipelines.errors import CanaryError
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

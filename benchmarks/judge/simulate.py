@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.judge.faults import Fault, with_rounds
+from pipelines.bench.reporting.rates import clopper_pearson
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.sequences import looks
 from pipelines.canary.judge.verdict import Analysis, Word, judge
 from pipelines.errors import CanaryError
-from pipelines.reporting.rates import clopper_pearson
-from pipelines.reporting.slo import Slo
 from pipelines.router.arms import Arm
 
 _ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")

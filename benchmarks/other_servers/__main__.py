@@ -21,11 +21,11 @@ from benchmarks.other_servers.engines import ENGINES, PAIR, Engine, model_of, se
 from benchmarks.other_servers.planted import find_planted
 from benchmarks.peers.environment import ensure_environment
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
 from pipelines.deploy.server import RUN
 from pipelines.errors import PeerError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions
 
 _PORTS = (9411, 9412)
 

@@ -26,6 +26,7 @@ from benchmarks.other_servers.checkpoints import folder_for
 from benchmarks.other_servers.engines import PAIR, VLLM, model_of, serving, version
 from benchmarks.peers.environment import ensure_environment
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import RolloutRecord, judgement
@@ -34,7 +35,6 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.deploy.server import RUN
 from pipelines.errors import CanaryError, PeerError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions
 
 _BROKEN = 0
 _MAX_TOKENS = 24

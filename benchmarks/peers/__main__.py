@@ -24,6 +24,7 @@ from benchmarks.peers.report import as_document, conclusion, table
 from benchmarks.peers.runners import Runner, ServerRunner
 from benchmarks.peers.running_peers import RunningPeers, running_peers
 from benchmarks.peers.schedule import Measurement, Plan, Schedule, num_requests
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats
@@ -36,7 +37,6 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _METHOD = (

@@ -32,6 +32,7 @@ from benchmarks.placement.fleet import (
 from benchmarks.placement.workload import Batch, Workload, draw, questions_of, texts_of
 from build.built_pair import build_pair
 from build.recipe import load_recipe
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client, Generation
 from pipelines.client.workers import Job, Workers
 from pipelines.command_line.options import whole_number
@@ -41,7 +42,6 @@ from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import RUN
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 _MOST_AT_ONCE = 64
 _PUBLISHED_WITHIN_S = 1.0  # the models publish their counters five times a second

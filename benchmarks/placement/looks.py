@@ -25,6 +25,7 @@ from benchmarks.placement.fleet import grpc_address, running_servers
 from benchmarks.versions.figures import median_interval
 from build.built_pair import build_pair
 from build.recipe import load_recipe
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.process import processes_with
@@ -35,7 +36,6 @@ from pipelines.front_door.fleet.fleet import LOOK_INTERVAL_S, TIMEOUTS
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.front_door.router_calls import GatewayCalls
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions
 
 NUM_LOOKERS = (20, 200)
 """Connections that look: 20 front doors at one server, and as many looks as one front door has of 200."""

@@ -31,9 +31,9 @@ from build.own_pair import write_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from pipelines.atomic_file import remove_directory, write_whole
 from pipelines.available_resources import available_bytes
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.errors import RecipeError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 MAX_SEQ_LEN = 1024
 NUM_REQUESTS = 2

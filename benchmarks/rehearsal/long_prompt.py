@@ -36,12 +36,12 @@ from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.repository import render_recipe
 from pipelines.atomic_file import remove_directory, write_whole
 from pipelines.available_resources import available_bytes
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import EngineFailedError, VerificationError
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 
 TARGET, DRAFT = "meta-llama/Llama-3.2-1B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"
 MAX_SEQ_LEN = 32_768

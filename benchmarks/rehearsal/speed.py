@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rehearsal.loaded_pair import Answer, LoadedPair
-from pipelines.calibration.step_times import StepTime, busy_share, time_step
+from pipelines.bench.calibration.step_times import StepTime, busy_share, time_step
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import Chunk, pack
 from pipelines.speculation.token_ids import Logits

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.calibration.step_times import time_step
+from pipelines.bench.calibration.step_times import time_step
 from pipelines.executor.engine import StepEngine
 from pipelines.executor.step import StepInputs
 

@@ -28,20 +28,20 @@ from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.preflight import check_recipe
 from build.recipe import Recipe, load_recipe
-from pipelines.calibration.pair_acceptance import (
+from pipelines.bench.calibration.pair_acceptance import (
     Answers,
     acceptance_rate,
     answer_prompts,
     interval,
     mean_acceptance_length,
 )
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.errors import EngineFailedError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
 
 RECIPE = "demo"

@@ -21,12 +21,12 @@ from benchmarks.versions.figures import figures_of, start_figures, table
 from benchmarks.versions.pairs import AFTER, BEFORE, LOADS, MAX_TOKENS, measure_batches, measure_starts
 from benchmarks.versions.version import ENGINES, Version, resolve
 from pipelines.bench.prompt_sets import make_prompt_sets
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.chat_prompts import check_chats
 from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.options import whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ class PairNames:
 
 
 def calibration_file(draft_engine: Path, target_engine: Path) -> Path:
-    """Return the path of a pair's measurements, which ``python -m pipelines.calibration`` writes."""
+    """Return the path of a pair's measurements, which ``python -m pipelines.bench.calibration`` writes."""
     return target_engine.parent / f"calibration-{draft_engine.name}-{target_engine.name}.json"
 
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.client import Client, CompletionRequest
 from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.demo.live_text import segments
-from pipelines.reporting.conditions import conditions
 from pipelines.text.vocabulary import Vocabulary
 
 _TOKENIZER = Path("engines/demo_pair/target/tokenizer.json")

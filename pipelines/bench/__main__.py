@@ -39,6 +39,8 @@ from pipelines.bench.report.figures import figures_of
 from pipelines.bench.report.html_page import as_html
 from pipelines.bench.report.results import Results
 from pipelines.bench.report.text import as_text
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.bench.reporting.slo import Slo, default_slo
 from pipelines.client import Client
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats_to_serve
@@ -48,8 +50,6 @@ from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.errors import DraftproofError, InvalidRequestError, RecipeError
 from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
-from pipelines.reporting.slo import Slo, default_slo
 from pipelines.text.vocabulary import Vocabulary
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.canary.controller.orders import ORDERS, give_order
 from pipelines.canary.controller.plan import DEFAULT, FLEET
 from pipelines.canary.controller.state import Store
@@ -40,7 +41,6 @@ from pipelines.program import (
     run_program,
     stopped_by_signals,
 )
-from pipelines.reporting.conditions import conditions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words
@@ -33,7 +34,6 @@ from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import EXIT_CODES, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.text.vocabulary import Vocabulary
 
 SAMPLED_TEMPERATURE = 0.8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.reporting.page import render
-from pipelines.reporting.section import joint_verdict
+from pipelines.bench.reporting.page import render
+from pipelines.bench.reporting.section import joint_verdict
 from pipelines.validation.report import Report
 
 
@@ -14,6 +14,6 @@ def as_html(report: Report, conditions: dict[str, Any]) -> str:
 
     Args:
         report: Report to render.
-        conditions: Conditions from ``pipelines.reporting.conditions``.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
     """
     return render("verify.html", verdict=joint_verdict(report.sections), report=report, conditions=conditions)

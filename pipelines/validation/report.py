@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.reporting.section import Section, Table, joint_verdict
+from pipelines.bench.reporting.section import Section, Table, joint_verdict
 from pipelines.validation.two_answers import SideBySide
 
 _WIDTH = 110

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.bench.reporting.section import Section
 from pipelines.client import Client, CompletionRequest
 from pipelines.client.model_names import SPECULATIVE
 from pipelines.client.workers import Workers
@@ -16,8 +18,6 @@ from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import DraftproofError
-from pipelines.reporting.conditions import conditions, engine_conditions
-from pipelines.reporting.section import Section
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.audit.against import Foreign, verify_foreign
 from pipelines.validation.distribution import sections as distribution_sections

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.section import joint_verdict
 from pipelines.program import EXIT_CODES
-from pipelines.reporting.section import joint_verdict
 from pipelines.validation.html_page import as_html
 from pipelines.validation.report import Report, as_document, as_text
 
@@ -18,7 +18,7 @@ def show(report: Report, conditions: dict[str, Any], page: Path, *, printed: str
 
     Args:
         report: The report.
-        conditions: Conditions from ``pipelines.reporting.conditions``.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
         page: File that gets the page.
         printed: Title of a section that was printed while it was made.
     """

@@ -19,9 +19,9 @@ from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import EXIT_CODES, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.drills.drill import DRILLS
 from tests.drills.running import Result, as_document, run_drill
 from tests.drills.setting import PLAN, Setting, demo_requests, drill_limits

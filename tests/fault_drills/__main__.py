@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import EXIT_CODES, stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.fault_drills.broken_files import FILES
 from tests.fault_drills.crowds import CROWDS
 from tests.fault_drills.deaths import DEATHS, ENDING, REPLACING

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import stopped_by_signals
-from pipelines.reporting.conditions import conditions, engine_conditions
 from tests.fleet_drills.crowd import Asked, Crowd
 from tests.fleet_drills.doors import NUM_DOORS
 from tests.fleet_drills.faults import FAULTS, kill_front_door

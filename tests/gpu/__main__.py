@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.deploy.doctor.gpus import visible_gpus
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_CODES, run_program, stopped_by_signals
-from pipelines.reporting.conditions import conditions
 from tests.conftest import REPOSITORY_ROOT
 from tests.gpu.day import day_steps, stop_step
 from tests.gpu.step import INCONCLUSIVE, NOT_RUN, PASSED, Outcome, Step, run_step, run_steps

@@ -12,13 +12,13 @@ import pytest
 
 from build.rendering.second_pair import render_second_pair
 from build.rendering.template_values import calibration_file
-from pipelines.calibration.__main__ import main as calibrate
+from pipelines.bench.calibration.__main__ import main as calibrate
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.canary.checks.cold_start import cold_start
 from pipelines.canary.checks.memory import free_bytes, memory_of
 from pipelines.canary.checks.preflight import examine, require
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.deploy.server import Server
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline
 from tests.integration.conftest import repository_api, tiny_recipe
 from tests.integration.test_two_pairs import processes
 from tests.support.ready_server import ready_server

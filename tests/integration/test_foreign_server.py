@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.bench.reporting.section import Section, joint_verdict
 from pipelines.client import CompletionRequest, Timeouts
 from pipelines.client.any_model import ModelCalls, connect_to_models
 from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError, VerificationError
-from pipelines.reporting.section import Section, joint_verdict
 from pipelines.validation.audit.against import Foreign, verify_foreign
 from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
 from pipelines.validation.audit.margins import Replay, ServerTokens

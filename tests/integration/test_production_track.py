@@ -20,7 +20,7 @@ from build.recipe import load_recipe
 from build.rendering.tensorrt_llm_repository import BuiltEngine
 from build.tensorrt_llm.rules.engine_limits import requested_limits
 from build.tensorrt_llm.rules.pair import read_pair
-from pipelines.calibration import quantizations
+from pipelines.bench.calibration import quantizations
 from pipelines.client import Client, CompletionRequest
 from tests.conftest import REPOSITORY_ROOT
 from tests.stand_in_tensorrt_llm.repository import stand_in

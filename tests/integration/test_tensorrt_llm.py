@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
+from pipelines.bench.reporting.conditions import engine_conditions
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.command_line.prompts import Prompt
 from pipelines.command_line.running_server import engine_directories
@@ -22,7 +23,6 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.reporting.conditions import engine_conditions
 from pipelines.validation.distribution.acceptance import TITLE
 from pipelines.validation.exact.plan import LOADS, Goal
 from pipelines.validation.exact.run import run_exact

@@ -14,7 +14,7 @@ import pytest
 from build.recipe import load_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
-from pipelines.calibration.__main__ import main as calibrate
+from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.canary.controller.earlier_version import set_aside
 from pipelines.canary.controller.state import Store
 from pipelines.client import CompletionRequest

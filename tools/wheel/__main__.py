@@ -26,7 +26,7 @@ CLIENT = PIPELINES / "client"
 
 _HERE = Path(__file__).resolve().parent
 ADDED = _HERE / "added"
-_PAGES = Path("reporting") / "pages"
+_PAGES = Path("bench") / "reporting" / "pages"
 _PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
 
 

@@ -12,9 +12,9 @@ from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import Cell
 from pipelines.bench.report.acceptance import Acceptance, pooled
 from pipelines.bench.report.blocks import Blocks, Interval
+from pipelines.bench.reporting.slo import Slo
 from pipelines.client import Generation
 from pipelines.errors import VerificationError
-from pipelines.reporting.slo import Slo
 
 
 @dataclass(frozen=True)

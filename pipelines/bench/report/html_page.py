@@ -6,8 +6,8 @@ from pipelines.bench.report.plots import charts_of
 from pipelines.bench.report.results import Results
 from pipelines.bench.report.text import conclusion, interval, table
 from pipelines.bench.report.verdicts import NEVER_BELOW
-from pipelines.reporting import chart
-from pipelines.reporting.page import render
+from pipelines.bench.reporting import chart
+from pipelines.bench.reporting.page import render
 
 
 def as_html(results: Results) -> str:

@@ -10,7 +10,7 @@ from pipelines.bench.plan import Plan
 from pipelines.bench.report.figures import ArmFigures, CellFigures
 from pipelines.bench.report.results import Results
 from pipelines.bench.report.verdicts import NEVER_BELOW
-from pipelines.reporting.chart import Chart, Labels, Point, Series, bar_chart, line_chart
+from pipelines.bench.reporting.chart import Chart, Labels, Point, Series, bar_chart, line_chart
 
 _RULES = (NEVER_BELOW, 1.0)
 _CONCURRENT = "concurrent requests"

@@ -12,7 +12,7 @@ from pipelines.bench.plan import Plan
 from pipelines.bench.report.blocks import Interval
 from pipelines.bench.report.figures import CellFigures
 from pipelines.bench.report.verdicts import Crossover, Verdict, crossovers, over_all_loads, verdicts
-from pipelines.reporting.slo import Slo
+from pipelines.bench.reporting.slo import Slo
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Results:
         step: Decode step; None if the target's engine is not on this machine.
         overheads: Overhead of the batcher.
         num_different: Number of answers that differ from the target's own.
-        conditions: Conditions from ``pipelines.reporting.conditions``.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
     """
 
     run_id: str

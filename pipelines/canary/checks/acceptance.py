@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pipelines.bench.reporting.section import Section, Table
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.reporting.section import Section, Table
 
 Found = Literal["pass", "held", "fail"]
 """``held``: the regression neither passes nor fails and needs review. State files contain the word."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.canary.checks.acceptance import BaselineRegression, Found, baseline_regressions, worst
 from pipelines.canary.judge.limits import Limits
 from pipelines.client.any_model import Tensors, connect_to_models
@@ -26,7 +27,6 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError, EngineFailedError
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 
 NEAR_ONE = 1.1
 """A lower mean acceptance length fails: nine of ten rounds output no more than the target alone would."""

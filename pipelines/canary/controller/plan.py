@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipelines import configuration
+from pipelines.bench.reporting.slo import Slo
 from pipelines.errors import CanaryError
-from pipelines.reporting.slo import Slo
 from pipelines.router.arms import Bands, ShadowSetting
 
 DEFAULT = Path(__file__).with_name("canary.yaml")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.counts import FloatArray
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.matched_rounds import Counts, MatchedRounds, matched_rounds
@@ -18,7 +19,6 @@ from pipelines.canary.judge.pooling import Stratified
 from pipelines.canary.judge.quantiles import QuantileRatio
 from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growths
 from pipelines.errors import CanaryError
-from pipelines.reporting.slo import Slo
 
 _Read = Callable[[ObservedRequest], float | None]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.family import adjusted
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
@@ -14,7 +15,6 @@ from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pooling import mixed
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.sequences import Bounds, bounds, trials_lacking
-from pipelines.reporting.slo import Slo
 
 Word = Literal["pass", "fail", "inconclusive"]
 Action = Literal["promote", "roll_back", "hold", "go_on"]

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.bench.reporting import chart
+from pipelines.bench.reporting.page import render
 from pipelines.canary.report.plots import charts_of, evidence_chart
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.report.rollout_report import CanaryReport
-from pipelines.reporting import chart
-from pipelines.reporting.page import render
 
 _MOST_DIVERGENCES = 20
 _EXPECTED_OF = {"stable": "Stable", "own_target": "The candidate's target alone", "itself": "Its chunks"}
@@ -65,7 +65,7 @@ def as_html(report: CanaryReport, conditions: dict[str, Any]) -> str:
 
     Args:
         report: Report to render.
-        conditions: Conditions from ``pipelines.reporting.conditions``.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
     """
     return render(
         "canary.html",

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from pipelines.bench.reporting.chart import Chart, Labels, Point, Series, bar_chart, line_chart
 from pipelines.canary.judge.matched_rounds import Counts, matched_rounds
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import pair_up
 from pipelines.canary.judge.sequences import Bounds
 from pipelines.canary.judge.verdict import Judged
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.reporting.chart import Chart, Labels, Point, Series, bar_chart, line_chart
 from pipelines.router.arms import Arm
 
 ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")

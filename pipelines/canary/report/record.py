@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines import configuration
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.verdict import Action, Word, analyse
 from pipelines.errors import CanaryError
-from pipelines.reporting.slo import Slo
 
 PROMOTING = ("promoting", "settling", "promoted")
 """Phases after the decision to promote the candidate."""

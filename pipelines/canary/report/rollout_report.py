@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.bench.reporting.section import Section, Table
 from pipelines.canary.checks.acceptance import probes_section
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.quantiles import nearest_rank
@@ -18,7 +19,6 @@ from pipelines.canary.report.plots import ARMS, acceptance_by_position
 from pipelines.canary.report.record import LEAVING, Judgement, RolloutRecord, is_waiting, judgement
 from pipelines.canary.report.sections import analysis_section, faults_section
 from pipelines.errors import CanaryError
-from pipelines.reporting.section import Section, Table
 from pipelines.router.arms import Arm
 
 _FIRST_LOOK = 10
@@ -87,7 +87,7 @@ def as_document(report: CanaryReport, conditions: dict[str, Any]) -> dict[str, A
 
     Args:
         report: Report to convert.
-        conditions: Conditions from ``pipelines.reporting.conditions``.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
     """
     record = report.record
     return {

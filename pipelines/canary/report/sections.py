@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipelines.bench.reporting.section import Section, Table
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.verdict import Analysis, Judged
-from pipelines.reporting.section import Section, Table
 
 _METRIC_COLUMNS = (
     "metric",

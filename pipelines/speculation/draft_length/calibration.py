@@ -92,7 +92,7 @@ class Calibration:
             raise EngineLoadError(
                 "the calibration of the pair cannot be used",
                 values=f"{path}: {error!r}",
-                limit="a file that python -m pipelines.calibration wrote",
+                limit="a file that python -m pipelines.bench.calibration wrote",
                 remedy="run 'make repository', which measures the pair again",
             ) from error
         return calibration

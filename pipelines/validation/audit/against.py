@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipelines.bench.reporting.section import Section
 from pipelines.client.any_model import ModelCalls, ModelSpec, connect_to_models
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, VerificationError
-from pipelines.reporting.section import Section
 from pipelines.validation.audit.arms import AuditPlan, Margin, MarginOf, ask_all
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames

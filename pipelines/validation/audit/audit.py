@@ -19,8 +19,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.reporting.rates import detection_probability, lower_bound, upper_bound
-from pipelines.reporting.section import Section, Table, Verdict
+from pipelines.bench.reporting.rates import detection_probability, lower_bound, upper_bound
+from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.audit.arms import Arm, Audit, Difference
 from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit
 from pipelines.validation.distribution.families import alpha_of_each

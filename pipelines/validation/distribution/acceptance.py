@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from pipelines.bench.reporting.section import Section, Table
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.model_names import SPECULATIVE
 from pipelines.client.workers import Job, Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
-from pipelines.reporting.section import Section, Table
 from pipelines.validation.exact.asking import Asked
 from pipelines.validation.exact.sampling_kinds import TEMPERATURE, seed_of
 

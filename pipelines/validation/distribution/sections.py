@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from pipelines.reporting.section import Section, Table, Verdict
+from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.distribution.drawing import Arm, Draws
 from pipelines.validation.distribution.families import alpha_of_each
 from pipelines.validation.distribution.hamming_mmd import permutation_p_value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.reporting.section import Section, Table, Verdict
+from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.exact.proof import PassResult
 from pipelines.validation.exact.sampling_kinds import KINDS
 from pipelines.validation.exact.verdict import CONFIDENCE, Group, Proof

@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import Progress
 from pipelines.command_line.prompts import Prompts
-from pipelines.reporting.conditions import conditions
 from pipelines.validation.openai.baseline.baseline import Baseline, Settings
 from pipelines.validation.openai.baseline.recording import record
 from pipelines.validation.openai.server.endpoint import Endpoint

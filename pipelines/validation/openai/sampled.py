@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.reporting.section import Section
 from pipelines.validation.distribution.drawing import TARGET, TARGET_AGAIN, Arm, Draws, padded
 from pipelines.validation.distribution.prefix_test import TokenSequence
 from pipelines.validation.distribution.sections import judge

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.reporting.section import Section, Table
+from pipelines.bench.reporting.section import Section, Table
 from pipelines.validation.audit.arms import Audit
 from pipelines.validation.openai.baseline.baseline import Answers, Baseline, answer_or_error
 from pipelines.validation.openai.features.choice import checked

@@ -11,9 +11,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import VerificationError
-from pipelines.reporting.section import Section
 from pipelines.validation.audit.arms import Arm, Audit
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING

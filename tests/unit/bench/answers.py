@@ -15,8 +15,8 @@ from pipelines.bench.report.acceptance import pooled
 from pipelines.bench.report.blocks import Interval
 from pipelines.bench.report.figures import CellFigures, figures_of
 from pipelines.bench.report.results import Results
+from pipelines.bench.reporting.slo import Slo
 from pipelines.client import CompletionRequest, Generation
-from pipelines.reporting.slo import Slo
 
 REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
 CODE = PromptSet("code", REQUESTS)

@@ -13,7 +13,7 @@ import pytest
 from pipelines.bench.report.document import as_document
 from pipelines.bench.report.html_page import as_html
 from pipelines.bench.report.text import as_text
-from pipelines.reporting.chart import (
+from pipelines.bench.reporting.chart import (
     BOTTOM,
     HEIGHT,
     LEFT,

@@ -15,8 +15,8 @@ from pipelines.bench.report.acceptance import pooled
 from pipelines.bench.report.blocks import Blocks, Interval, mean_ratio
 from pipelines.bench.report.figures import figures_of, percentiles, spread
 from pipelines.bench.report.verdicts import crossovers, verdicts
+from pipelines.bench.reporting.slo import Slo, default_slo
 from pipelines.errors import VerificationError
-from pipelines.reporting.slo import Slo, default_slo
 from tests.unit.bench.answers import ARMS, CODE, K2, K4, SLO, answer, cells_with_ratios, measured
 
 

@@ -19,14 +19,14 @@ from benchmarks.judge.__main__ import main, usable
 from benchmarks.judge.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from benchmarks.judge.report import as_document, as_text
 from benchmarks.judge.simulate import Plan, Simulation, simulate
+from pipelines.bench.reporting.rates import upper_bound
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge import bets, counts, verdict
 from pipelines.canary.judge.counts import FloatArray, Side
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.matched_rounds import matched_rounds
 from pipelines.canary.judge.pairing import Pair
 from pipelines.errors import CanaryError
-from pipelines.reporting.rates import upper_bound
-from pipelines.reporting.slo import Slo
 from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, replay, request
 from tests.unit.canary.rollouts import rollout
 

@@ -12,7 +12,7 @@ from benchmarks.token_overlap import __main__ as token_overlap_program
 from benchmarks.token_overlap.__main__ import NUM_DRAFT_TOKENS, Draft, make_draft, measure
 from build.recipe import load_recipe
 from docs.figures.token_overlap import token_overlap
-from pipelines.calibration.pair_acceptance import Answers, answer_prompts
+from pipelines.bench.calibration.pair_acceptance import Answers, answer_prompts
 from pipelines.errors import EngineFailedError
 from tests.unit.benchmarks.test_server_memory import CONDITIONS
 

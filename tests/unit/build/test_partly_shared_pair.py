@@ -14,7 +14,7 @@ import yaml
 from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from pipelines.calibration.pair_acceptance import answer_prompts
+from pipelines.bench.calibration.pair_acceptance import answer_prompts
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from build.rendering.template_values import calibration_file
-from pipelines.calibration.__main__ import main
-from pipelines.calibration.prompts import calibration_prompts
+from pipelines.bench.calibration.__main__ import main
+from pipelines.bench.calibration.prompts import calibration_prompts
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.command_line.general_prompts import GENERAL
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import EngineLoadError
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.speculation.draft_length.calibration import Calibration
 from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair, write_template
 
@@ -96,7 +96,7 @@ def test_an_older_calibration_keeps_its_costs_and_gets_what_it_lacks(
 ) -> None:
     output = tmp_path / "calibration.json"
     shutil.copyfile(calibration_file(*pair), output)
-    monkeypatch.setattr("pipelines.calibration.__main__.measure_step_costs", None)
+    monkeypatch.setattr("pipelines.bench.calibration.__main__.measure_step_costs", None)
     assert measure(pair, output) == 0
     baseline = AcceptanceBaseline.read(output)
     assert baseline is not None
@@ -107,7 +107,7 @@ def test_an_older_calibration_keeps_its_costs_and_gets_what_it_lacks(
     assert len(baseline.prompts) == 16
     assert baseline.total_draft_tokens <= 4 * baseline.num_rounds
     before = output.read_bytes()
-    monkeypatch.setattr("pipelines.calibration.__main__.measure_baseline", None)
+    monkeypatch.setattr("pipelines.bench.calibration.__main__.measure_baseline", None)
     assert measure(pair, output) == 0
     assert output.read_bytes() == before
 
@@ -144,7 +144,9 @@ def test_conversations_are_measured_in_the_targets_template_and_refused_without_
     lines = [{"messages": [{"role": "user", "content": f"question {number}?"}]} for number in range(40)]
     mine.write_text("\n".join(map(json.dumps, lines)))
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.calibration.__main__.measure_step_costs", None)  # nothing is measured before
+        patch.setattr(
+            "pipelines.bench.calibration.__main__.measure_step_costs", None
+        )  # nothing is measured before
         assert measure(pair, output, "--prompts", str(mine)) == 1
     assert "no chat template for prompts of messages" in capsys.readouterr().err
     target = tmp_path / "target"

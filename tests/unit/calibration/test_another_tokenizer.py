@@ -11,8 +11,8 @@ import yaml
 from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from pipelines.calibration.__main__ import load_executors
-from pipelines.calibration.acceptance import measure_acceptance
+from pipelines.bench.calibration.__main__ import load_executors
+from pipelines.bench.calibration.acceptance import measure_acceptance
 from pipelines.errors import IncompatiblePairError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits

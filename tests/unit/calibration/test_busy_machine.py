@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.calibration.__main__ import main
-from pipelines.calibration.prompts import calibration_prompts
-from pipelines.calibration.step_costs import measure_step_costs
-from pipelines.calibration.step_times import StepTime, busy_share, time_step
+from pipelines.bench.calibration.__main__ import main
+from pipelines.bench.calibration.prompts import calibration_prompts
+from pipelines.bench.calibration.step_costs import measure_step_costs
+from pipelines.bench.calibration.step_times import StepTime, busy_share, time_step
 from pipelines.executor.step import StepInputs
 from pipelines.speculation.draft_length.calibration import BUSY_LIMIT
 from tests.support.tiny_engines import TIMED_CONFIG, TINY_CALIBRATION

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.calibration import quantizations
-from pipelines.calibration.pair_acceptance import (
+from pipelines.bench.calibration import quantizations
+from pipelines.bench.calibration.pair_acceptance import (
     acceptance_rate,
     answer_prompts,
     interval,

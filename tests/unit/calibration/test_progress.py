@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.calibration import acceptance, step_costs
-from pipelines.calibration.__main__ import load_executors, main
-from pipelines.calibration.baseline import fitting_tokens
-from pipelines.calibration.step_costs import measure_step_costs
+from pipelines.bench.calibration import acceptance, step_costs
+from pipelines.bench.calibration.__main__ import load_executors, main
+from pipelines.bench.calibration.baseline import fitting_tokens
+from pipelines.bench.calibration.step_costs import measure_step_costs
 from pipelines.speculation.draft_length.calibration import Calibration
 from tests.support.tiny_engines import TIMED_CONFIG, TINY_CALIBRATION, build_tiny_pair
 

@@ -11,7 +11,7 @@ import pytest
 import build.quantize as quantize
 from build.checkpoints.tensor_file import Tensor
 from build.engines import build_engines
-from pipelines.calibration.pair_acceptance import answer_prompts
+from pipelines.bench.calibration.pair_acceptance import answer_prompts
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step_loop import StepLoop

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from pipelines.calibration.step_costs import blocks_needed, measure_step_costs
-from pipelines.calibration.step_times import StepTime
+from pipelines.bench.calibration.step_costs import blocks_needed, measure_step_costs
+from pipelines.bench.calibration.step_times import StepTime
 from pipelines.errors import EngineLoadError
 from pipelines.executor.engine import Engine, EngineConfig, StepEngine
 from pipelines.executor.step import StepInputs
@@ -161,7 +161,7 @@ def test_what_rows_share_of_a_context_is_measured(
         seconds = timed.seconds(step())
         return StepTime(wall_s=seconds, busiest_s=seconds, ran_s=seconds, waited_s=0.0)
 
-    monkeypatch.setattr("pipelines.calibration.step_costs.time_step", time_step)
+    monkeypatch.setattr("pipelines.bench.calibration.step_costs.time_step", time_step)
     costs = measure_step_costs(cast(StepEngine, timed), cast(StepEngine, timed), max_rows=16).target
     assert costs.reread_share == pytest.approx(reread_share, abs=0.05)
     assert costs.seconds_per_position == pytest.approx(1e-6, rel=0.1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.calibration import threads
-from pipelines.calibration.threads import Setting
+from pipelines.bench.calibration import threads
+from pipelines.bench.calibration.threads import Setting
 from tests.support.tiny_engines import build_tiny_pair
 
 

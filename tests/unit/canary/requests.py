@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.controller.rollout import from_text
 from pipelines.canary.judge.limits import Limits, read_limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
-from pipelines.reporting.slo import Slo
 
 SLO = Slo(ttft_s=0.1, itl_s=0.03)
 LIMITS = read_limits()

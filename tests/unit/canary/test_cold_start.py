@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.canary.checks import cold_start as probing
 from pipelines.canary.checks.acceptance import probes_section
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
@@ -18,7 +19,6 @@ from pipelines.client.any_model import ModelSpec, Tensors
 from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, ChatTemplateError, EngineFailedError
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from tests.support.tiny_engines import TINY_CALIBRATION, write_template, write_tokenizer
 from tests.unit.canary.requests import LIMITS
 

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pytest
 from scipy import integrate, stats
 
+from pipelines.bench.reporting.rates import upper_bound
 from pipelines.canary.judge import bets, counts
 from pipelines.canary.judge.counts import FloatArray, Side
 from pipelines.canary.judge.family import adjusted
 from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
 from pipelines.canary.judge.quantiles import QuantileRatio
 from pipelines.canary.judge.sequences import bounds, looks, sequence, trials_lacking
-from pipelines.reporting.rates import upper_bound
 
 ALPHA = 0.05
 NUM_RUNS = 1000

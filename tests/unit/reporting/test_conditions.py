@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from pipelines.reporting.conditions import conditions
+from pipelines.bench.reporting.conditions import conditions
 
 
 def test_the_recorded_command_can_be_pasted_into_a_shell() -> None:

@@ -50,23 +50,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
         *("kserve_stream", "router", "time_limit"),
     },
-    "reporting": {"errors", "atomic_file", "configuration", "client"},
     "command_line": {"errors", "program", "configuration", "client", "deploy", "text"},
-    "calibration": {
-        *("errors", "program", "manifest", "executor", "speculation", "text"),
-        *("building", "command_line", "reporting", "time_left", "available_resources", "engine_memory"),
+    "bench": {
+        *("errors", "program", "manifest", "client", "text", "command_line", "atomic_file", "configuration"),
+        *("building", "executor", "speculation", "time_left", "available_resources", "engine_memory"),
     },
     "validation": {
-        *("errors", "program", "client", "text", "command_line", "reporting", "atomic_file", "deploy"),
+        *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
         "front_door",  # the grammars of tools
-    },
-    "bench": {
-        *("errors", "program", "manifest", "client", "text", "command_line", "reporting", "atomic_file"),
-        *("speculation", "executor"),  # the batcher's own cost
     },
     "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),
-        *("command_line", "reporting", "atomic_file", "configuration", "engine_memory", "socket_path"),
+        *("command_line", "bench", "atomic_file", "configuration", "engine_memory", "socket_path"),
     },
     "upstreams": {
         *("errors", "program", "configuration", "deploy", "time_limit", "router", "canary"),
@@ -74,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "validation",  # the client of OpenAI's API
     },
     "demo": {
-        *("errors", "program", "client", "text", "deploy", "command_line", "reporting", "atomic_file"),
+        *("errors", "program", "client", "text", "deploy", "command_line", "bench", "atomic_file"),
         "building",
     },
 }
@@ -117,10 +112,9 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/validation/",
         "pipelines/bench/",
         "pipelines/canary/",
-        "pipelines/reporting/rates.py",
         "tests/",
     ),
-    "jinja2": ("pipelines/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
+    "jinja2": ("pipelines/bench/reporting/page.py", "pipelines/text/chat_rendering.py", "tests/"),
     "tritonclient": (
         "pipelines/client/",
         "pipelines/triton/gateway/",

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from pipelines.bench.reporting.section import Section
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import EngineFailedError, ServerBusyError
-from pipelines.reporting.section import Section
 from pipelines.validation.audit.arms import Arm, Audit, AuditPlan, Difference, Margin, ask_all
 from pipelines.validation.audit.audit import ALPHA, judge, judge_exact
 from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit

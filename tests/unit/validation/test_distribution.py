@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipelines.bench.reporting.section import Section
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.reporting.section import Section
 from pipelines.validation.distribution.drawing import COUPLED, RATIO, DrawPlan, Draws, draw
 from pipelines.validation.distribution.hamming_mmd import permutation_p_value
 from pipelines.validation.distribution.power import detectable_total_variation

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
+from pipelines.bench.reporting.rates import prompts_needed
 from pipelines.client import CompletionRequest
 from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.errors import VerificationError
-from pipelines.reporting.rates import prompts_needed
 from pipelines.validation.exact.covering import covering_array, pairs_of_levels
 from pipelines.validation.exact.plan import (
     NO_DRAFT,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.reporting.rates import (
+from pipelines.bench.reporting.rates import (
     clopper_pearson,
     detection_probability,
     lower_bound,

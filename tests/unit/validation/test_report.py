@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from pipelines.bench.reporting.section import Section, Table, Verdict, joint_verdict
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
 from pipelines.client.model_names import SPECULATIVE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.reporting.section import Section, Table, Verdict, joint_verdict
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation import __main__ as command
 from pipelines.validation import runs

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _PACKAGES = ("draftproof", "openvino", "numpy", "nvidia-pytriton", "tritonclient", "httpx", "tokenizers")
 _FLAGS = re.compile(r"^(avx|amx|fma$|f16c$)")  # flags that determine kernels
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.building import build_recipe
-from pipelines.calibration.pair_acceptance import (
+from pipelines.bench.calibration.pair_acceptance import (
     Answers,
     acceptance_rate,
     answer_prompts,
@@ -28,6 +27,8 @@ from pipelines.calibration.pair_acceptance import (
     mean_acceptance_length,
     same_choices,
 )
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.building import build_recipe
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.prompt_choice import choose_prompts
@@ -39,7 +40,6 @@ from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.conditions import conditions, engine_conditions
 from pipelines.speculation.token_ids import TokenIds
 
 _PROMPT_TOKENS = 64
@@ -205,7 +205,7 @@ def _measure_and_print(options: argparse.Namespace, given: list[str]) -> int:
         "max_tokens": options.max_tokens,
         "num_draft_tokens": options.num_draft_tokens,
         "conditions": conditions(
-            "pipelines.calibration.quantizations",
+            "pipelines.bench.calibration.quantizations",
             given,
             recipe=recipe,
             engines=engine_conditions(about),

@@ -124,6 +124,6 @@ def _unusable(path: Path, error: Exception) -> EngineLoadError:
     return EngineLoadError(
         "the acceptance baseline of the pair cannot be used",
         values=f"{path}: {error}",
-        limit="a file that python -m pipelines.calibration wrote",
+        limit="a file that python -m pipelines.bench.calibration wrote",
         remedy=_REMEDY,
     )

@@ -1,6 +1,6 @@
 """Measure a pair's step times, its acceptance rate by margin, and its acceptance baseline.
 
-``python -m pipelines.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
+``python -m pipelines.bench.calibration --draft DIRECTORY --target DIRECTORY --output FILE``
 
 Measurements that the file contains already are not repeated; with other prompts, acceptance is measured
 again. If other programs used the cores meanwhile, a warning says so, also when the file is used again. Exit
@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.calibration.acceptance import measure_acceptance
-from pipelines.calibration.baseline import fitting_tokens, measure_baseline
-from pipelines.calibration.prompts import NUM_PROMPTS, calibration_prompts
-from pipelines.calibration.step_costs import PairCosts, blocks_needed, measure_step_costs
+from pipelines.bench.calibration.acceptance import measure_acceptance
+from pipelines.bench.calibration.baseline import fitting_tokens, measure_baseline
+from pipelines.bench.calibration.prompts import NUM_PROMPTS, calibration_prompts
+from pipelines.bench.calibration.step_costs import PairCosts, blocks_needed, measure_step_costs
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
@@ -33,7 +34,6 @@ from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.manifest import EngineFiles
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.speculation.draft_length.calibration import BUSY_LIMIT, Calibration
 from pipelines.speculation.token_ids import TokenIds
 
@@ -145,7 +145,7 @@ def _has_baseline(path: Path) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.calibration", description="Measure a pair of engines."
+        prog="python -m pipelines.bench.calibration", description="Measure a pair of engines."
     )
     parser.add_argument("--draft", type=Path, required=True, help="folder of the draft's engine")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target's engine")

@@ -1,7 +1,7 @@
 """Choose the prompts of a calibration, and check those of a recipe before its engines are compiled.
 
-``python -m pipelines.calibration.prompts --prompts FILE --target DIRECTORY`` reads all prompts, and renders
-conversations with the target's chat template. Exit codes: 0 they can be used; 1 they cannot; 2 wrong usage.
+``python -m pipelines.bench.calibration.prompts --prompts FILE --target DIRECTORY`` reads all prompts, and
+renders conversations with the target's chat template. Exit codes: 0 they can be used; 1 they cannot; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def calibration_prompts(path: Path | None) -> Prompts:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.calibration.prompts", description="Check the prompts of a recipe."
+        prog="python -m pipelines.bench.calibration.prompts", description="Check the prompts of a recipe."
     )
     parser.add_argument("--prompts", type=Path, required=True, help="file or folder of prompts")
     parser.add_argument("--target", type=Path, required=True, help="folder with the target's chat.json")

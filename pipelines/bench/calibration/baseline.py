@@ -1,12 +1,12 @@
-"""Measure a pair's acceptance baseline (``pipelines/reporting/acceptance_baseline.py``)."""
+"""Measure a pair's acceptance baseline (``pipelines/bench/reporting/acceptance_baseline.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pipelines.calibration.pair_acceptance import answer_prompts
+from pipelines.bench.calibration.pair_acceptance import answer_prompts
+from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.executor.executor import Executor
-from pipelines.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.speculation.draft_length.calibration import Calibration, EngineCosts
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.token_ids import TokenIds

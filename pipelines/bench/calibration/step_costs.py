@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from pipelines.calibration.step_times import (
+from pipelines.bench.calibration.step_times import (
     StepTime,
     busy_seconds,
     busy_share,
