@@ -50,7 +50,7 @@ def verify(report: Document) -> str:
         is_distribution = section["title"].startswith(_DISTRIBUTION)
         if is_distribution or section["verdict"] in ("fail", "inconclusive"):
             lines += ["", f"{section['title']}: {_bold(section['verdict'])}: {section['summary']}"]
-    lines += _acceptance(sections["Acceptance of seeded sampling, coupled and uncoupled"])
+    lines += _acceptance(sections.get("Acceptance of seeded sampling, coupled and uncoupled", {}))
     return "\n".join([*lines, "", conditions(report["conditions"])])
 
 

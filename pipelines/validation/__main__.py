@@ -27,13 +27,13 @@ from pipelines.deploy.server import RUN, run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import run_program
 from pipelines.validation.audit.against import NVIDIA, Foreign
-from pipelines.validation.audit.foreign_server import ModelNames
+from pipelines.validation.audit.nvidia_server import ModelNames
+from pipelines.validation.exact.run import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.exact.sections import PASSES
-from pipelines.validation.exact.sizes import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.openai import command
-from pipelines.validation.report import Report
+from pipelines.validation.report import Report, show
 from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
-from pipelines.validation.showing import show
+from pipelines.validation.stopping import stopped_early_by_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,9 +85,10 @@ def _verify(
             max_tokens=size.max_tokens,
             tokenizer=options.tokenizer,
         )
-        return verify_other(foreign, drawn, command_line)
+        with stopped_early_by_signals():
+            return verify_other(foreign, drawn, command_line)
     check_chats_to_serve(prompts, options.url, options.recipe)
-    with running_server(options.url, options.recipe) as url:
+    with running_server(options.url, options.recipe) as url, stopped_early_by_signals():
         return verify_own(Own(url, options.recipe, size, prompts, options.only), command_line)
 
 

@@ -1,14 +1,83 @@
-"""Render the report of a proof as text and as JSON."""
+"""Render the report of a proof as text, as a page and as JSON, with the first differences side by side."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from pipelines.atomic_file import write_whole
+from pipelines.bench.reporting.page import render
 from pipelines.bench.reporting.section import Section, Table, joint_verdict
-from pipelines.validation.two_answers import SideBySide
+from pipelines.program import EXIT_CODES
+
+
+@dataclass(frozen=True)
+class Side:
+    """One token of one answer; all None or "" after its end.
+
+    Attributes:
+        token_id: Id of the token.
+        text: Text of the token; "" without a vocabulary.
+        log_prob: Log probability, or None if the answer has none.
+    """
+
+    token_id: int | None
+    text: str
+    log_prob: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One output position.
+
+    Attributes:
+        position: Output position, from 0.
+        expected: Token of the target alone.
+        actual: Token of the other answer.
+        differs: Whether the tokens differ.
+        is_first: Whether this is the first difference.
+    """
+
+    position: int
+    expected: Side
+    actual: Side
+    differs: bool
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A finding in a form for people.
+
+    Attributes:
+        asked: Description of the pass.
+        prompt_id: Name of the prompt.
+        prompt: Text that was sent.
+        parameters: Other parameters of the request.
+        what: Sentence that describes the difference and its size.
+        common: Common start of both answers as text, or as token ids.
+        lines: Lines from the first difference on; empty if there is only one answer, or if the difference is
+            in the prompt's log probabilities.
+        alternatives: Log probabilities of the target's likeliest tokens at the first difference.
+    """
+
+    asked: str
+    prompt_id: str
+    prompt: str
+    parameters: str
+    what: str
+    common: str
+    lines: tuple[Line, ...]
+    alternatives: tuple[Side, ...]
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the finding, ready for JSON."""
+        return asdict(self)
+
 
 _WIDTH = 110
 
@@ -76,3 +145,34 @@ def as_document(report: Report, conditions: dict[str, Any]) -> dict[str, Any]:
         ],
         "conditions": conditions,
     }
+
+
+def as_html(report: Report, conditions: dict[str, Any]) -> str:
+    """Render the page.
+
+    Args:
+        report: Report to render.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
+    """
+    return render("verify.html", verdict=joint_verdict(report.sections), report=report, conditions=conditions)
+
+
+def show(report: Report, conditions: dict[str, Any], page: Path, *, printed: str = "") -> int:
+    """Show a report; returns the exit code of its verdict.
+
+    Args:
+        report: The report.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
+        page: File that gets the page.
+        printed: Title of a section that was printed while it was made.
+    """
+    for section in report.sections:
+        if section.title != printed:
+            print(as_text(section))
+    for found in report.divergences:
+        print(f"\nprompt {found.prompt_id}, {found.asked}: {found.what}")
+    write_whole(page, as_html(report, conditions))
+    verdict = joint_verdict(report.sections)
+    print(f"\n{verdict.upper()}; wrote the report to {page}")
+    print(json.dumps(as_document(report, conditions)))
+    return EXIT_CODES[verdict]

@@ -23,9 +23,9 @@ from pipelines.validation.audit.against import Foreign, verify_foreign
 from pipelines.validation.distribution import sections as distribution_sections
 from pipelines.validation.distribution.drawing import DrawPlan, draw
 from pipelines.validation.exact.plan import LOADS
-from pipelines.validation.exact.run import run_exact
-from pipelines.validation.exact.sizes import LEAST_PROMPTS, Limits, Size, read_limits
+from pipelines.validation.exact.run import LEAST_PROMPTS, Limits, Size, read_limits, run_exact
 from pipelines.validation.report import Report
+from pipelines.validation.stopping import StoppableClient
 
 Conditions = dict[str, Any]
 _PROGRAM = "pipelines.validation"
@@ -53,7 +53,7 @@ class Own:
 
 
 def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
-    """Prove equality, measure acceptance and, in full size, test the distribution of unseeded answers.
+    """Prove equality and, in full size, test the distribution of unseeded answers.
 
     Raises:
         DraftproofError: The server cannot be reached or described.
@@ -61,6 +61,7 @@ def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
     nonce = secrets.token_hex(4)
     with ExitStack() as clients:
         connected = [clients.enter_context(Client.connect(own.url)) for _ in range(max(LOADS) + 1)]
+        stoppable = [StoppableClient(client) for client in connected]
         engine_dirs = engine_directories(connected[0])
         used = _used_prompts(own, connected[0])
         for line in used.lines():
@@ -80,10 +81,10 @@ def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
         vocabulary = _vocabulary(engine_dirs.get("target"))
         report = Report(())
         if own.only != "distribution":
-            report = run_exact(own.size, prompts, limits, connected, vocabulary, nonce)
+            report = run_exact(own.size, prompts, limits, stoppable, vocabulary, nonce)
         if own.only != "equality" and own.size.num_for_distribution:
             report = report.with_sections(
-                _test_distribution(prompts[: own.size.num_for_distribution], limits, connected)
+                _test_distribution(prompts[: own.size.num_for_distribution], limits, stoppable)
             )
     return report, context
 
@@ -119,7 +120,9 @@ def _used_prompts(own: Own, client: Client) -> Prompts:
     return fitting_prompts(own.prompts, client, num_more).draw(own.size.num_prompts, LEAST_PROMPTS)
 
 
-def _test_distribution(prompts: tuple[Prompt, ...], limits: Limits, clients: list[Client]) -> list[Section]:
+def _test_distribution(
+    prompts: tuple[Prompt, ...], limits: Limits, clients: list[StoppableClient]
+) -> list[Section]:
     plan = DrawPlan(prompts, num_draft_tokens=min(DrawPlan.num_draft_tokens, limits.max_draft_len))
     line = Progress()
     workers = Workers([client.generate for client in clients[: plan.num_at_once]])

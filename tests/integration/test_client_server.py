@@ -28,7 +28,7 @@ from pipelines.deploy.server import Server
 from pipelines.errors import RequestTimeoutError, ServerUnavailableError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main as verify
-from pipelines.validation.audit.margin import explain
+from pipelines.validation.exact.differences import explain
 from pipelines.validation.exact.plan import LOADS, DraftLength, Pass
 from pipelines.validation.exact.proof import Finding
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until

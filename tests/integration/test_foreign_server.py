@@ -22,8 +22,7 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError, VerificationError
 from pipelines.validation.audit.against import Foreign, verify_foreign
-from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
-from pipelines.validation.audit.margins import Replay, ServerTokens
+from pipelines.validation.audit.nvidia_server import ForeignServer, ModelNames, Replay, ServerTokens
 from tests.nvidia_stand_in.language import encode
 from tests.nvidia_stand_in.repository import write_repository
 from tests.support.ready_server import ready_server

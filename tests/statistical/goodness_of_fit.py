@@ -7,14 +7,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.validation.distribution.cell_test import (
+from pipelines.validation.distribution.chi_square import (
     MIN_EXPECTED,
     CellTest,
     merge_cells,
+    noncentrality_needed,
     outcome_of,
     pool_cells,
 )
-from pipelines.validation.distribution.power import noncentrality_needed
 
 
 def cells_for(

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.validation.distribution.cell_test import CellTest
-from pipelines.validation.distribution.families import alpha_of_each
-from pipelines.validation.distribution.power import detectable_total_variation, power
+from pipelines.validation.distribution.chi_square import (
+    CellTest,
+    alpha_of_each,
+    detectable_total_variation,
+    power,
+)
 from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
 
 FAMILY_ALPHA = 1e-9
@@ -23,7 +26,7 @@ POWER = 0.99
 TOTAL_VARIATION = 0.01
 """The deviation that a full-size test detects with ``POWER``."""
 
-MIN_EXPECTED = 25.0  # see pipelines.validation.distribution.cell_test.MIN_EXPECTED
+MIN_EXPECTED = 25.0  # see pipelines.validation.distribution.chi_square.MIN_EXPECTED
 
 
 @dataclass(frozen=True)

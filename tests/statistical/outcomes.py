@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import chdtrc
 
 from pipelines.speculation.loop import Round
-from pipelines.validation.distribution.cell_test import CellTest
+from pipelines.validation.distribution.chi_square import CellTest
 from tests.statistical.reference import acceptance_by_ratio, acceptance_when_coupled, processed_law
 from tests.statistical.tables import Pair
 

@@ -7,11 +7,11 @@ import math
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import ServerBusyError
 from pipelines.validation.audit.arms import Arm, Difference, Margin
-from pipelines.validation.openai.baseline.baseline import Answers, Baseline, Settings
+from pipelines.validation.openai.baseline import Answers, Baseline, Settings
 from pipelines.validation.openai.sampled import Samples
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, ToolCall
-from pipelines.validation.openai.server.questions import Question
+from pipelines.validation.openai.server.server import Question
 
 _QUESTIONS = (
     Question(Prompt("a", "text"), 3),

@@ -17,8 +17,8 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, VerificationError
 from pipelines.validation.audit.arms import AuditPlan, Margin, MarginOf, ask_all
 from pipelines.validation.audit.audit import judge, judge_exact
-from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
-from pipelines.validation.audit.margins import Replay, TokenizerFile
+from pipelines.validation.audit.nvidia_server import ForeignServer, ModelNames, Replay, TokenizerFile
+from pipelines.validation.stopping import stoppable
 
 Expectation = Literal["audit", "exact"]
 NVIDIA = ModelNames()
@@ -74,7 +74,7 @@ def verify_foreign(
         for server in servers:
             server.close()
 
-    with Workers([server.generate for server in servers], close) as workers:
+    with Workers([stoppable(server.generate) for server in servers], close) as workers:
         candidate = _model(servers[0], names.candidate, "--model")
         _model(servers[0], names.control, "--control-model")
         plan = AuditPlan(

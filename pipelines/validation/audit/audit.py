@@ -23,7 +23,7 @@ from pipelines.bench.reporting.rates import detection_probability, lower_bound, 
 from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.audit.arms import Arm, Audit, Difference
 from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit
-from pipelines.validation.distribution.families import alpha_of_each
+from pipelines.validation.distribution.chi_square import alpha_of_each
 
 ALPHA = 1e-3
 """Probability that a correct candidate fails, over all arms and reasons of a report."""

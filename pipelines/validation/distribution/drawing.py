@@ -12,13 +12,13 @@ from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
 from pipelines.client.workers import Job, Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
-from pipelines.validation.distribution.prefix_test import SamplePair, TokenSequence
+from pipelines.validation.distribution.sequence_tests import SamplePair, TokenSequence
 
 _ENDED = -1  # stands for tokens after the end of an answer
 
 
 @dataclass(frozen=True)
-class Arm:
+class SampledModel:
     """A model and its rule of acceptance."""
 
     name: str
@@ -26,10 +26,10 @@ class Arm:
     use_draft_logits: bool = False
 
 
-COUPLED = Arm("coupled rule", SPECULATIVE)
-RATIO = Arm("ratio rule", SPECULATIVE, use_draft_logits=True)
-TARGET = Arm("target alone", TARGET_ALONE)
-TARGET_AGAIN = Arm("target alone, again", TARGET_ALONE)
+COUPLED = SampledModel("coupled rule", SPECULATIVE)
+RATIO = SampledModel("ratio rule", SPECULATIVE, use_draft_logits=True)
+TARGET = SampledModel("target alone", TARGET_ALONE)
+TARGET_AGAIN = SampledModel("target alone, again", TARGET_ALONE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DrawPlan:
     """
 
     prompts: tuple[Prompt, ...]
-    candidates: tuple[Arm, ...] = (COUPLED, RATIO)
+    candidates: tuple[SampledModel, ...] = (COUPLED, RATIO)
     num_answers: int = 1000
     num_tokens: int = 3
     num_draft_tokens: int = 2
@@ -66,30 +66,30 @@ class Draws:
 
     Attributes:
         candidates: Arms that are compared with the target alone.
-        samples: Arm -> for each prompt, in the same order, its answers.
-        errors: Arm -> error messages of missing answers.
+        samples: SampledModel -> for each prompt, in the same order, its answers.
+        errors: SampledModel -> error messages of missing answers.
         seeds: Seeds that the server returned; None for answers without one.
         num_replayed: Number of answers that were requested again with the returned seed.
         num_replays_different: Number of these that differed.
     """
 
-    candidates: tuple[Arm, ...]
-    samples: Mapping[Arm, Sequence[Sequence[TokenSequence]]]
-    errors: Mapping[Arm, Sequence[str]]
+    candidates: tuple[SampledModel, ...]
+    samples: Mapping[SampledModel, Sequence[Sequence[TokenSequence]]]
+    errors: Mapping[SampledModel, Sequence[str]]
     seeds: tuple[int | None, ...]
     num_replayed: int = 0
     num_replays_different: int = 0
 
-    def smallest_sample(self, *candidates: Arm) -> int:
+    def smallest_sample(self, *candidates: SampledModel) -> int:
         """Return the least number of answers of any prompt, from the target alone or the candidates."""
         arms = (*candidates, TARGET, TARGET_AGAIN)
         return min(len(sample) for arm in arms for sample in self.samples[arm])
 
-    def errors_of(self, candidate: Arm) -> list[str]:
+    def errors_of(self, candidate: SampledModel) -> list[str]:
         """Return the error messages of missing answers of a candidate or the target alone."""
         return [error for arm in (candidate, TARGET, TARGET_AGAIN) for error in self.errors[arm]]
 
-    def against_target(self, candidate: Arm) -> list[SamplePair]:
+    def against_target(self, candidate: SampledModel) -> list[SamplePair]:
         """Pair a candidate's answers with the target's, prompt by prompt."""
         return list(zip(self.samples[candidate], self.samples[TARGET], strict=True))
 
@@ -160,9 +160,9 @@ def draw(
 
     jobs = [_job(plan, index, arm) for index, arm in slots]
     answers = workers.run(jobs, plan.num_at_once, count)
-    samples: dict[Arm, list[list[TokenSequence]]] = {arm: [[] for _ in plan.prompts] for arm in arms}
+    samples: dict[SampledModel, list[list[TokenSequence]]] = {arm: [[] for _ in plan.prompts] for arm in arms}
     had = [answer for answer in answers if isinstance(answer, Generation)]
-    errors: dict[Arm, list[str]] = {arm: [] for arm in arms}
+    errors: dict[SampledModel, list[str]] = {arm: [] for arm in arms}
     for (index, arm), answer in zip(slots, answers, strict=True):
         if isinstance(answer, Generation):
             samples[arm][index].append(padded(answer.output_ids, plan.num_tokens))
@@ -182,7 +182,7 @@ def draw(
 def _replay(
     plan: DrawPlan,
     workers: Workers,
-    slots: Sequence[tuple[int, Arm]],
+    slots: Sequence[tuple[int, SampledModel]],
     answers: Sequence[Generation | DraftproofError],
 ) -> tuple[int, int]:
     """Request an answer of the target alone for each prompt, with a seed that the coupled rule returned.
@@ -204,7 +204,7 @@ def _replay(
     return len(pairs), sum(first.output_ids != second.output_ids for first, second in pairs)
 
 
-def _job(plan: DrawPlan, index: int, arm: Arm, seed: int | None = None) -> Job:
+def _job(plan: DrawPlan, index: int, arm: SampledModel, seed: int | None = None) -> Job:
     prompt = plan.prompts[index]
     request = CompletionRequest(
         prompt.text,

@@ -2,8 +2,9 @@
 
 Both models answer the same prompts many times without a seed: ``generate`` by each rule of acceptance, and
 the target alone twice (A/A). Two tests compare each rule with the target: position by position
-(``prefix_test``) and by the Hamming discrepancy (``hamming_mmd``). The same tests on the two samples of the
-target show how equal distributions look on this server; if they reject, the results are not reliable.
+(``compare_positions``) and by the Hamming discrepancy (``permutation_p_value``). The same tests on the two
+samples of the target show how equal distributions look on this server; if they reject, the results are not
+reliable.
 
 Detecting no difference does not prove equality, so a pass also requires the upper bound of the total
 variation at every position to be below a limit. Prefixes too rare to be compared, tokens merged as rare, and
@@ -19,11 +20,14 @@ from dataclasses import dataclass
 from scipy import special
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
-from pipelines.validation.distribution.drawing import Arm, Draws
-from pipelines.validation.distribution.families import alpha_of_each
-from pipelines.validation.distribution.hamming_mmd import permutation_p_value
-from pipelines.validation.distribution.power import detectable_total_variation
-from pipelines.validation.distribution.prefix_test import PositionTest, SamplePair, compare_positions
+from pipelines.validation.distribution.chi_square import alpha_of_each, detectable_total_variation
+from pipelines.validation.distribution.drawing import Draws, SampledModel
+from pipelines.validation.distribution.sequence_tests import (
+    PositionTest,
+    SamplePair,
+    compare_positions,
+    permutation_p_value,
+)
 
 ALPHA = 1e-3
 """Probability that a correct server fails, over all tests of all rules. A release is judged by one run, so
@@ -88,7 +92,7 @@ def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
     return [_judge(candidate, itself, draws, limit) for candidate in draws.candidates]
 
 
-def _judge(arm: Arm, itself: Comparison | None, draws: Draws, limit: float) -> Section:
+def _judge(arm: SampledModel, itself: Comparison | None, draws: Draws, limit: float) -> Section:
     errors, num_answers = draws.errors_of(arm), draws.smallest_sample(arm)
     if itself is None or num_answers == 0:
         reason = f"there are no answers to compare: {errors[0]}"
@@ -139,7 +143,7 @@ def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -
     ]
 
 
-def _title(candidate: Arm) -> str:
+def _title(candidate: SampledModel) -> str:
     return f"Distribution without a seed: {candidate.name}"
 
 

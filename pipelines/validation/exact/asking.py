@@ -12,7 +12,7 @@ from typing import Protocol
 from pipelines.client import Chunk, CompletionRequest, Generation
 from pipelines.client.workers import Ask, Job, Workers
 from pipelines.errors import DraftproofError
-from pipelines.validation.exact.plan import Pass, Plan, questions_of
+from pipelines.validation.exact.plan import Pass, ProofPlan, questions_of
 
 PRIMING_TOKENS = 8
 """Length of an answer for which draft and target have read the whole prompt."""
@@ -37,7 +37,7 @@ class Stream(Protocol):
         """Cancel the rest."""
 
 
-class Asked(Protocol):
+class ClientCalls(Protocol):
     """The part of ``pipelines.client.Client`` that proofs need."""
 
     def generate(self, request: CompletionRequest, model: str) -> Generation:
@@ -63,16 +63,16 @@ class PassAnswers:
 
 
 def ask_pass(
-    plan: Plan,
+    plan: ProofPlan,
     asked: Pass,
     nonce: str,
-    clients: Sequence[Asked],
+    clients: Sequence[ClientCalls],
     on_answer: Callable[[object], None] = lambda answer: None,
 ) -> PassAnswers:
     """Send all requests of a pass.
 
     Args:
-        plan: Plan of the proof.
+        plan: ProofPlan of the proof.
         asked: Pass.
         nonce: Text that is unique to this run.
         clients: Clients, one more than concurrent requests; the last one sends requests to cancel.
@@ -93,7 +93,7 @@ def ask_pass(
     return PassAnswers(tuple(answers), cancellations.num_cut_off, time.monotonic() - started_s)
 
 
-def _ask_through(client: Asked, asked: Pass, mean_gap_s: float, rng: random.Random) -> Ask:
+def _ask_through(client: ClientCalls, asked: Pass, mean_gap_s: float, rng: random.Random) -> Ask:
     def ask(request: CompletionRequest, model: str) -> Generation:
         if asked.is_staggered:
             time.sleep(rng.expovariate(1.0) * mean_gap_s)
@@ -118,12 +118,12 @@ class Cancellations:
 
     Args:
         client: Client that no other thread uses.
-        plan: Plan whose prompts are used, each with a new first line.
+        plan: ProofPlan whose prompts are used, each with a new first line.
         asked: Pass; nothing is sent if it has no cancellations.
         nonce: Text that is unique to this run.
     """
 
-    def __init__(self, client: Asked, plan: Plan, asked: Pass, nonce: str) -> None:
+    def __init__(self, client: ClientCalls, plan: ProofPlan, asked: Pass, nonce: str) -> None:
         self.num_cut_off = 0
         self._client = client
         self._plan = plan

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import NO_ANSWER, Divergence, first_divergence
 from pipelines.client.model_names import TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import (
-    DraftproofError,
-)
-from pipelines.validation.exact.asking import Asked, ask_pass
-from pipelines.validation.exact.plan import Pass, Plan, Question, passes_of, questions_of
+from pipelines.errors import DraftproofError
+from pipelines.validation.exact.asking import ClientCalls, ask_pass
+from pipelines.validation.exact.plan import Pass, ProofPlan, Question, passes_of, questions_of
+from pipelines.validation.stopping import StoppedError
 
-Answer = Generation | DraftproofError
+Outcome = Generation | DraftproofError
 
 
 @dataclass(frozen=True)
@@ -88,32 +88,37 @@ class PassResult:
         """Number of requests without one of the two answers."""
         return len(self.missing)
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the proof was stopped during the pass."""
+        return any(isinstance(error, StoppedError) for error in self.missing)
+
 
 @dataclass(frozen=True)
-class Progress:
+class PassProgress:
     """Progress of the proof, for a line on the terminal.
 
     Attributes:
         asked: Current pass.
-        num_done: Number of answers of this pass, or of the target alone, so far.
-        num_questions: Number of answers in all.
-        is_reference: Whether the answers are those of the target alone.
+        num_done: Number of answers of all passes and of the target alone so far.
+        num_answers: Number of answers in all.
+        is_reference: Whether the latest answer is one of the target alone.
     """
 
     asked: Pass
     num_done: int
-    num_questions: int
+    num_answers: int
     is_reference: bool
 
 
 def prove(
-    plan: Plan,
-    clients: Sequence[Asked],
+    plan: ProofPlan,
+    clients: Sequence[ClientCalls],
     nonce: str,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[PassProgress], None] = lambda progress: None,
     on_pass: Callable[[PassResult], None] = lambda result: None,
 ) -> tuple[PassResult, ...]:
-    """Run all passes of a plan.
+    """Run all passes of a plan, or those up to the one in which it is stopped.
 
     Args:
         plan: Plan of the proof.
@@ -122,32 +127,34 @@ def prove(
         on_progress: Called after each answer, in any thread.
         on_pass: Called after each pass.
     """
-    reference: dict[CompletionRequest, Answer] = {}
+    questions_by_pass = {asked: questions_of(plan, asked, nonce) for asked in passes_of(plan)}
+    num_answers = sum(map(len, questions_by_pass.values())) + len(
+        {question.request for questions in questions_by_pass.values() for question in questions}
+    )
+    done: list[None] = []
+
+    def count(asked: Pass, is_reference: bool, _: object) -> None:
+        done.append(None)
+        on_progress(PassProgress(asked, len(done), num_answers, is_reference))
+
+    reference: dict[CompletionRequest, Outcome] = {}
     results = []
-    for asked in passes_of(plan):
-        questions = questions_of(plan, asked, nonce)
-        done: list[None] = []
-
-        def count(
-            _: object, asked: Pass = asked, total: int = len(questions), done: list[None] = done
-        ) -> None:
-            done.append(None)
-            on_progress(Progress(asked, len(done), total, is_reference=False))
-
-        given = ask_pass(plan, asked, nonce, clients, count)
+    for asked, questions in questions_by_pass.items():
+        given = ask_pass(plan, asked, nonce, clients, partial(count, asked, False))
         # The target alone answers after the pass, so that a cold cache is cold, and one request at a time.
-        unknown = list(dict.fromkeys(q.request for q in questions if q.request not in reference))
-        for number, request in enumerate(unknown, start=1):
+        for request in dict.fromkeys(q.request for q in questions if q.request not in reference):
             reference[request] = _ask(clients[0], request)
-            on_progress(Progress(asked, number, len(unknown), is_reference=True))
+            count(asked, True, reference[request])
         expected = [reference[question.request] for question in questions]
         result = compare_pass(asked, questions, expected, given.answers)
         results.append(replace(result, num_cut_off=given.num_cut_off, seconds=given.seconds))
         on_pass(results[-1])
+        if results[-1].was_stopped:
+            break
     return tuple(results)
 
 
-def _ask(client: Asked, request: CompletionRequest) -> Answer:
+def _ask(client: ClientCalls, request: CompletionRequest) -> Outcome:
     try:
         return client.generate(request, TARGET_ALONE)
     except DraftproofError as error:
@@ -157,8 +164,8 @@ def _ask(client: Asked, request: CompletionRequest) -> Answer:
 def compare_pass(
     asked: Pass,
     questions: Sequence[Question],
-    reference: Sequence[Answer],
-    answers: Sequence[Answer],
+    reference: Sequence[Outcome],
+    answers: Sequence[Outcome],
 ) -> PassResult:
     """Compare the answers of a pass with those of the target alone, in the order of the questions."""
     prompt_ids = set()

@@ -9,14 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.client import CompletionRequest
 from pipelines.command_line.prompts import Prompt
-from pipelines.front_door.messages.answer_format import GuideTensors
-from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
-from pipelines.front_door.messages.style import HERMES, MessageStyle
-from pipelines.front_door.messages.tools import Calling, Function
 
 GREEDY, GREEDY_PARAMETERS = "greedy", "greedy, parameters"
 SEEDED, SEEDED_PARAMETERS = "seeded", "seeded, parameters"
@@ -38,18 +34,17 @@ _SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-_TOOLS = (
-    Function(name="describe_function", parameters=json.loads(_SCHEMA), strict=True),
-    Function(name="run_tests"),
-)
-
-
-def _tools(mode: Literal["auto", "required"]) -> GuideTensors:
-    """Return the guide of an answer that may or must call tools, as Qwen writes calls."""
-    guide = guide_of_answer(MessageStyle(HERMES), Thinking.NONE, Calling(_TOOLS, mode), None)
-    assert guide is not None
-    return guide
-
+# Answers that must or may call one of two tools, as the front door's grammars for Qwen write them.
+_CALL = rf"""
+call: HEAD_0 %json {_SCHEMA} END | HEAD_1 %json {{"type": "object", "additionalProperties": false}} END
+HEAD_0: /\{{"name": "describe_function", "arguments": /
+HEAD_1: /\{{"name": "run_tests", "arguments": /
+END: /\}}\n?<\/tool_call>/
+"""
+_REQUIRED_CALL = f'start: "<tool_call>" call{_CALL}'
+_POSSIBLE_CALL = f"""start: TEXT | BEFORE call
+TEXT: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/
+BEFORE: /(?s:.*)<tool_call>/ & ~/(?s:.*)<tool_call>(?s:.+)/{_CALL}"""
 
 # "min_tokens": True stands for a share of max_tokens, "logit_bias": n for n tokens, and "prompt_ids": True
 # for token ids instead of the text; see request_of.
@@ -76,8 +71,8 @@ _FOR_ALL: tuple[Mapping[str, Any], ...] = (
     {"logit_bias": 40, "prompt_ids": True},
     {"guide": ("json_schema", _SCHEMA), "num_log_probs": 2},
     {"guide": ("regex", "[a-z_ ]{30,}"), "bad_words": ("e",), "presence_penalty": 0.5},
-    {"guide": _tools("required"), "num_log_probs": 1},
-    {"guide": _tools("auto"), "repetition_penalty": 1.1},
+    {"guide": ("lark_grammar", _REQUIRED_CALL), "num_log_probs": 1},
+    {"guide": ("lark_grammar", _POSSIBLE_CALL), "repetition_penalty": 1.1},
 )
 _SAMPLED_ONLY: tuple[Mapping[str, Any], ...] = (
     {"top_k": 20, "num_log_probs": 5},

@@ -10,7 +10,7 @@ from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.exact.proof import PassResult
 from pipelines.validation.exact.sampling_kinds import KINDS
 from pipelines.validation.exact.verdict import CONFIDENCE, Group, Proof
-from pipelines.validation.two_answers import SideBySide
+from pipelines.validation.report import SideBySide
 
 EQUALITY = "Equality with the target alone"
 ALONE = "The target alone under load"

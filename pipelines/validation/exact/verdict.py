@@ -107,6 +107,11 @@ class Proof:
         return [(first[what], count) for what, count in Counter(error.what for error in errors).most_common()]
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether the last pass was not finished."""
+        return any(result.was_stopped for result in self.passes)
+
+    @property
     def verdict(self) -> Verdict:
         """``fail``, or ``inconclusive`` if something is missing, or ``pass``."""
         if self.failures():
@@ -124,6 +129,8 @@ class Proof:
                 reasons.append(
                     f"{count} answers of {who} differ from the target alone with one request at a time"
                 )
+        if self.was_stopped:
+            return reasons
         if any(result.findings for result in self.alone):
             reasons.append("the target's answers depend on concurrent requests, so equality cannot hold")
         for result in self.passes:
@@ -155,6 +162,8 @@ class Proof:
     def lacks(self) -> list[str]:
         """Return what the proof lacks; empty if it is complete."""
         reasons = self.reasons_of_missing()
+        if self.was_stopped:
+            return reasons
         for result in self.passes:
             if result.asked.with_cancellations and not result.num_cut_off:
                 reasons.append(f"{result.asked}: no other request was cancelled meanwhile")

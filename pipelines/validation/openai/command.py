@@ -17,8 +17,7 @@ from pipelines.command_line.options import whole_number
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
-from pipelines.validation.openai.baseline.baseline import Baseline, Settings
-from pipelines.validation.openai.baseline.file import read_baseline, write_baseline
+from pipelines.validation.openai.baseline import Baseline, Settings, read_baseline, write_baseline
 from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.sampled import NUM_PROMPTS
 from pipelines.validation.openai.server.endpoint import (
@@ -28,7 +27,8 @@ from pipelines.validation.openai.server.endpoint import (
     read_fields,
     read_key,
 )
-from pipelines.validation.showing import show
+from pipelines.validation.report import show
+from pipelines.validation.stopping import stopped_early_by_signals
 
 _PAGE = Path(".run/verify.html")
 _FORMS = "--against and --control, --against and --baseline, or --control and --record"
@@ -51,7 +51,8 @@ def main(command_line: Sequence[str]) -> int:
         work = _work(options, command_line)
     except InvalidRequestError as error:
         parser.error(str(error))
-    return run_program(work, result={"verdict": "inconclusive"})
+    with stopped_early_by_signals():
+        return run_program(work, result={"verdict": "inconclusive"})
 
 
 def _work(options: argparse.Namespace, command_line: Sequence[str]) -> Callable[[], int]:

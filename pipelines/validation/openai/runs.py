@@ -11,8 +11,8 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import Progress
 from pipelines.command_line.prompts import Prompts
-from pipelines.validation.openai.baseline.baseline import Baseline, Settings
-from pipelines.validation.openai.baseline.recording import record
+from pipelines.validation.openai.baseline import Baseline, Settings
+from pipelines.validation.openai.recording import record
 from pipelines.validation.openai.server.endpoint import Endpoint
 from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.verify import Expect, compare

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.validation.distribution.drawing import TARGET, TARGET_AGAIN, Arm, Draws, padded
-from pipelines.validation.distribution.prefix_test import TokenSequence
+from pipelines.validation.distribution.drawing import TARGET, TARGET_AGAIN, Draws, SampledModel, padded
 from pipelines.validation.distribution.sections import judge
-from pipelines.validation.openai.server.asking import ask_each
-from pipelines.validation.openai.server.questions import Question
-from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.distribution.sequence_tests import TokenSequence
+from pipelines.validation.openai.server.server import OpenAIServer, Question, ask_each
 
 NUM_PROMPTS = 8
 _NUM_TOKENS = 3
 _TOP_K = 4  # a narrow distribution, in which every token is frequent enough to be compared
-_CANDIDATE = Arm("candidate", "candidate")
+_CANDIDATE = SampledModel("candidate", "candidate")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pipelines.bench.reporting.section import Section, Table
 from pipelines.validation.audit.arms import Audit
-from pipelines.validation.openai.baseline.baseline import Answers, Baseline, answer_or_error
-from pipelines.validation.openai.features.choice import checked
-from pipelines.validation.openai.noise import can_score
+from pipelines.validation.openai.baseline import Answers, Baseline, answer_or_error
+from pipelines.validation.openai.feature_choice import checked
+from pipelines.validation.openai.recording import can_score
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import OpenAIServer
 

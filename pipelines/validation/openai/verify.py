@@ -17,12 +17,11 @@ from pipelines.errors import VerificationError
 from pipelines.validation.audit.arms import Arm, Audit
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
-from pipelines.validation.openai.baseline.baseline import Answers, Baseline, answer_or_error
+from pipelines.validation.openai.baseline import Answers, Baseline, answer_or_error
 from pipelines.validation.openai.comparing import Outcome, as_streamed, compare_answers
-from pipelines.validation.openai.features.choice import refused_features
+from pipelines.validation.openai.feature_choice import refused_features
 from pipelines.validation.openai.sampled import compare_samples
-from pipelines.validation.openai.server.asking import ask_each
-from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.openai.server.server import OpenAIServer, ask_each
 from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0

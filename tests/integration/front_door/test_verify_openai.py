@@ -15,8 +15,7 @@ from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
 from pipelines.validation.audit.arms import Arm
-from pipelines.validation.openai.baseline.baseline import Answers
-from pipelines.validation.openai.baseline.file import read_baseline, write_baseline
+from pipelines.validation.openai.baseline import Answers, read_baseline, write_baseline
 from tests.integration.front_door.conftest import url_of
 
 pytestmark = pytest.mark.triton

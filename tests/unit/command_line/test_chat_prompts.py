@@ -24,10 +24,9 @@ from pipelines.deploy.triton.models import PAIR_FILE
 from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
 from pipelines.validation.__main__ import main as verify
-from pipelines.validation.distribution.acceptance import measure_acceptance
 from pipelines.validation.distribution.drawing import DrawPlan, draw
 from pipelines.validation.exact.asking import ask_pass
-from pipelines.validation.exact.plan import DraftLength, Goal, Plan, passes_of
+from pipelines.validation.exact.plan import DraftLength, Goal, ProofPlan, passes_of
 from tests.support.trained_tokenizers import byte_level
 from tests.unit.client.scripted_client import ScriptedClient
 
@@ -126,17 +125,11 @@ def test_a_server_with_the_template_gets_what_fits_with_it(engine: Path, tmp_pat
 
 def requests_of_proof(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
     lengths = (DraftLength(2, "2"),)
-    plan = Plan(tuple(prompts), 70, lengths, (1, 2), 2, 2, 0.0, Goal(max_rate=0.5, num_tokens=100))
+    plan = ProofPlan(tuple(prompts), 70, lengths, (1, 2), 2, 2, 0.0, Goal(max_rate=0.5, num_tokens=100))
     client = ScriptedClient()
     for asked in passes_of(plan):
         ask_pass(plan, asked, "nonce", [client] * 3)
     assert any(request.prompt.startswith("# nonce cut") for _, request, _ in client.asked)
-    return [request for _, request, _ in client.asked]
-
-
-def requests_of_acceptance(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
-    client = ScriptedClient()
-    measure_acceptance(prompts, (2,), 8, [client])
     return [request for _, request, _ in client.asked]
 
 
@@ -153,7 +146,7 @@ def requests_of_bench(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
 
 @pytest.mark.parametrize(
     "requests_of",
-    [requests_of_proof, requests_of_acceptance, requests_of_distribution, requests_of_bench],
+    [requests_of_proof, requests_of_distribution, requests_of_bench],
 )
 def test_every_request_of_a_conversation_says_how_it_becomes_tokens(
     requests_of: Callable[[Sequence[Prompt]], list[CompletionRequest]], engine: Path, tmp_path: Path

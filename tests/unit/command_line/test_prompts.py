@@ -15,7 +15,7 @@ from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import EngineLoadError, InvalidRequestError, RecipeError
-from pipelines.validation.exact.sizes import RELEASE
+from pipelines.validation.exact.run import RELEASE
 from tests.support.demo_prompts import DEMO_PROMPTS
 from tests.support.tiny_engines import DEMO_TOKENIZER
 

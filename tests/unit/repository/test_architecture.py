@@ -57,7 +57,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
-        "front_door",  # the grammars of tools
     },
     "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),

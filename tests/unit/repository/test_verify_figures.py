@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.command_line.prompts import Prompt
-from pipelines.validation.exact.run import run_exact
-from pipelines.validation.exact.sizes import QUICK, Limits
+from pipelines.validation.exact.run import QUICK, Limits, run_exact
 from pipelines.validation.report import as_document
 from tests.unit.client.scripted_client import ScriptedClient
 from tests.unit.repository.test_figures import any_conditions, fill

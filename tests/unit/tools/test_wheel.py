@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import client
-from pipelines.validation.openai.baseline.file import write_baseline
+from pipelines.validation.openai.baseline import write_baseline
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.recorded_baseline import BASELINE
 from tools.wheel.__main__ import main, project_version

@@ -18,11 +18,15 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.validation.distribution.chi_square import detectable_total_variation
 from pipelines.validation.distribution.drawing import COUPLED, RATIO, DrawPlan, Draws, draw
-from pipelines.validation.distribution.hamming_mmd import permutation_p_value
-from pipelines.validation.distribution.power import detectable_total_variation
-from pipelines.validation.distribution.prefix_test import SamplePair, TokenSequence, compare_positions
 from pipelines.validation.distribution.sections import ALPHA, compare, judge
+from pipelines.validation.distribution.sequence_tests import (
+    SamplePair,
+    TokenSequence,
+    compare_positions,
+    permutation_p_value,
+)
 
 VOCAB_SIZE = 12
 Law = npt.NDArray[np.float64]

@@ -13,20 +13,20 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.validation import runs
-from pipelines.validation.exact.plan import ADAPTIVE, Plan
+from pipelines.validation.exact.plan import ADAPTIVE, ProofPlan
 from pipelines.validation.exact.proof import prove
+from pipelines.validation.exact.run import QUICK, Limits, plan_of
 from pipelines.validation.exact.sampling_kinds import GREEDY
 from pipelines.validation.exact.sections import COVERED, PASSES, covered_section
-from pipelines.validation.exact.sizes import QUICK, Limits, plan_of
 from pipelines.validation.exact.verdict import Proof
-from pipelines.validation.html_page import as_html
+from pipelines.validation.report import as_html
 from pipelines.validation.runs import Own, verify_own
 from tests.unit.client.scripted_client import Change, ScriptedClient
 
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
 
 
-def plan(default_draft_length: str) -> Plan:
+def plan(default_draft_length: str) -> ProofPlan:
     limits = Limits(max_draft_len=2, max_requests=3, default_draft_length=default_draft_length)
     return replace(plan_of(QUICK, PROMPTS, limits), mean_gap_s=0.0)
 
@@ -137,7 +137,7 @@ def test_the_command_asks_the_server_what_its_own_draft_length_is(
     change: Change, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A setting changed while the server runs is in no parameter of a model, but its answers report it."""
-    monkeypatch.setattr("pipelines.validation.exact.sizes._MEAN_GAP_S", 0.0)
+    monkeypatch.setattr("pipelines.validation.exact.run._MEAN_GAP_S", 0.0)
     monkeypatch.setattr(runs.Client, "connect", lambda url: ScriptedClient(change))
     prompts = Prompts("made", {"text": PROMPTS})
     report, conditions = verify_own(Own("grpc://127.0.0.1:1", "demo", QUICK, prompts), [])

@@ -19,16 +19,16 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.validation.audit.margin import explain
 from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
-from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, Goal, Plan, passes_of, questions_of
-from pipelines.validation.exact.proof import PassResult, Progress, prove
+from pipelines.validation.exact.differences import explain
+from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, Goal, ProofPlan, passes_of, questions_of
+from pipelines.validation.exact.proof import PassProgress, PassResult, prove
 from pipelines.validation.exact.verdict import Group, Proof
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 
 MAX_TOKENS = 12
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(6))
-PLAN = Plan(
+PLAN = ProofPlan(
     prompts=PROMPTS,
     max_tokens=MAX_TOKENS,
     draft_lengths=(*(DraftLength(number, str(number)) for number in range(3)), DraftLength(None, ADAPTIVE)),
@@ -40,7 +40,7 @@ PLAN = Plan(
 )
 
 
-def run(change: Change = lambda request, model, given: given, plan: Plan = PLAN) -> Proof:
+def run(change: Change = lambda request, model, given: given, plan: ProofPlan = PLAN) -> Proof:
     client = ScriptedClient(change)
     return Proof(prove(plan, [client] * (max(plan.loads) + 1), "nonce"), plan.goal)
 
@@ -82,7 +82,7 @@ def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() 
     client = ScriptedClient()
     asked: list[tuple[str, CompletionRequest, bool]] = []
 
-    def on_progress(state: Progress) -> None:
+    def on_progress(state: PassProgress) -> None:
         if state.is_reference:
             asked.append(client.asked[-1])
 

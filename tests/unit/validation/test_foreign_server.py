@@ -18,8 +18,7 @@ from pipelines.client.any_model import ModelSpec, Tensors, spec_from_config
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, VerificationError
 from pipelines.validation.audit.against import Foreign, verify_foreign
-from pipelines.validation.audit.foreign_server import ForeignServer, ModelNames
-from pipelines.validation.audit.margins import Replay, TokenizerFile
+from pipelines.validation.audit.nvidia_server import ForeignServer, ModelNames, Replay, TokenizerFile
 
 VOCAB_SIZE = 100
 

@@ -9,15 +9,15 @@ import pytest
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import TransportError
-from pipelines.validation.openai.margins import RecordedMargins, margin_at, without_unlikely_tokens
+from pipelines.validation.openai.comparing import RecordedMargins, margin_at, without_unlikely_tokens
 from pipelines.validation.openai.server.answers import (
     Answer,
     TokenLogProbs,
     ToolCall,
     change_of_server,
+    join_events,
     read_answer,
 )
-from pipelines.validation.openai.server.events import join_events
 
 CHOICE: dict[str, Any] = {"text": "ab", "finish_reason": "length", "token_ids": [5, 6]}
 DOCUMENT: dict[str, Any] = {"model": "m", "choices": [CHOICE], "usage": {"completion_tokens": 2}}

@@ -12,8 +12,7 @@ import pytest
 
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.validation.__main__ import main
-from pipelines.validation.openai.baseline.baseline import answer_or_error
-from pipelines.validation.openai.baseline.file import FORMAT, read_baseline, write_baseline
+from pipelines.validation.openai.baseline import FORMAT, answer_or_error, read_baseline, write_baseline
 from tests.support.recorded_baseline import BASELINE
 
 NOWHERE = "http://127.0.0.1:9"

@@ -11,10 +11,10 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
 from pipelines.validation.__main__ import main
 from pipelines.validation.audit.arms import Arm, Difference
-from pipelines.validation.openai.noise import can_score, join_noise, score
+from pipelines.validation.openai.recording import can_score, join_noise, score
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer, TokenLogProbs
-from pipelines.validation.openai.server.asking import ask_each
+from pipelines.validation.openai.server.server import ask_each
 from tests.support.scripted_http import scripted_http
 
 NOWHERE = "http://127.0.0.1:9"

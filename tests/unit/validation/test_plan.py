@@ -13,18 +13,19 @@ from pipelines.client import CompletionRequest
 from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.errors import VerificationError
-from pipelines.validation.exact.covering import covering_array, pairs_of_levels
 from pipelines.validation.exact.plan import (
     NO_DRAFT,
     DraftLength,
     Pass,
-    Plan,
+    ProofPlan,
+    covering_array,
+    pairs_of_levels,
     passes_of,
     pool_of,
     questions_of,
 )
+from pipelines.validation.exact.run import QUICK, RELEASE, Limits, Size, plan_of, read_limits
 from pipelines.validation.exact.sampling_kinds import GREEDY, KINDS, PARAMETERS, is_greedy
-from pipelines.validation.exact.sizes import QUICK, RELEASE, Limits, Size, plan_of, read_limits
 from tests.support.demo_prompts import DEMO_PROMPTS
 
 LIMITS = Limits(max_draft_len=8, max_requests=80, default_draft_length="adaptive")
@@ -34,7 +35,7 @@ DIMENSIONS = (
 )
 
 
-def plan(size: Size, limits: Limits = LIMITS) -> Plan:
+def plan(size: Size, limits: Limits = LIMITS) -> ProofPlan:
     return plan_of(size, read_prompts(DEMO_PROMPTS).draw(size.num_prompts).all, limits)
 
 

@@ -13,8 +13,8 @@ from pipelines.bench.reporting.rates import (
     prompts_needed,
     upper_bound,
 )
-from pipelines.validation.distribution import power
-from pipelines.validation.distribution.cell_test import compare_samples
+from pipelines.validation.distribution import chi_square
+from pipelines.validation.distribution.chi_square import compare_samples
 from tests.statistical.goodness_of_fit import cells_for, fit, samples_needed
 
 
@@ -31,9 +31,9 @@ def test_sample_sizes_are_those_computed_independently(
 ) -> None:
     num_samples = samples_needed(total_variation, dof, 1e-9, 0.99)
     assert round(num_samples / 1000) == thousands
-    assert power.power(num_samples, total_variation, dof, 1e-9) >= 0.99
-    assert power.power(num_samples - 2, total_variation, dof, 1e-9) < 0.99
-    assert power.detectable_total_variation(num_samples, dof, 1e-9, 0.99) == pytest.approx(
+    assert chi_square.power(num_samples, total_variation, dof, 1e-9) >= 0.99
+    assert chi_square.power(num_samples - 2, total_variation, dof, 1e-9) < 0.99
+    assert chi_square.detectable_total_variation(num_samples, dof, 1e-9, 0.99) == pytest.approx(
         total_variation, rel=1e-5
     )
 
@@ -41,12 +41,12 @@ def test_sample_sizes_are_those_computed_independently(
 @pytest.mark.parametrize("dof", [1, 3, 63, 400])
 @pytest.mark.parametrize("alpha", [0.05, 1e-9, 1e-12])
 def test_power_is_the_tail_of_the_noncentral_chi_square(dof: int, alpha: float) -> None:
-    assert power.critical_value(alpha, dof) == pytest.approx(stats.chi2.isf(alpha, dof))
+    assert chi_square.critical_value(alpha, dof) == pytest.approx(stats.chi2.isf(alpha, dof))
     for total_variation in (0.001, 0.01, 0.1):
         expected = stats.ncx2.sf(stats.chi2.isf(alpha, dof), dof, 1e5 * 4 * total_variation**2)
-        found = power.power(1e5, total_variation, dof, alpha)
+        found = chi_square.power(1e5, total_variation, dof, alpha)
         assert found == pytest.approx(expected, abs=1e-9)
-    assert power.power(1e5, 0.0, dof, alpha) == alpha
+    assert chi_square.power(1e5, 0.0, dof, alpha) == alpha
 
 
 def test_no_deviation_of_a_given_size_is_harder_to_see_than_the_stated_one() -> None:
@@ -71,7 +71,7 @@ def test_simulated_power_agrees_with_the_computed_one() -> None:
     assert signs.sum() == pytest.approx(0)
     for target in (alpha, 0.5, 0.9, 0.99):
         total_variation = (
-            power.detectable_total_variation(num_samples, 5, alpha, target) if target > alpha else 0
+            chi_square.detectable_total_variation(num_samples, 5, alpha, target) if target > alpha else 0
         )
         counts = rng.multinomial(num_samples, law + total_variation * signs, num_trials)
         rejected = sum(fit(row, law).p_value <= alpha for row in counts)
@@ -84,9 +84,9 @@ def test_simulated_power_of_a_comparison_agrees_with_the_computed_one() -> None:
     num_trials, sizes, alpha = 2000, (6000, 3000), 1e-3
     law = np.array([0.3, 0.2, 0.3, 0.2])
     signs = np.array([1, 1, -1, -1]) * 2 * law
-    worth = power.samples_in_comparison(*sizes)
+    worth = chi_square.samples_in_comparison(*sizes)
     assert worth == 2000
-    total_variation = power.detectable_total_variation(worth, 3, alpha, 0.9)
+    total_variation = chi_square.detectable_total_variation(worth, 3, alpha, 0.9)
     rejected = 0
     for _ in range(num_trials):
         first = rng.multinomial(sizes[0], law)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,22 +19,18 @@ import pytest
 from pipelines.bench.reporting.section import Section, Table, Verdict, joint_verdict
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.client.model_names import SPECULATIVE
+from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.errors import ServerBusyError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation import __main__ as command
 from pipelines.validation import runs
 from pipelines.validation.audit.against import Foreign
-from pipelines.validation.audit.margin import Explanation
-from pipelines.validation.distribution.acceptance import measure_acceptance
+from pipelines.validation.exact.differences import Explanation, side_by_side
 from pipelines.validation.exact.plan import DraftLength, Pass
 from pipelines.validation.exact.proof import Finding
-from pipelines.validation.exact.run import run_exact
-from pipelines.validation.exact.side_by_side import side_by_side
-from pipelines.validation.exact.sizes import QUICK, Limits
-from pipelines.validation.html_page import as_html
-from pipelines.validation.report import Report, as_document, as_text
+from pipelines.validation.exact.run import QUICK, Limits, run_exact
+from pipelines.validation.report import Report, as_document, as_html, as_text
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
@@ -46,7 +45,7 @@ CONDITIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.validation.exact.sizes._MEAN_GAP_S", 0.0)
+    monkeypatch.setattr("pipelines.validation.exact.run._MEAN_GAP_S", 0.0)
 
 
 def section(verdict: Verdict) -> Section:
@@ -250,49 +249,6 @@ def test_a_target_that_depends_on_the_load_fails_a_section_of_its_own() -> None:
     assert "depend on the batch" in parts["The target alone under load"].summary
 
 
-def test_acceptance_is_measured_with_the_same_prompts_and_seeds_under_both_rules() -> None:
-    def accept(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        return replace(given, total_accepted_draft_tokens=1) if request.use_draft_logits else given
-
-    client = ScriptedClient(accept)
-    found = measure_acceptance(PROMPTS[:3], (1, 4), 8, [client, client])
-    assert found.verdict == "info"
-    arms = found.document["arms"]
-    assert [(arm["num_draft_tokens"], arm["sampling"]) for arm in arms] == [
-        *((1, "coupled"), (1, "uncoupled"), (4, "coupled"), (4, "uncoupled"))
-    ]
-    assert arms[2] == {
-        "num_draft_tokens": 4,
-        "sampling": "coupled",
-        "answers": 3,
-        "num_rounds": 24,
-        "total_draft_tokens": 24,
-        "total_accepted_draft_tokens": 12,
-        "acceptance_rate": 0.5,
-        "mean_acceptance_length": 1.5,
-    }
-    assert arms[3]["acceptance_rate"] == 3 / 24
-    assert (
-        "0.500 of the drafted tokens are accepted with shared noise, 0.200 with independent" in found.summary
-    )
-    asked = [request for _, request, _ in client.asked]
-    assert {request.temperature for request in asked} == {0.8}
-    assert len({(request.prompt, request.seed) for request in asked}) == 3
-    assert len({request.seed for request in asked}) == 3
-
-
-def test_acceptance_that_the_server_refuses_to_measure_is_no_failure() -> None:
-    def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if request.use_draft_logits:
-            raise InvalidRequestError("no draft logits here")
-        return given
-
-    found = measure_acceptance(PROMPTS[:2], (1,), 8, [ScriptedClient(refuse)])
-    assert found.verdict == "info"
-    assert "no draft logits here" in found.summary
-    assert measure_acceptance(PROMPTS[:2], (), 8, [ScriptedClient()]).verdict == "info"
-
-
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     """Make the command line ask a function instead of a server."""
@@ -339,6 +295,30 @@ def test_exit_codes_tell_pass_fail_and_inconclusive(
         assert f"{verdict.upper()}; wrote the report to {page}" in printed
         assert f"<title>{verdict}" in page.read_text(encoding="utf-8")
         assert ("first difference (text)" in printed) is (verdict == "fail")
+
+
+def test_a_stopped_proof_reports_what_it_has(
+    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counter = itertools.count(1)
+
+    def stop_after_a_while(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        if model == TARGET_ALONE and request.max_tokens == 9 and next(counter) == 100:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return given
+
+    scripted(stop_after_a_while)
+    page = tmp_path / "page.html"
+    assert command.main(["--quick", "--max-tokens", "9", "--html", str(page)]) == 3
+    printed = capsys.readouterr().out
+    equality = json.loads(printed.splitlines()[-1])["sections"][0]
+    assert equality["verdict"] == "inconclusive"
+    assert equality["figures"]["answers_compared"] > 0
+    assert "the proof was stopped" in equality["summary"]
+    assert page.is_file()
+    rows = re.findall(r"\[(\d+)/(\d+), \d+ (?:s|min) left\]", printed)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert 1 < len(rows) < int(rows[0][1])
 
 
 def test_too_few_prompts_for_a_release_are_inconclusive(

@@ -49,11 +49,10 @@ def check(
     __tracebackhide__ = True
     from pipelines.atomic_file import write_whole
     from pipelines.errors import DraftproofError
-    from pipelines.validation.html_page import as_html
-    from pipelines.validation.openai.baseline.file import read_baseline
+    from pipelines.validation.openai.baseline import read_baseline
     from pipelines.validation.openai.runs import Run
     from pipelines.validation.openai.server.endpoint import CANDIDATE_KEY, Endpoint, read_key
-    from pipelines.validation.report import as_document, as_text
+    from pipelines.validation.report import as_document, as_html, as_text
 
     key = None if key_file is None else Path(key_file)
     run = Run(["--against", against, "--baseline", str(baseline)], timeout_s)

@@ -7,14 +7,18 @@ from dataclasses import replace
 from functools import partial
 
 from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError
-from pipelines.validation.openai.features.feature import Feature, Material, Way
-from pipelines.validation.openai.features.long_prompts import LONG_PROMPTS
-from pipelines.validation.openai.features.stop_words import STOP_WORDS
-from pipelines.validation.openai.features.structured import STRUCTURED
-from pipelines.validation.openai.features.tools import OFFERED_TOOLS, REQUIRED_CALLS
+from pipelines.validation.openai.features import (
+    LONG_PROMPTS,
+    OFFERED_TOOLS,
+    REQUIRED_CALLS,
+    STOP_WORDS,
+    STRUCTURED,
+    Feature,
+    Material,
+    Way,
+)
 from pipelines.validation.openai.server.answers import Answer
-from pipelines.validation.openai.server.questions import Question
-from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.openai.server.server import OpenAIServer, Question
 
 FEATURES = {
     feature.name: feature for feature in (STOP_WORDS, STRUCTURED, REQUIRED_CALLS, OFFERED_TOOLS, LONG_PROMPTS)

@@ -2,17 +2,33 @@
 
 Source: Pearson 1900; Cochran 1954, "Some methods for strengthening the common chi-square tests" (expected
 counts of at least 5); Agresti 2013, "Categorical Data Analysis", 1.5 and 3.2.
+
+Power before the data are seen. The alternative is always the worst one. A distribution q that differs from p
+by total variation TV, with excess TV on a set of cells of probability a, has chi-square distance sum((q -
+p)^2 / p) >= TV^2 / (a (1 - a)) (Cauchy-Schwarz on the set and on its complement), and a (1 - a) <= 1/4. So n
+samples have noncentrality
+
+    lambda >= n (2 TV)^2
+
+whatever p and q are, with equality when the deviation is spread evenly over two halves of equal
+probability. Any other deviation of that size is detected with more power. The power is the upper tail of
+the noncentral chi-square distribution beyond the critical value of the central one.
+
+TV is measured between the cells of the test; what pooling hides is ``CellTest.pooled_probability``.
+
+Sources: Cohen 1988, "Statistical Power Analysis", chapter 7 (w = 2 TV here, lambda = n w^2); Patnaik 1949,
+Biometrika 36 (noncentral chi-square approximates the distribution of Pearson's statistic under an
+alternative).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-
-from pipelines.validation.distribution.power import samples_in_comparison
 
 MIN_EXPECTED = 5.0
 """Cells with a lower expected count are pooled. The tail beyond alpha = 1e-9 needs about 25: one cell with
@@ -30,7 +46,7 @@ class CellTest:
         dof: Number of cells after pooling less 1. With 0 only outcomes of probability 0 are tested for:
             ``p_value`` is 1 or 0.
         p_value: Probability of this statistic or a larger one if the distributions are equal.
-        num_samples: Number of samples in the sense of ``power.power``.
+        num_samples: Number of samples in the sense of ``power``.
         pooled_probability: Probability of the cells that were merged into one. If the distributions differ
             by TV over all cells, they differ by at least TV less this over the cells of the test.
     """
@@ -106,3 +122,51 @@ def outcome_of(statistic: float, num_cells: int, num_samples: float, pooled_prob
     dof = num_cells - 1
     p_value = float(special.chdtrc(dof, statistic) if dof else statistic < np.inf)
     return CellTest(statistic, dof, p_value, num_samples, pooled_probability)
+
+
+def critical_value(alpha: float, dof: int) -> float:
+    """Return the statistic above which a chi-square test with ``dof`` degrees of freedom rejects."""
+    return float(special.chdtri(dof, alpha))
+
+
+def power(num_samples: float, total_variation: float, dof: int, alpha: float) -> float:
+    """Compute the least probability that the test rejects a distribution ``total_variation`` away.
+
+    Args:
+        num_samples: Number of samples n; for two samples of n and m, ``samples_in_comparison(n, m)``.
+        total_variation: TV between the two distributions on the cells of the test, 0 to 1.
+        dof: Number of cells less 1, at least 1.
+        alpha: Probability that this test rejects the right distribution.
+    """
+    noncentrality = num_samples * (2 * total_variation) ** 2
+    if noncentrality == 0:
+        return alpha
+    return 1.0 - float(special.chndtr(critical_value(alpha, dof), dof, noncentrality))
+
+
+def noncentrality_needed(dof: int, alpha: float, power: float) -> float:
+    """Compute the noncentrality at which a test has ``power``, which must be above ``alpha``."""
+    return float(special.chndtrinc(critical_value(alpha, dof), dof, 1.0 - power))
+
+
+def detectable_total_variation(num_samples: float, dof: int, alpha: float, power: float) -> float:
+    """Compute the smallest total variation that is detected with at least ``power``.
+
+    A result above 1 means that so few samples detect no distribution with that power.
+    """
+    return 0.5 * math.sqrt(noncentrality_needed(dof, alpha, power) / num_samples)
+
+
+def samples_in_comparison(num_first: int, num_second: int) -> float:
+    """Compute how many samples against a known distribution have the power of comparing two samples.
+
+    Pearson's statistic of a 2 x k table has noncentrality n m / (n + m) * sum((p - q)^2 / r), r being the
+    mixture of both distributions, and that sum is at least (2 TV)^2 by the argument above. Two samples of n
+    are worth n / 2 against a known distribution.
+    """
+    return num_first * num_second / (num_first + num_second)
+
+
+def alpha_of_each(alpha: float, num_tests: int) -> float:
+    """Return Bonferroni's level of each test, which is known in advance, so power can be computed with it."""
+    return alpha / num_tests

@@ -1,24 +1,26 @@
-"""Ask a control everything that a comparison needs of it."""
+"""Ask a control everything that a comparison needs of it.
+
+It answers alone, then under load. Verification computes several positions in one pass, which the control
+alone never does; so its own answers are also given to it as a prompt, whose log probabilities it computes in
+such passes (``echo``). Where it would then prefer another token, it differs from itself too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.command_line.prompts import Prompts
+from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import DraftproofError, VerificationError
-from pipelines.validation.audit.arms import Arm, Difference
-from pipelines.validation.openai.baseline.baseline import Answers, Baseline, Recorded, Settings
-from pipelines.validation.openai.comparing import Outcome, compare_answers
-from pipelines.validation.openai.features.choice import questions_for
-from pipelines.validation.openai.features.feature import Material
-from pipelines.validation.openai.margins import without_unlikely_tokens
-from pipelines.validation.openai.noise import can_score, join_noise, score
+from pipelines.validation.audit.arms import Arm, Difference, Margin
+from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
+from pipelines.validation.openai.comparing import Outcome, compare_answers, without_unlikely_tokens
+from pipelines.validation.openai.feature_choice import questions_for
+from pipelines.validation.openai.features import Material
 from pipelines.validation.openai.sampled import record_samples
+from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
 from pipelines.validation.openai.server.answers import Answer
-from pipelines.validation.openai.server.asking import ask_each
-from pipelines.validation.openai.server.questions import Question
-from pipelines.validation.openai.server.server import OpenAIServer
+from pipelines.validation.openai.server.server import OpenAIServer, Question, ask_each
 
 OnAnswer = Callable[[str, int], None]
 """(name of an arm, number of its answers so far), for progress."""
@@ -146,3 +148,39 @@ class _Asker:
 
 def _recorded(outcomes: Sequence[Outcome]) -> tuple[Recorded, ...]:
     return tuple(each.to_wire() if isinstance(each, DraftproofError) else each for each in outcomes)
+
+
+def can_score(abilities: Abilities) -> bool:
+    """Return whether a server can score its own answers."""
+    return abilities.echo and abilities.token_ids and abilities.prompt_ids and abilities.completions
+
+
+def score(server: OpenAIServer, prompt: Prompt, answer: Answer) -> Difference | None:
+    """Let a server score its own answer in one pass, and find the first token that it would replace.
+
+    Returns:
+        The token and its margin; None if it would replace none, or scored nothing.
+    """
+    fields = {
+        "prompt": [*answer.prompt_ids, *answer.token_ids],
+        "max_tokens": 1,
+        "echo": True,
+        **server.log_prob_fields(COMPLETIONS),
+    }
+    try:
+        scored = server.request(COMPLETIONS, fields)
+    except DraftproofError:  # too long with one more token; the server counts what else went wrong
+        return None
+    begin = len(answer.prompt_ids)
+    for place, row in enumerate(scored.log_probs[begin : begin + len(answer.token_ids)]):
+        best = max(row.alternatives, key=row.alternatives.__getitem__, default=row.token)
+        margin = row.alternatives.get(best, row.log_prob) - row.log_prob
+        if margin > 0:
+            return Difference(prompt.prompt_id, f"token {place}", row.token, best, Margin(margin))
+    return None
+
+
+def join_noise(name: str, loaded: Arm, scored: Sequence[Difference | None]) -> Arm:
+    """Join both ways in which the control may differ from itself: the first of them at each prompt counts."""
+    pairs = zip(loaded.differences, scored, strict=True)
+    return Arm(name, tuple(first or second for first, second in pairs), loaded.missing)

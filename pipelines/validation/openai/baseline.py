@@ -1,0 +1,162 @@
+"""Everything that a comparison needs of the control, so that the control itself need not be there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from pipelines.atomic_file import whole_file
+from pipelines.errors import DraftproofError, InvalidRequestError, VerificationError, from_wire
+from pipelines.validation.audit.arms import Arm
+from pipelines.validation.openai.sampled import Samples
+from pipelines.validation.openai.server.abilities import Abilities
+from pipelines.validation.openai.server.answers import Answer
+from pipelines.validation.openai.server.server import Question
+
+Recorded = Answer | str
+"""An answer, or the error in place of one, as ``DraftproofError.to_wire`` writes it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Size of a comparison.
+
+    Attributes:
+        num_prompts: Most prompts that are asked.
+        max_tokens: Most tokens of an answer.
+        num_at_once: Number of concurrent requests of the load.
+        num_sampled: Number of sampled answers to each of the first few prompts; 0 for none.
+    """
+
+    num_prompts: int = 320
+    max_tokens: int = 128
+    num_at_once: int = 8
+    num_sampled: int = 0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The control's answers to some questions.
+
+    Attributes:
+        questions: The questions; their ids are unique.
+        alone: Its answers one at a time, with log probabilities: the reference.
+        streamed: Its answers in streams, under load; empty if it has none.
+        noise: Where it differs from the reference under load, or in one pass over its own answer.
+    """
+
+    questions: tuple[Question, ...]
+    alone: tuple[Recorded, ...]
+    streamed: tuple[Recorded, ...]
+    noise: Arm
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A control's answers, and what is known of the control.
+
+    Attributes:
+        settings: Size of the comparison.
+        control: Engine, model and fingerprint of the control.
+        abilities: What it can tell about its answers.
+        plain: Greedy answers to the prompts.
+        featured: Answers to questions about features; there may be none.
+        samples: Sampled answers; None if there are none.
+        not_checked: What could not be asked, with the reasons.
+        failures: Kinds of failed requests -> how many there were.
+        num_retries: Number of requests that were sent again because the control was busy.
+        conditions: When, where and with which command they were recorded, and the prompts.
+    """
+
+    settings: Settings
+    control: str
+    abilities: Abilities
+    plain: Answers
+    featured: Answers
+    samples: Samples | None
+    not_checked: tuple[str, ...]
+    failures: Mapping[str, int]
+    num_retries: int
+    conditions: Mapping[str, Any]
+
+
+def answer_or_error(recorded: Recorded) -> Answer | DraftproofError:
+    """Return a recorded answer, or the error in place of one."""
+    if isinstance(recorded, Answer):
+        return recorded
+    return from_wire(recorded) or VerificationError("the baseline has no answer", values=recorded)
+
+
+FORMAT = "draftproof-baseline-2"
+"""Changes with the questions about features too, whose answers are checked against this version's forms."""
+
+_ADAPTER = TypeAdapter(
+    with_config(ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants"))(Baseline)
+)
+
+
+def write_baseline(path: Path, baseline: Baseline) -> str:
+    """Write a baseline; returns its digest.
+
+    Raises:
+        InvalidRequestError: The file cannot be written.
+    """
+    content = _ADAPTER.dump_json(baseline)
+    digest = hashlib.sha256(content).hexdigest()
+    header = json.dumps({"format": FORMAT, "sha256": digest}).encode()
+    try:
+        with whole_file(path) as made:
+            made.write_bytes(gzip.compress(header + b"\n" + content, mtime=0))
+            made.chmod(0o644)
+    except OSError as error:
+        raise InvalidRequestError(
+            "the baseline cannot be written",
+            values=f"{path}: {error.strerror}",
+            limit="a file in a folder that this user may write to",
+            remedy="name another file with --record",
+        ) from None
+    return digest
+
+
+def read_baseline(path: Path) -> tuple[Baseline, str]:
+    """Read a baseline and its digest.
+
+    Raises:
+        InvalidRequestError: The file cannot be read, is damaged, or has another format.
+    """
+    try:
+        header, _, content = gzip.decompress(path.read_bytes()).partition(b"\n")
+        named = json.loads(header)
+        found, digest = named["format"], named["sha256"]
+    except OSError as error:
+        reason = error.strerror or "damaged, or no file of gzip"
+        raise _refused(path, reason, "the file that --record wrote") from None
+    except (EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise _refused(path, f"{type(error).__name__}: {error}", "a file that is whole") from None
+    if found != FORMAT:
+        raise _refused(path, f"format {found!r:.60}", f"format {FORMAT!r}")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _refused(path, "its content does not have its SHA-256", "a file that nobody changed")
+    try:
+        return _ADAPTER.validate_json(content), digest
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _refused(path, f"{place}: {first['msg']}", f"what {FORMAT!r} has") from None
+
+
+def _refused(path: Path, values: str, limit: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        "a baseline cannot be used",
+        values=f"{path}: {values}",
+        limit=limit,
+        remedy="record it again: draftproof verify --control URL --record FILE",
+    )

@@ -1,1 +1,0 @@
-"""Records the answers of a control, and keeps them in a file."""

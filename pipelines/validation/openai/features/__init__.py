@@ -1,1 +1,0 @@
-"""Features of requests that are compared besides plain greedy answers."""
