@@ -18,7 +18,7 @@ from tests.support.recorded_baseline import BASELINE
 from tools.wheel.__main__ import main, project_version
 
 VERIFY = {"jinja2", "pydantic", "scipy"}
-OF_EXTRA = ("draftproof.validation", "draftproof.reporting")
+OF_EXTRA = ("draftproof.validation", "draftproof.bench")
 
 
 @pytest.fixture(scope="module")
