@@ -77,7 +77,7 @@ python = $(eval python := $(find_python))$(python)
 venv := .venv/bin/python
 ##= address of docs-serve
 DOCS_ADDRESS ?= 127.0.0.1:8080
-##= interpreter for .venv-docs, .venv-image and .venv-clients (default: the first usable one of python3.11 to python3.14, python3)
+##= interpreter for .venv-docs and .venv-clients (default: the first usable one of python3.11 to python3.14, python3)
 DOCS_PYTHON ?=
 docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
 docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
@@ -204,11 +204,6 @@ bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkou
 	@test -n "$(BEFORE)" || { echo "BEFORE is not set; run: make bench-versions BEFORE=<commit>"; exit 2; }
 	@$(venv) -m benchmarks.versions --recipe "$(RECIPE)" --before "$(BEFORE)" $(ARGS)
 
-.PHONY: rehearse
-rehearse: .venv/test.stamp .venv/torch.stamp ## build, serve and time RECIPE, one of those for CPUs, with random weights of its models' real shapes, then `figures`
-	@$(venv) -m benchmarks.rehearsal --recipe "$(RECIPE)" $(ARGS)
-	@$(venv) -m docs.figures
-
 ##@ Test
 # More workers than cores, because tests with servers mostly wait; tests/support/distribution.py has their order.
 .PHONY: test
@@ -237,7 +232,7 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 
 .PHONY: test-all
 test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
-	-@$(MAKE) -s .venv-clients/clients.stamp .venv-image/image.stamp # where they cannot be installed, their tests are skipped
+	-@$(MAKE) -s .venv-clients/clients.stamp # where it cannot be installed, its tests are skipped
 	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day
@@ -245,26 +240,23 @@ gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine wi
 	@$(venv) -m tests.gpu --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: drills
-drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour), then `figures`
-	@$(venv) -m tests.drills --output docs/results/canary-drills.json $(ARGS)
-	@$(venv) -m docs.figures
+drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour)
+	@$(venv) -m tests.drills --output results/canary-drills.json $(ARGS)
 
 .PHONY: drills-faults
-drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes), then `figures`
-	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" --output docs/results/fault-drills.json $(ARGS)
-	@$(venv) -m docs.figures
+drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes)
+	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" --output results/fault-drills.json $(ARGS)
 
 .PHONY: drills-fleet
-drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour), then `figures`
-	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills --output docs/results/fleet-drills.json $(ARGS)
-	@$(venv) -m docs.figures
+drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour)
+	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills --output results/fleet-drills.json $(ARGS)
 
 .PHONY: check
 check: .venv/test.stamp ## run the lint, format, type and architecture checks
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy
-	@$(venv) -m pytest -q tests/unit/repository/test_architecture.py tests/unit/repository/test_readme.py tests/unit/repository/test_figures.py tests/unit/repository/test_language.py
+	@$(venv) -m pytest -q tests/unit/repository/test_architecture.py tests/unit/repository/test_readme.py tests/unit/repository/test_code_tables.py tests/unit/repository/test_language.py
 
 .PHONY: size
 size: .venv/created.stamp ## count code lines by part, beside the budget of each
@@ -272,7 +264,8 @@ size: .venv/created.stamp ## count code lines by part, beside the budget of each
 
 ##@ Documentation
 .PHONY: docs
-docs: .venv-docs/docs.stamp ## build the documentation site into site/; a dead link or a missing page fails
+docs: .venv/run.stamp .venv-docs/docs.stamp ## write what pages show of the code and build the site into site/; a dead link fails
+	@$(venv) -m docs.code_tables
 	@.venv-docs/bin/zensical build --clean --strict
 	@.venv-docs/bin/python -m docs.check_site
 
@@ -284,53 +277,19 @@ docs-serve: .venv-docs/docs.stamp ## serve the documentation site on loopback an
 licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_PARTY_NOTICES.md
 	@$(venv) -m docs.licences
 
-.PHONY: figures
-figures: .venv/run.stamp ## regenerate the tables in the documents from docs/results/*.json
-	@$(venv) -m docs.figures
-
-.PHONY: results
-results: .venv/run.stamp ## repeat the measurements that the documents quote (needs an idle machine), then `figures`
-	@mkdir -p .run docs/results
-	$(call record,families,$(venv) -m benchmarks.families)
-	$(call record,quantized-pair-demo,$(venv) -m benchmarks.quantized_pair)
-	$(call record,quantized-steps-demo-large,$(venv) -m benchmarks.quantized_steps)
-	$(call record,attention-steps-demo-large,$(venv) -m benchmarks.operator_steps attention)
-	$(call record,server-memory,$(venv) -m benchmarks.server_memory)
-	$(call record,token-overlap,$(venv) -m benchmarks.token_overlap)
-	$(call record,demo,make -s demo RECIPE=demo)
-	$(call record,verify-demo,make -s verify RECIPE=demo)
-	$(call record,sampler-demo-large,$(venv) -m benchmarks.sampler_cost --engine engines/demo-large/target-*)
-	$(call record,acceptance-demo,make -s acceptance RECIPE=demo)
-	$(call record,bench-demo-large,make -s bench RECIPE=demo-large)
-	$(call record,bench-demo-large-sampled,make -s bench RECIPE=demo-large ARGS="--temperature 0.8 --sets code --rates 0.8")
-	$(call record,router-demo-large,$(venv) -m benchmarks.router_cost --recipe demo-large)
-	$(call record,front-door-demo-large,$(venv) -m benchmarks.front_door.cost --recipe demo-large)
-	$(call record,structured-output-demo-large,$(venv) -m benchmarks.front_door.structured --recipe demo-large)
-	$(call record,peers-demo-large,make -s bench-peers RECIPE=demo-large)
-	@$(venv) -m docs.figures
-
-# The last line of standard output is the result; the file appears only if the command succeeded.
-# `make`, not $(MAKE): the latter would run even under `make -n`.
-record = @$(2) | tee /dev/stderr | tail -n 1 | $(venv) -m json.tool >.run/$(1).json && mv .run/$(1).json docs/results/$(1).json
-
 ##@ Train the demonstration pair (up to 90 minutes on 2 cores)
 .PHONY: train-demo
 train-demo: .venv/train.stamp .venv/torch.stamp ## train tokenizer, target and draft and replace engines/demo_pair
 	@$(venv) -m tools.demo_pair.train --output engines/demo_pair $(ARGS)
 
 .PHONY: evaluate-demo
-evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair, then `figures`
+evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair
 	@$(venv) -m tools.demo_pair.evaluate $(ARGS)
-	@$(venv) -m docs.figures
 
 ##@ Package
 .PHONY: wheel
 wheel: .venv/test.stamp ## build client and verify as the wheel draftproof into dist/
 	@$(venv) -m tools.wheel $(ARGS)
-
-.PHONY: image
-image: .venv-image/image.stamp ## make the embedded runtime's container image in dist/image without a container engine (needs mmdebstrap, umoci and root)
-	@.venv-image/bin/python -m tools.image $(ARGS)
 
 ##@ Clean
 .PHONY: clean
@@ -357,7 +316,6 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	for extra in peers-genai peers-hf; do $(uv_compile_peers) --python-version 3.10 --extra $$extra -o requirements/$$extra.txt; done
 	for extra in peers-vllm peers-llama-cpp peers-transformers clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
-	$(uv_compile_any) --python-version 3.10 --extra image -o requirements/image.txt
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt
@@ -383,12 +341,10 @@ uv_compile_peers = $(uv_compile_any) --excludes requirements/unneeded-by-peers.t
 	$(pip_install) $(locked) -r $<
 	@touch $@
 
-# Separate from .venv: clients need other versions than we do, only `image` and the site need the packages of the
-# others, the pip of .venv-image installs into the image, and Zensical needs Python 3.11.
+# Separate from .venv: clients need other versions than we do, and Zensical needs Python 3.11.
 .venv-clients/clients.stamp: requirements/clients.txt
-.venv-image/image.stamp: requirements/image.txt
 .venv-docs/docs.stamp: requirements/docs.txt
-.venv-clients/clients.stamp .venv-image/image.stamp .venv-docs/docs.stamp:
+.venv-clients/clients.stamp .venv-docs/docs.stamp:
 	@test -n "$(docs_python)" || { echo "no usable Python for $(@D): looked for $(docs_candidates); need 3.11 or newer with venv; name one with DOCS_PYTHON=/path/to/python"; exit 2; }
 	$(docs_python) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-input --only-binary :all: $(locked) -r $<

@@ -1,7 +1,7 @@
 """Writes THIRD_PARTY_NOTICES.md from the metadata of installed packages: ``python -m docs.licences``.
 
-Packages of the lock files are looked up in ``.venv`` and the environments beside it, so ``make test``,
-``make docs`` and ``make image`` have to have installed them.
+Packages of the lock files are looked up in ``.venv`` and ``.venv-docs``, so ``make test`` and ``make docs``
+have to have installed them.
 ``--check`` changes nothing and fails if the file lacks a locked package.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
-LOCKS = ("run", "test", "train", "build", "docs", "image")
+LOCKS = ("run", "test", "train", "build", "docs")
 _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 _LONGEST = 60
 # Locked for other systems and for Python 3.10; from the metadata of their wheels.
@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _installed() -> Iterator[Distribution]:
     yield from distributions()
-    for name in ("docs", "image"):
-        folders = [str(folder) for folder in ROOT.glob(f".venv-{name}/lib/python*/site-packages")]
-        yield from distributions(path=folders)
+    yield from distributions(
+        path=[str(folder) for folder in ROOT.glob(".venv-docs/lib/python*/site-packages")]
+    )
 
 
 def _licence(package: Distribution) -> str:

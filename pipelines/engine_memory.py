@@ -15,8 +15,7 @@ from pipelines.errors import EngineLoadError
 PROCESS_BYTES = 250 << 20
 """Python, OpenVINO and activations of a process.
 
-With it, the process of the INT8 pair in ``docs/results/server-memory.json`` is estimated at 2.28 GB. It used
-2.22.
+With it, the process of a pair in INT8 was estimated at 2.28 GB. It used 2.22.
 """
 
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "int8": 1}

@@ -168,19 +168,18 @@ PARTS = (
         "benchmarks",
         budget=2_500,
         paths=("benchmarks/",),
-        limit=7_390,
+        limit=2_670,
     ),
     Part(
         "docs generators",
         budget=600,
         paths=("docs/",),
-        limit=2_680,
     ),
     Part(
         "tools",
         budget=1_200,
         paths=("tools/",),
-        limit=2_100,
+        limit=1_490,
     ),
 )
 

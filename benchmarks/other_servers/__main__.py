@@ -1,8 +1,7 @@
 """Verify a server of another engine, with speculation, by one without.
 
 ``python -m benchmarks.other_servers --engine llama-cpp --output FILE`` installs the engine, serves the
-demonstration pair with it twice, and runs ``draftproof verify``. With ``--faults`` it does so once
-more for each planted fault.
+demonstration pair with it twice, and runs ``draftproof verify``.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.other_servers.checkpoints import folder_for
 from benchmarks.other_servers.engines import ENGINES, PAIR, Engine, model_of, serving, version
-from benchmarks.other_servers.planted import find_planted
 from benchmarks.peers.environment import ensure_environment
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
@@ -41,21 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
         about = conditions("benchmarks.other_servers", given)
         known = {"version": version(engine, python), "conditions": about}
 
-        def write(found: dict[str, Any]) -> None:
-            write_whole(options.output, json.dumps(found | known, indent=1) + "\n")
-            print(f"wrote {options.output}", flush=True)
-
         with stopped_by_signals():
-            _examine(engine, python, options, write)
+            found = _examine(engine, python, options)
+        write_whole(options.output, json.dumps(found | known, indent=1) + "\n")
+        print(f"wrote {options.output}", flush=True)
         return EXIT_PASS
 
     return run_program(work)
 
 
-def _examine(
-    engine: Engine, python: Path, options: argparse.Namespace, write: Callable[[dict[str, Any]], None]
-) -> None:
-    """Start both servers, record the control, and judge the candidate with and without planted faults."""
+def _examine(engine: Engine, python: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Start both servers, record the control, and judge the candidate."""
     folder = folder_for(PAIR, RUN / "other-servers")
     baseline = folder / f"{engine.name}.json.gz"
     names = [model_of(engine, speculative=each) for each in (False, True)]
@@ -68,22 +61,16 @@ def _examine(
         size = ["--prompts", str(PAIR / "prompts"), "--num-prompts", str(options.num_prompts)]
         size += ["--max-tokens", str(options.max_tokens)]
         _verify("--control", control, "--control-model", names[0], "--record", str(baseline), *size)
-
-        def judge(url: str) -> dict[str, Any]:
-            page = folder / f"{engine.name}.html"
-            report = _verify(
-                *("--against", url, "--model", names[1]),
-                *("--baseline", str(baseline), "--html", str(page)),
-            )
-            print(f"{engine.name}: {report['verdict']}", flush=True)
-            return report
-
-        report = judge(candidate)
-        about = {"engine": engine.title, "package": engine.package, "drafts": engine.drafts}
-        found = {**about, "verdict": report["verdict"], "sections": report["sections"], "faults": []}
-        write(found)
-        if options.faults:
-            write({**found, "faults": find_planted(candidate, judge)})
+        page = folder / f"{engine.name}.html"
+        report = _verify(
+            *("--against", candidate, "--model", names[1]),
+            *("--baseline", str(baseline), "--html", str(page)),
+        )
+    print(f"{engine.name}: {report['verdict']}", flush=True)
+    return {
+        **{"engine": engine.title, "package": engine.package, "drafts": engine.drafts},
+        **{"verdict": report["verdict"], "sections": report["sections"]},
+    }
 
 
 def _verify(*arguments: str) -> dict[str, Any]:
@@ -107,7 +94,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="result file")
     parser.add_argument("--num-prompts", type=whole_number(1), default=320, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=whole_number(1), default=24, help="(default: %(default)s)")
-    parser.add_argument("--faults", action="store_true", help="plant faults as well")
     return parser.parse_args(arguments)
 
 

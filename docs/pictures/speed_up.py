@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from docs.figures.words import processor
 from docs.pictures import svg
 
 _WIDTH, _HEIGHT = 640, 330
@@ -19,6 +18,13 @@ _STYLE = """
   .range { stroke: var(--c); stroke-width: 1; opacity: 0.6; }
   .even { stroke: var(--text); stroke-dasharray: 5 4; }
 """
+
+
+def _processor(about: dict[str, Any]) -> str:
+    """Name the processor and its widest instructions, which the name alone does not tell."""
+    known = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI, no AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+    widest = next((words for flag, words in known.items() if flag in about["cpu_flags"]), "")
+    return f"{about['cpu']} ({widest})" if widest else str(about["cpu"])
 
 
 def speed_up(bench: dict[str, Any]) -> str:
@@ -61,7 +67,7 @@ def speed_up(bench: dict[str, Any]) -> str:
     engine, about = bench["conditions"]["engines"]["target"], bench["conditions"]
     words = (
         f"{engine['num_parameters'] / 1e6:.0f} M parameters, {engine['quantization']}, {about['num_cores']} "
-        f"cores of {processor(about)}, greedy. Bars: 95 %."
+        f"cores of {_processor(about)}, greedy. Bars: 95 %."
     )
     parts.append(svg.text(20, _HEIGHT - 10, words, "small dim"))
     title = "Speed-up over the target alone by prompt set and concurrent requests: " + "; ".join(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.front_door.alone import FrontDoorAlone, front_door_alone
+from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
 from tests.support.haproxy import HAPROXY, IS_MISSING
 
 NUM_DOORS = 2

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.recipe import parse_recipe
 from build.rendering.template_values import calibration_file
@@ -19,6 +18,7 @@ from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, target_alone
 from tests.support.checkpoints import make_checkpoint
+from tests.support.partly_shared import share_part
 from tests.support.tiny_engines import TINY_CALIBRATION
 
 pytestmark = pytest.mark.triton

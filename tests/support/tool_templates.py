@@ -1,6 +1,6 @@
 """Chat templates with tools, written here after those of Llama 3.1 and Mistral; none is a copy.
 
-That of Qwen 3 is ``benchmarks.families.chat_templates.CHATML``.
+That of Qwen 3 is ``tests.support.chat_templates.CHATML``.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.front_door.alone import FrontDoorAlone, front_door_alone
 from build.repository import render_recipe
 from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
 from tests.integration.conftest import tiny_recipe, wait_until
 from tests.integration.front_door.conftest import MODEL
+from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
 from tests.support.ready_server import ready_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("fleet")]

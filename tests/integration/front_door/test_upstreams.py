@@ -13,12 +13,12 @@ from pathlib import Path
 import openai
 import pytest
 
-from benchmarks.other_servers.fault_proxy import Sometimes, change_a_token, fault_proxy
 from build.repository import render_recipe
 from pipelines.canary.report.record import judgement
 from pipelines.deploy.server import Server
 from tests.integration.conftest import tiny_recipe
 from tests.integration.front_door.conftest import MODEL, openai_client, url_of
+from tests.support.fault_proxy import Sometimes, change_a_token, fault_proxy
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.upstreams.running import Running, ended, running, write_plan

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.other_servers import fault_proxy as faults
-from benchmarks.other_servers.fault_proxy import Fault, Sometimes, fault_proxy
 from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.__main__ import main
 from pipelines.validation.audit.arms import Arm
 from pipelines.validation.openai.baseline import Answers, read_baseline, write_baseline
 from tests.integration.front_door.conftest import url_of
+from tests.support import fault_proxy as faults
+from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
 pytestmark = pytest.mark.triton
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.other_servers import fault_proxy as faults
-from benchmarks.other_servers.fault_proxy import Sometimes, fault_proxy
 from pipelines.deploy.server import Server
 from tests.integration.front_door.conftest import url_of
+from tests.support import fault_proxy as faults
 from tests.support.empty_environment import empty_environment, run_in
+from tests.support.fault_proxy import Sometimes, fault_proxy
 from tools.wheel.__main__ import build_wheel
 
 pytestmark = [pytest.mark.triton, pytest.mark.long]

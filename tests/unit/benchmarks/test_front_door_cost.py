@@ -1,19 +1,18 @@
-"""Tests of what is measured of OpenAI's API and of structured output."""
+"""Tests of what is measured of OpenAI's API."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from benchmarks.front_door import cost, structured
+from benchmarks.front_door import cost
 from benchmarks.front_door.http_client import CompletionsClient
-from docs.figures.front_door import front_door_cost, structured_output
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
@@ -21,12 +20,6 @@ from pipelines.errors import VerificationError
 from tests.unit.bench.answers import answer
 
 PROMPTS = tuple(CompletionRequest(f"text {number}", seed=number) for number in range(32))
-ABOUT = {
-    "conditions": {
-        **{"cpu": "a CPU", "num_cores": 2, "load_average_1min": 0.1, "packages": {"openvino": "1"}},
-        **{"python": "3.11", "date": "2026-11-23T00:00", "git_sha": "0" * 40, "command": "made"},
-    }
-}
 
 
 class Cpu(cost.CpuTime):
@@ -55,8 +48,6 @@ def test_both_ways_are_compared_and_the_cpu_time_is_that_of_the_front_door() -> 
         pytest.approx(1e3 / (5 * 2 * num_at_once)) for num_at_once in (8, 16)
     ]
     assert found.num_different == 0
-    table = front_door_cost(json.loads(json.dumps({"max_tokens": 40, **asdict(found), **ABOUT})))
-    assert "| first token | 1000.00 ms | 1250.00 ms | +250.00 ms |" in table
 
 
 def test_another_text_over_one_way_is_counted() -> None:
@@ -65,28 +56,6 @@ def test_another_text_over_one_way_is_counted() -> None:
 
     found = cost.measure(PromptSet("code", PROMPTS), 2, Workers([other] * 16), Cpu())
     assert found.num_different == 2 * (32 + 16 + 32)
-
-
-def test_structured_output_is_compared_at_equal_answers() -> None:
-    asked = set()
-
-    def guided(request: CompletionRequest, model: str) -> Generation:
-        asked.add((request.guide, model))
-        return answer(total_draft_tokens=4, total_accepted_draft_tokens=3)
-
-    found = structured.measure(PROMPTS, 2, Workers([guided] * 8))
-    schema = ("json_schema", json.dumps(structured.SCHEMA))
-    assert asked == {
-        (None, "generate"),
-        (structured.EVERY_TEXT, "generate"),
-        (schema, "generate"),
-        (schema, "generate_target"),
-    }
-    assert [each.num_at_once for each in found.guided_beside_free] == [1, 8]
-    assert found.guided_beside_free[0].acceptance_rates == (0.75, 0.75)
-    document = {"free_tokens": 40, "schema_tokens": 200, **asdict(found), **ABOUT}
-    table = structured_output(json.loads(json.dumps(document))).splitlines()
-    assert [line.endswith("| 0.75, 0.75 | 0 |") for line in table[2:6]] == [True] * 4
 
 
 EVENTS: list[dict[str, Any]] = [

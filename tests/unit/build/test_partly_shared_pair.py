@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.recipe import parse_recipe
 from pipelines.bench.calibration.pair_acceptance import answer_prompts
@@ -21,6 +20,7 @@ from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import make_checkpoint
+from tests.support.partly_shared import share_part
 from tests.support.tiny_engines import ROOT
 
 DEMO_PAIR = ROOT / "engines" / "demo_pair"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.token_overlap.partly_shared import share_part
 from build.engines import build_engines
 from build.recipe import parse_recipe
 from pipelines.bench.calibration.__main__ import load_executors
@@ -17,6 +16,7 @@ from pipelines.errors import IncompatiblePairError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from tests.support.checkpoints import make_checkpoint
+from tests.support.partly_shared import share_part
 
 
 @pytest.fixture(scope="module")

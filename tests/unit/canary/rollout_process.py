@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.judge.faults import NO_FAULT, less_accepted
 from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.state import Store
+from tests.unit.canary.faults import NO_FAULT, less_accepted
 from tests.unit.canary.simulated_world import SimulatedWorld, begun, controller_of
 
 FAULTS = {"none": NO_FAULT, "acceptance": less_accepted(0.5)}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judge.faults import NO_FAULT, Fault
 from pipelines.canary.controller.control import Controller, Look
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.phases import ENDED
@@ -19,6 +18,7 @@ from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, InternalError, ServerUnavailableError
 from pipelines.router.arms import ArmTable
 from pipelines.router.observation import Observation
+from tests.unit.canary.faults import NO_FAULT, Fault
 from tests.unit.canary.simulated_world import CANDIDATE, PLAN, STABLE, SimulatedWorld, begun
 from tests.unit.canary.test_killed import LAX_LIMITS
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.judge.faults import NO_FAULT, Fault
 from pipelines.canary.controller.control import Controller
 from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.plan import Plan, Shadow, Step
@@ -29,6 +28,7 @@ from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableErro
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
 from pipelines.router.observation import Divergence, Observation
 from pipelines.router.observation_log import log_end, read_observations
+from tests.unit.canary.faults import NO_FAULT, Fault
 from tests.unit.canary.requests import limits, recorded_traffic
 
 BEGAN_AT_S = 1_700_000_000.0

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.judge.faults import NO_FAULT, Fault, less_accepted
 from pipelines.canary import __main__ as command
 from pipelines.canary import roll_out as running
 from pipelines.canary import start as starting
@@ -30,6 +29,7 @@ from pipelines.canary.report.live_view import LiveView
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
 from pipelines.errors import CanaryError
+from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
 from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun, controller_of
 from tests.unit.canary.test_preflight import run
 

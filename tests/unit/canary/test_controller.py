@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.judge.faults import NO_FAULT, diverging, failing, less_accepted, slower
 from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.facts import Order
 from pipelines.canary.controller.plan import Plan
 from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import RolloutRecord, judgement
+from tests.unit.canary.faults import NO_FAULT, diverging, failing, less_accepted, slower
 from tests.unit.canary.simulated_world import (
     CANDIDATE,
     CANDIDATE_CONTROL,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.judge.faults import NO_FAULT, failing
 from pipelines.canary.controller import control
 from pipelines.canary.controller.control import Look
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.report.record import judgement
+from tests.unit.canary.faults import NO_FAULT, failing
 from tests.unit.canary.simulated_fleet import FLEET_PLAN, NAMES, SimulatedFleet
 from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, STABLE
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.judge.faults import NO_FAULT, Fault, less_accepted
 from pipelines.canary.controller.control import Look
 from pipelines.canary.controller.lock import sole_controller
 from pipelines.canary.controller.phases import ENDED
@@ -30,6 +29,7 @@ from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError
 from tests.conftest import REPOSITORY_ROOT
+from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
 from tests.unit.canary.rollout_process import FAULTS
 from tests.unit.canary.simulated_world import (
     CANDIDATE,

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.judge.faults import NO_FAULT, Fault, slower
 from pipelines.canary.judge import bets
 from pipelines.canary.judge.measures import MedianRatio
 from pipelines.canary.judge.observed import ObservedRequest
@@ -18,6 +17,7 @@ from pipelines.canary.judge.pairing import pair_up
 from pipelines.canary.judge.pooling import Stratified, mixed
 from pipelines.canary.judge.quantiles import QuantileRatio
 from pipelines.canary.judge.verdict import analyse, judge
+from tests.unit.canary.faults import NO_FAULT, Fault, slower
 from tests.unit.canary.requests import SLO, limits, recorded_traffic, request
 
 ALPHA = 0.05

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.families.chat_templates import user
 from pipelines.bench.__main__ import main as bench
 from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.client import CompletionRequest
@@ -27,6 +26,7 @@ from pipelines.validation.__main__ import main as verify
 from pipelines.validation.distribution.drawing import DrawPlan, draw
 from pipelines.validation.exact.asking import ask_pass
 from pipelines.validation.exact.plan import DraftLength, Goal, ProofPlan, passes_of
+from tests.support.chat_templates import user
 from tests.support.trained_tokenizers import byte_level
 from tests.unit.client.scripted_client import ScriptedClient
 

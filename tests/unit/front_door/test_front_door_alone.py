@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.front_door.alone import started_front_door
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import RepositoryError, ServerStartError
 from pipelines.front_door.fleet.__main__ import _describe, main
 from pipelines.front_door.fleet.addresses import Addresses
+from tests.support.front_door_alone import started_front_door
 from tests.unit.front_door.fleet_world import OWN
 
 FILES = ServedFiles("demo", "0" * 64, 512, 24, 1_700_000_000, 32, '{"a": "\u00fc\\n"}', None, "{}")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.families.chat_templates import CONVERSATIONS, ENDS, SPECIAL_TOKENS, TEMPLATES, user
 from pipelines.errors import ChatTemplateError, EngineLoadError
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.text.special_names import MARK
+from tests.support.chat_templates import CONVERSATIONS, ENDS, SPECIAL_TOKENS, TEMPLATES, user
 from tests.support.trained_tokenizers import byte_level
 
 pytestmark = pytest.mark.xdist_group("torch")

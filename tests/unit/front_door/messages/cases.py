@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.families.chats import byte_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from pipelines.front_door.messages.style import (
     HERMES,
     LLAMA_3,
@@ -20,7 +21,18 @@ from pipelines.text.prompt_tokenizer import PromptTokenizer
 SPECIAL = ("</s>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 """The names that are special tokens in published models; ``<tool_call>`` and ``<think>`` are text there."""
 
-TOKENIZER = PromptTokenizer(byte_tokenizer(list(SPECIAL)).to_str().encode(), Path("tokenizer.json"))
+
+def _byte_tokenizer(names: list[str]) -> Tokenizer:
+    """Return a tokenizer with a token for each special name, and for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return tokenizer
+
+
+TOKENIZER = PromptTokenizer(_byte_tokenizer(list(SPECIAL)).to_str().encode(), Path("tokenizer.json"))
 COMPILER = GrammarCompiler(
     TOKENIZER.vocabulary,
     TOKENIZER.vocabulary.size,

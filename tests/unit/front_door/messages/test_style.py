@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.families.chat_templates import CHATML, LLAMA_3, MISTRAL, PHI
 from pipelines.front_door.messages.style import MessageStyle
+from tests.support.chat_templates import CHATML, LLAMA_3, MISTRAL, PHI
 
 MISTRAL_V3 = MISTRAL + "{{ '[TOOL_CALLS] [' }}{% for call in tool_calls %}{{ call | tojson }}{% endfor %}"
 MISTRAL_V11 = MISTRAL + "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}"

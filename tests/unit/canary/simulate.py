@@ -10,22 +10,20 @@ pairing accounts for, are not simulated.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.judge.faults import Fault, with_rounds
-from pipelines.bench.reporting.rates import clopper_pearson
-from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.sequences import looks
 from pipelines.canary.judge.verdict import Analysis, Word, judge
 from pipelines.errors import CanaryError
+from pipelines.bench.reporting.slo import Slo
 from pipelines.router.arms import Arm
+from tests.unit.canary.faults import Fault, with_rounds
 
 _ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
 
@@ -78,21 +76,6 @@ class Simulation:
     def share(self, verdict: Word) -> float:
         """Return the share of rollouts with this verdict."""
         return self._count(verdict) / len(self.runs)
-
-    def share_bounds(self, verdict: Word, confidence: float = 0.95) -> tuple[float, float]:
-        """Compute the Clopper-Pearson interval of the probability of a verdict."""
-        return clopper_pearson(self._count(verdict), len(self.runs), confidence)
-
-    def pairs_until(self, verdict: Word, share: float) -> int | None:
-        """Return after how many pairs a share of all rollouts had this verdict; None if fewer ever had."""
-        nums = sorted(run.num_pairs for run in self.runs if run.verdict == verdict)
-        rank = max(1, math.ceil(share * len(self.runs)))
-        return nums[rank - 1] if rank <= len(nums) else None
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """Count how often each metric failed at the verdict."""
-        return Counter(name for run in self.runs for name in run.failed)
 
     def _count(self, verdict: Word) -> int:
         return sum(run.verdict == verdict for run in self.runs)

@@ -6,29 +6,24 @@ false alarm and found every fault of the drills each time. These tests use fewer
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import special, stats
 
-from benchmarks.judge.__main__ import main, usable
-from benchmarks.judge.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
-from benchmarks.judge.report import as_document, as_text
-from benchmarks.judge.simulate import Plan, Simulation, simulate
-from pipelines.bench.reporting.rates import upper_bound
-from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge import bets, counts, verdict
 from pipelines.canary.judge.counts import FloatArray, Side
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.matched_rounds import matched_rounds
 from pipelines.canary.judge.pairing import Pair
 from pipelines.errors import CanaryError
-from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, replay, request
-from tests.unit.canary.rollouts import rollout
+from pipelines.bench.reporting.rates import upper_bound
+from pipelines.bench.reporting.slo import Slo
+from tests.unit.canary.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
+from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, request
+from tests.unit.canary.simulate import Plan, Simulation, simulate
 
 RECORDED = recorded_traffic()
 SLO_OF_DEMO = Slo(ttft_s=0.2, itl_s=0.01)
@@ -151,35 +146,3 @@ def test_faults_change_what_they_say() -> None:
     assert 20 < sum(each.failure == "error" for each in broken) < 62
     diverged = [DRILLS[0].apply(each, rng) for each in answers]
     assert 5 < sum(each.answer == "diverged" for each in diverged) < 40
-
-
-def test_a_report_states_shares_with_their_bounds() -> None:
-    found = [run(fault, num_runs=3, max_pairs=400) for fault in (NO_FAULT, slower(0.3))]
-    assert "100.0% (29.2% to 100.0%)" in as_text(found).splitlines()[2]
-    assert found[1].pairs_until("pass", 0.5) is None
-    document = json.loads(json.dumps([as_document(each) for each in found], allow_nan=False))
-    assert [each["rolled_back"] for each in document] == [0.0, 1.0]
-
-
-def test_load_bands_without_the_control_are_left_out() -> None:
-    requests = [request(0, "stable"), request(1, "control"), request(2, "stable", band="high"), replay(3)]
-    chosen, left_out = usable(requests)
-    assert [each.request_id for each in chosen] == ["stable-0", "control-1"]
-    assert left_out == ["high"]
-    with pytest.raises(CanaryError, match="not enough to simulate"):
-        usable([request(0, "stable")])
-
-
-def test_the_command_simulates_the_latest_rollout_of_a_state_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = rollout(requests=tuple(RECORDED), limits=LIMITS, slo=SLO_OF_DEMO)
-    monkeypatch.setattr("benchmarks.judge.__main__._read", lambda state: record)
-    assert main(["--runs", "2", "--max-pairs", "200"]) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [each["fault"] for each in document["simulations"]][:2] == ["no fault", "1% of prompts diverge"]
-
-
-def test_a_missing_rollout_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--state", str(tmp_path / "canary.sqlite")]) == 1
-    assert "no rollout" in capsys.readouterr().err

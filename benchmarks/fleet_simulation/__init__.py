@@ -1,1 +1,0 @@
-"""Simulate fleets of servers and front doors that this machine cannot hold."""

@@ -1,1 +1,0 @@
-"""Measures what the choice among three real servers does, and what looking at a server costs."""

@@ -1,1 +1,0 @@
-"""Measure drafts that have only a part of the target's tokens."""

@@ -1,0 +1,107 @@
+"""Writes the tables and pictures of the pages that show the code: ``python -m docs.code_tables``.
+
+A table stands between ``<!-- code:NAME -->`` and ``<!-- /code -->``. ``make docs`` runs this first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from docs.code_tables.metrics import metrics
+from docs.code_tables.recipe_keys import recipe_keys
+from docs.pictures.architecture import architecture
+from docs.pictures.speed_up import speed_up
+from docs.pictures.stream import stream
+from pipelines.__main__ import PROGRAMS
+from pipelines.errors import DraftproofError
+
+ROOT = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"(<!-- code:([a-z-]+) -->\n).*?(<!-- /code -->)", re.DOTALL)
+
+
+def commands() -> str:
+    """Return a table of the subcommands of ``draftproof``."""
+    rows = (f"| `draftproof {name}` | {_sentence(text)} |" for name, (_, text) in PROGRAMS.items())
+    return "\n".join(["| Command | What it does |", "|---|---|", *rows])
+
+
+def errors() -> str:
+    """Return one row for each class of the tree of errors, the base class first."""
+    lines = ["| Code | Class | Raised when |", "|---|---|---|"]
+    for error in _tree(DraftproofError):
+        first_paragraph = " ".join((error.__doc__ or "").strip().split("\n\n")[0].split()).replace("``", "`")
+        lines.append(f"| `draftproof/{error.code}` | `{error.__name__}` | {first_paragraph} |")
+    return "\n".join(lines)
+
+
+def _tree(root: type[DraftproofError]) -> Iterator[type[DraftproofError]]:
+    if root.__module__ == DraftproofError.__module__:
+        yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+def make_targets() -> str:
+    """Return a table of targets for each heading of ``make help``."""
+    lines: list[str] = []
+    for line in _makefile().splitlines():
+        if line.startswith("##@ "):
+            lines += ["", f"### {line.removeprefix('##@ ')}", "", "| Target | What it does |", "|---|---|"]
+        elif found := re.match(r"([a-z][a-z0-9-]*):.*?## (.*)", line):
+            lines.append(f"| `make {found[1]}` | {_sentence(found[2])} |")
+    return "\n".join(lines).strip()
+
+
+def make_settings() -> str:
+    """Return a table of the variables of ``make`` that a user may set."""
+    lines = ["| Setting | Default | Meaning |", "|---|---|---|"]
+    for meaning, name, default in re.findall(r"^##= (.*)\n([A-Z_]+) \?=(.*)$", _makefile(), re.MULTILINE):
+        value = f"`{default.strip()}`" if default.strip() else "empty"
+        lines.append(f"| `{name}` | {value} | {_sentence(meaning)} |")
+    return "\n".join(lines)
+
+
+def _makefile() -> str:
+    return (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def _sentence(words: str) -> str:
+    return (words[0].upper() + words[1:]).replace("|", "\\|")
+
+
+def _recorded(name: str) -> Any:
+    return json.loads((ROOT / "docs" / "results" / name).read_text(encoding="utf-8"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "errors": errors,
+    "make-settings": make_settings,
+    "make-targets": make_targets,
+    "metrics": metrics,
+    "recipe-keys": recipe_keys,
+}
+PICTURES: dict[str, Callable[[], str]] = {
+    "architecture.svg": architecture,
+    "demo.svg": lambda: stream(_recorded("demo-stream.json")),
+    "speed-up.svg": lambda: speed_up(_recorded("bench-demo-large.json")),
+}
+
+
+def files() -> dict[Path, str]:
+    """Return the text of each file that shows the code, as it should be."""
+    wanted = {ROOT / "docs" / "pictures" / name: draw() for name, draw in PICTURES.items()}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if _BLOCK.search(text):
+            wanted[page] = _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+    return wanted
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,1 +1,0 @@
-"""The container image of the embedded runtime, made with Debian's tools instead of a container engine."""
