@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
 LOCKS = ("run", "test", "train", "build", "docs")
 _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
-_LONGEST = 60
 # Locked for other systems and for Python 3.10; from the metadata of their wheels.
 _ELSEWHERE = {
     "async-timeout": "Apache Software License",
@@ -57,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packages = locked()
     if options.check:
         named = set(re.findall(r"^\| `([^`]+)` \|", NOTICES.read_text(encoding="utf-8"), re.MULTILINE))
-        if named != set(packages):
-            print(
-                f"THIRD_PARTY_NOTICES.md: {sorted(named ^ set(packages))}; run: make licences",
-                file=sys.stderr,
-            )
-        return int(named != set(packages))
-    installed = {_normal(each.metadata["Name"]): each for each in _installed()}
+        differing = sorted(named ^ set(packages))
+        if differing:
+            print(f"THIRD_PARTY_NOTICES.md: {differing}; run: make licences", file=sys.stderr)
+        return int(bool(differing))
+    docs = [str(folder) for folder in ROOT.glob(".venv-docs/lib/python*/site-packages")]
+    found = (*distributions(), *distributions(path=docs))
+    installed = {_normal(each.metadata["Name"]): each for each in found}
     lines = [_HEAD, "| Package | Licence | Lock files |", "|---|---|---|"]
     unknown = []
     for name, locks in sorted(packages.items()):
@@ -78,13 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _installed() -> Iterator[Distribution]:
-    yield from distributions()
-    yield from distributions(
-        path=[str(folder) for folder in ROOT.glob(".venv-docs/lib/python*/site-packages")]
-    )
-
-
 def _licence(package: Distribution) -> str:
     """Return the SPDX expression, else the classifiers, else the field that packages fill as they like."""
     metadata = package.metadata
@@ -96,7 +88,7 @@ def _licence(package: Distribution) -> str:
         if line.startswith("License :: ") and not line.endswith("OSI Approved")
     ]
     words = next(iter(metadata.get_all("License") or []), "").strip().partition("\n")[0]
-    return ", ".join(classifiers) or words[:_LONGEST] or _first_line_of_text(package)
+    return ", ".join(classifiers) or words[:60] or _first_line_of_text(package)
 
 
 def _first_line_of_text(package: Distribution) -> str:

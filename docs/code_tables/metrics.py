@@ -14,11 +14,10 @@ from pipelines.upstreams.metrics import UpstreamMetrics
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 _SOURCES = {
-    "models": _PIPELINES / "serving" / "triton" / "gauges.py",
+    "models": _PIPELINES / "triton" / "backend" / "gauges.py",
     "gateway": _PIPELINES / "triton" / "gateway" / "metrics.py",
 }
 _COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
-_KINDS = ("counter", "gauge", "histogram")
 
 
 def metrics() -> str:
@@ -49,7 +48,7 @@ def _of_gateway() -> list[tuple[str, str]]:
             name, kind, words = (
                 each.value if isinstance(each, ast.Constant) else None for each in node.elts[:3]
             )
-            if kind in _KINDS:
+            if kind in ("counter", "gauge", "histogram"):
                 found.append((str(name), str(words)))
     if not found:
         raise KeyError(f"no metrics in {_SOURCES['gateway']}")

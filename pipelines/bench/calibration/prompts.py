@@ -1,7 +1,8 @@
 """Choose the prompts of a calibration, and check those of a recipe before its engines are compiled.
 
 ``python -m pipelines.bench.calibration.prompts --prompts FILE --target DIRECTORY`` reads all prompts, and
-renders conversations with the target's chat template. Exit codes: 0 they can be used; 1 they cannot; 2 wrong usage.
+renders conversations with the target's chat template. Exit codes: 0 they can be used; 1 they cannot; 2 wrong
+usage.
 """
 
 from __future__ import annotations

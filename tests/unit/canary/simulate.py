@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.sequences import looks
 from pipelines.canary.judge.verdict import Analysis, Word, judge
 from pipelines.errors import CanaryError
-from pipelines.bench.reporting.slo import Slo
 from pipelines.router.arms import Arm
 from tests.unit.canary.faults import Fault, with_rounds
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from pipelines.bench.reporting.rates import upper_bound
+from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge import bets, counts, verdict
 from pipelines.canary.judge.counts import FloatArray, Side
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.matched_rounds import matched_rounds
 from pipelines.canary.judge.pairing import Pair
 from pipelines.errors import CanaryError
-from pipelines.bench.reporting.rates import upper_bound
-from pipelines.bench.reporting.slo import Slo
 from tests.unit.canary.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, request
 from tests.unit.canary.simulate import Plan, Simulation, simulate

@@ -7,8 +7,6 @@ import dataclasses
 import importlib.util
 import re
 
-import pytest
-
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError, from_wire
 from pipelines.speculation.log_probs import MAX_LOG_PROBS
@@ -23,14 +21,11 @@ DOCUMENTS = {
     for path in tracked_files()
     if path.endswith(".md")
 }
-PAGES = {
-    path: text for path, text in DOCUMENTS.items() if path != "CHANGELOG.md"
-}
+PAGES = {path: text for path, text in DOCUMENTS.items() if path != "CHANGELOG.md"}
 """Excludes what describes the day of its date."""
 
 README = DOCUMENTS["README.md"]
 REQUESTS = DOCUMENTS["docs/reference/requests.md"]
-SOURCE_TREE = DOCUMENTS["docs/explanation/source-tree.md"]
 LONGEST_README_LINES = 200
 MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", MAKEFILE, re.MULTILINE))
@@ -46,31 +41,16 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) < LONGEST_README_LINES
 
 
-@pytest.mark.parametrize("page", [page for page, text in DOCUMENTS.items() if "```bash" in text])
-def test_every_command_in_a_block_is_a_target_with_known_settings_or_a_request(page: str) -> None:
-    blocks = _blocks(DOCUMENTS[page], "bash")
-    commands = [line.partition(" #")[0].split() for block in blocks for line in block.splitlines()]
-    assert commands
-    for words in commands:
-        if words[0] == "curl":
-            assert any("/v2/models/generate/generate" in word or "/v1/" in word for word in words)
-            continue
-        if words[0] in ("docker", "kubectl"):  # run what `make deployment` wrote
-            assert any(word.startswith(".run/demo/deployment/") for word in words)
-            continue
-        if words[0] == ".venv/bin/python":
-            assert importlib.util.find_spec(words[2]) is not None
-            continue
-        if words[0] == ".venv/bin/draftproof":
-            assert words[1] in PROGRAMS
-            continue
-        if words[0] in ("draftproof", "pip"):  # the wheel, elsewhere
-            assert words[1] == "verify" or re.search(r"\bdraftproof-[\w.-]+\.whl\[verify\]", words[-1])
-            continue
-        assert words[0] == "make", words
-        assert words[1] in TARGETS
-        for name in re.findall(r"\b([A-Z_]+)=", " ".join(words)):
-            assert name in SETTINGS, f"make {words[1]} has no setting {name}"
+def test_every_command_in_a_block_exists_with_its_settings() -> None:
+    for page, text in PAGES.items():
+        for line in "".join(_blocks(text, "bash")).splitlines():
+            program, *words = line.partition(" #")[0].split()
+            if program == "make":
+                assert words[0] in TARGETS, f"{page}: {line}"
+                for name in re.findall(r"\b([A-Z_]+)=", " ".join(words)):
+                    assert name in SETTINGS, f"{page}: {line}"
+            elif program.endswith("draftproof"):
+                assert words[0] in PROGRAMS, f"{page}: {line}"
 
 
 def test_every_make_command_in_the_prose_of_all_documents_exists() -> None:
@@ -110,20 +90,6 @@ def test_every_link_inside_the_repository_leads_somewhere() -> None:
         for link in re.findall(r"(?:\]\(|src=\"|href=\")([^)#\"]+)", text):
             if not link.startswith("http") and "evaluation" not in link:
                 assert ((REPOSITORY_ROOT / page).parent / link).exists(), f"{page}: {link}"
-
-
-def test_every_folder_that_the_tree_shows_exists() -> None:
-    tree = next(block for block in _blocks(SOURCE_TREE, "") if "build/ " in block)
-    parent = ""
-    for line in tree.splitlines():
-        name = line.split()[0]
-        parent = parent if line.startswith(" ") else name
-        path = name if name == parent else f"{parent}{name}"
-        assert (REPOSITORY_ROOT / path).is_dir(), path
-    shown = set(re.findall(r"^ *([a-z_]+)/ ", tree, re.MULTILINE))
-    folders = {path.split("/")[0] for path in tracked_files() if "/" in path and not path.startswith(".")}
-    parts = {path.split("/")[1] for path in tracked_files() if re.match(r"(pipelines|build)/\w+/", path)}
-    assert folders | parts <= shown
 
 
 def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() -> None:
