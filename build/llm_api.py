@@ -3,7 +3,7 @@
 TensorRT-LLM 1.3 and later have no ``trtllm-build``: their PyTorch backend loads Hugging Face checkpoints and
 speculates by itself. This command writes, for each of NVIDIA's two servers, a configuration and a script that
 starts it: Triton with NVIDIA's ``llmapi`` model, and ``trtllm-serve``. Neither server returns token ids, so
-``verify`` compares text. Neither has been run with these files; docs/reference/upstream.md tells what was
+``verify`` compares text. Neither has been run with these files; docs/how-to/nvidia-gpus.md tells what was
 checked instead.
 """
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from docs.code_tables.metrics import metrics
 from docs.code_tables.recipe_keys import recipe_keys
-from docs.pictures.architecture import architecture
 from docs.pictures.speed_up import speed_up
 from docs.pictures.stream import stream
 from pipelines.__main__ import PROGRAMS
@@ -45,30 +44,6 @@ def _tree(root: type[DraftproofError]) -> Iterator[type[DraftproofError]]:
         yield from _tree(child)
 
 
-def make_targets() -> str:
-    """Return a table of targets for each heading of ``make help``."""
-    lines: list[str] = []
-    for line in _makefile().splitlines():
-        if line.startswith("##@ "):
-            lines += ["", f"### {line.removeprefix('##@ ')}", "", "| Target | What it does |", "|---|---|"]
-        elif found := re.match(r"([a-z][a-z0-9-]*):.*?## (.*)", line):
-            lines.append(f"| `make {found[1]}` | {_sentence(found[2])} |")
-    return "\n".join(lines).strip()
-
-
-def make_settings() -> str:
-    """Return a table of the variables of ``make`` that a user may set."""
-    lines = ["| Setting | Default | Meaning |", "|---|---|---|"]
-    for meaning, name, default in re.findall(r"^##= (.*)\n([A-Z_]+) \?=(.*)$", _makefile(), re.MULTILINE):
-        value = f"`{default.strip()}`" if default.strip() else "empty"
-        lines.append(f"| `{name}` | {value} | {_sentence(meaning)} |")
-    return "\n".join(lines)
-
-
-def _makefile() -> str:
-    return (ROOT / "Makefile").read_text(encoding="utf-8")
-
-
 def _sentence(words: str) -> str:
     return (words[0].upper() + words[1:]).replace("|", "\\|")
 
@@ -80,13 +55,10 @@ def _recorded(name: str) -> Any:
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "errors": errors,
-    "make-settings": make_settings,
-    "make-targets": make_targets,
     "metrics": metrics,
     "recipe-keys": recipe_keys,
 }
 PICTURES: dict[str, Callable[[], str]] = {
-    "architecture.svg": architecture,
     "demo.svg": lambda: stream(_recorded("demo-stream.json")),
     "speed-up.svg": lambda: speed_up(_recorded("bench-demo-large.json")),
 }

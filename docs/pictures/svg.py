@@ -25,14 +25,9 @@ _STYLE = """
   .accepted { fill: var(--accepted); font-weight: 600; }
   .bad { fill: var(--bad); }
   .page { fill: var(--page); } .panel { fill: var(--panel); stroke: var(--line); }
-  .line { stroke: var(--line); fill: none; } .arrow { stroke: var(--dim); fill: none; stroke-width: 1.4; }
+  .line { stroke: var(--line); fill: none; }
   .middle { text-anchor: middle; } .end { text-anchor: end; }
 """.strip("\n")
-
-_ARROW = (
-    '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-    'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" style="fill: var(--dim)"/></marker>'
-)
 
 
 def picture(width: int, height: int, title: str, parts: Sequence[str], style: str = "") -> str:
@@ -51,7 +46,6 @@ def picture(width: int, height: int, title: str, parts: Sequence[str], style: st
             f'height="{height}" role="img">',
             f"<title>{escape(title)}</title>",
             f"<style>\n{_STYLE}\n{style}</style>" if style else f"<style>\n{_STYLE}\n</style>",
-            f"<defs>{_ARROW}</defs>",
             f'<rect class="page" width="{width}" height="{height}" rx="8"/>',
             *parts,
             "</svg>",
@@ -68,16 +62,6 @@ def text(x: float, y: float, words: str, classes: str = "") -> str:
 def box(x: float, y: float, width: float, height: float, classes: str = "panel") -> str:
     """Return a rectangle with round corners."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"{_class(classes)}/>'
-
-
-def arrow(path: str, classes: str = "") -> str:
-    """Return a line with a tip at its end.
-
-    Args:
-        path: In the words of SVG, such as ``M0 0 L10 10``.
-        classes: Beside that of every arrow.
-    """
-    return f'<path d="{path}"{_class(f"arrow {classes}".strip())} marker-end="url(#tip)"/>'
 
 
 def _class(classes: str) -> str:

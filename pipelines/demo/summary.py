@@ -144,7 +144,7 @@ class Verdict:
             )
             return (
                 f"FAIL: all {self.num_answers} answers ({self.num_tokens} tokens) are the target's own, but "
-                f"{why} (see docs/how-to/troubleshoot.md)"
+                f"{why} (see docs/reference/errors.md)"
             )
         return (
             f"PASS: all {self.num_answers} answers ({self.num_tokens} tokens, {self.num_accepted} of them "

@@ -18,7 +18,7 @@ _LABEL = "[A-Za-z0-9_-]{1,63}"  # of a name in DNS: the resolver fails on empty 
 _ADDRESS = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?:[0-9]{{1,5}}|\[[0-9a-fA-F:]+\]:[0-9]{{1,5}}")
 _BACKLOG = 4096  # connections of a burst that wait to be accepted
 _SEND_BYTES = 128 << 10  # that the operating system keeps for a client; by default it may be 4 MiB
-_REMEDY = "correct the file; docs/how-to/openai-access.md lists the settings"
+_REMEDY = "correct the file; docs/how-to/openai.md lists the settings"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_TEMPLATE = Path(__file__).with_name("readme_template.md")
+_TEMPLATE = Path(__file__).with_name("readme_template.txt")
 
 
 def _cell(figures: dict[str, Any] | None) -> str:

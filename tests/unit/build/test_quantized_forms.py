@@ -1,7 +1,8 @@
 """Tests of projections in the forms in which quantized checkpoints are published.
 
 ``published/`` holds projections that the packers of these forms wrote, with what their own libraries make of
-them. The values must be equal, not close.
+them as ``expected``: AutoAWQ 0.2.9 (``awq*``), auto_gptq 0.7.1 (``gptq*``), compressed-tensors (``ct*``).
+The values must be equal, not close. Zero points of ``gptq*-asym`` are at least 1: AutoGPTQ cannot pack 0.
 """
 
 from __future__ import annotations
