@@ -57,8 +57,7 @@ def begin_anew(run_directory: Path, package: PackageOrigin) -> None:
             limit=f"only a server of {package.directory} may run there",
             remedy="stop it with 'make stop' before another package is served",
         )
-    for name in ("arms.json", "server_name"):  # for a rollout of a fleet it is another server
-        (run_directory / name).unlink(missing_ok=True)
+    (run_directory / "arms.json").unlink(missing_ok=True)
     remove_directory(repository)
 
 

@@ -1,11 +1,9 @@
 """Roll out a new pair: ``draftproof canary start --recipe demo --candidate <recipe>``.
 
 ``status``, ``pause``, ``resume``, ``promote``, ``abort``, ``verdict``, ``report`` and ``serve`` use the state
-file of the rollout; the controller carries orders out at its next look. Exit codes of ``start`` and
+file of the rollout; the controller carries orders out in its next cycle. Exit codes of ``start`` and
 ``verdict``: 0 pass, 1 fail, 3 inconclusive; of all commands: 1 refused, 2 wrong usage. The last line of
 standard output is JSON.
-
-With ``--fleet``, a rollout goes through the servers of several machines, each with an ``agent`` beside it.
 """
 
 from __future__ import annotations
@@ -20,19 +18,15 @@ from pathlib import Path
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.canary.controller.orders import ORDERS, give_order
-from pipelines.canary.controller.plan import DEFAULT, FLEET
+from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.state import Store
-from pipelines.canary.fleet.agent import Agent
-from pipelines.canary.fleet.agent_server import AgentServer
-from pipelines.canary.fleet.fleet_file import fleet_state_file, read_agent_key
-from pipelines.canary.fleet.kubernetes_lease import LeaseLostError
 from pipelines.canary.gates.http import GateServer
 from pipelines.canary.report.html_page import as_html
 from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import as_document, report_of
 from pipelines.canary.run_files import state_file
-from pipelines.canary.start import start, start_fleet
+from pipelines.canary.start import start
 from pipelines.deploy.server import run_directory
 from pipelines.program import (
     EXIT_CODES,
@@ -59,37 +53,29 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("verdict", _verdict, "show the verdict, also as exit code"),
         ("report", _report, "write the report as HTML page and as JSON"),
         ("serve", _serve, "serve the verdict to Argo Rollouts and Flagger over HTTP"),
-        ("agent", _agent, "let the rollouts of a fleet reach this machine's server"),
         *((order, _order, text) for order, text in ORDERS.items()),
     ]
     for name, command, text in named:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command, order=name)
         sub.add_argument("--recipe", default="demo", help="recipe of the pair in service (%(default)s)")
-        if name != "agent":
-            sub.add_argument(
-                "--fleet",
-                type=Path,
-                metavar="FILE",
-                help="YAML file of a fleet, whose servers are meant instead of that of --recipe",
-            )
-        if name not in ("start", "agent"):
+        if name != "start":
             sub.add_argument("--state", type=Path, help="state file (default: in the recipe's run directory)")
-        if name in ("start", "agent"):
+        if name == "start":
             sub.add_argument(
                 "--public-key",
                 type=lambda word: Path(word) if word else None,
                 metavar="FILE",
                 help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
             )
-        if name == "start":
             sub.add_argument(
                 "--candidate", required=True, help="recipe of the new pair, or directory of its package"
             )
             sub.add_argument(
                 "--plan",
                 type=Path,
-                help=f"plan with weights, times and limits (default: {DEFAULT.name}, or {FLEET.name})",
+                default=DEFAULT,
+                help=f"plan with weights, times and limits (default: {DEFAULT.name})",
             )
             sub.add_argument(
                 "--host",
@@ -100,33 +86,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             sub.add_argument(
                 "--results", type=Path, default=Path("results"), help="folder for the report (%(default)s)"
             )
-        if name == "agent":
-            sub.add_argument(
-                "--key-file", type=Path, required=True, help="file with the key that controllers must have"
-            )
-            sub.add_argument(
-                "--server-host",
-                default="",
-                help="host of a server in a container that shares its run directory (default: "
-                "the server started here)",
-            )
-        if name in ("serve", "agent"):
-            port = {"serve": 8003, "agent": 8004}[name]
+        if name == "serve":
             sub.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-            sub.add_argument("--port", type=int, default=port, help="port (%(default)s)")
-    options = parser.parse_args(arguments)
-    if options.order == "start" and options.fleet and (options.host or options.public_key):
-        parser.error(
-            "--host and --public-key are for one server; with --fleet, the agent beside each server has "
-            "--server-host and --public-key"
-        )
-    return options
+            sub.add_argument("--port", type=int, default=8003, help="port (%(default)s)")
+    return parser.parse_args(arguments)
 
 
 def _state(options: argparse.Namespace) -> Path:
     given: Path | None = options.state
-    if options.fleet and not given:
-        return fleet_state_file(options.fleet)
     return given or state_file(run_directory(options.recipe))
 
 
@@ -139,25 +106,18 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 
 def _start(options: argparse.Namespace) -> int:
-    chosen_by = ("--fleet", str(options.fleet)) if options.fleet else ("--recipe", options.recipe)
-    show = LiveView(sys.stderr, chosen_by).show
+    show = LiveView(sys.stderr, ("--recipe", options.recipe)).show
     print(f"{options.candidate}: building and measuring first if needed", file=sys.stderr)
     try:
         with stopped_by_signals():
-            if options.fleet:
-                record = start_fleet(options.fleet, options.candidate, options.plan or FLEET, show)
-            else:
-                record = start(
-                    run_directory(options.recipe),
-                    options.candidate,
-                    options.plan or DEFAULT,
-                    show,
-                    host=options.host,
-                    public_key=options.public_key,
-                )
-    except LeaseLostError as error:
-        print(f"{error}; the same command resumes the rollout when the Lease is free", file=sys.stderr)
-        return EXIT_INTERRUPTED
+            record = start(
+                run_directory(options.recipe),
+                options.candidate,
+                options.plan,
+                show,
+                host=options.host,
+                public_key=options.public_key,
+            )
     except KeyboardInterrupt:
         print(
             "\nthe stable pair gets all requests again; the same command resumes the rollout", file=sys.stderr
@@ -202,16 +162,6 @@ def _report(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     with GateServer(lambda: _read(options), (options.host, options.port)) as server:
-        print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)
-        with stopped_by_signals():
-            server.serve_forever()
-    return EXIT_PASS
-
-
-def _agent(options: argparse.Namespace) -> int:
-    agent = Agent(run_directory(options.recipe), options.public_key, options.server_host)
-    key = read_agent_key(options.key_file)
-    with AgentServer(agent, key, (options.host, options.port)) as server:
         print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)
         with stopped_by_signals():
             server.serve_forever()

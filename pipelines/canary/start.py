@@ -1,44 +1,46 @@
-"""Start a rollout of one server or of a fleet, or resume one whose controller has ended."""
+"""Run a rollout to completion: a new one, or one whose controller has ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pipelines.canary.controller.control import Look
-from pipelines.canary.controller.plan import Plan
+from pipelines.canary.controller.control import Controller, Cycle
+from pipelines.canary.controller.orders import sole_controller
+from pipelines.canary.controller.phases import ENDED
+from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Rollout
+from pipelines.canary.controller.state import Store, set_aside
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
-from pipelines.canary.fleet.call import control_of
-from pipelines.canary.fleet.fleet import Fleet
-from pipelines.canary.fleet.fleet_file import FleetFile, fleet_state_file
-from pipelines.canary.fleet.kubernetes_lease import Lease, LeaseApi
+from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
-from pipelines.canary.roll_out import MakeWorld, canary_id_at, one_server, read_together, roll_out
 from pipelines.canary.run_files import state_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
+from pipelines.router.arms import Band
+
+MakeWorld = Callable[[Rollout, str], World]
+"""Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
 
 
 def start(
     run_directory: Path,
     candidate: str,
     plan_file: Path,
-    show: Callable[[Look], None],
+    show: Callable[[Cycle], None],
     make_world: MakeWorld | None = None,
     host: str = "",
     public_key: Path | None = None,
 ) -> RolloutRecord:
-    """Run a rollout of one server to completion.
+    """Run a rollout between two pairs in one Triton server to completion.
 
     Args:
         run_directory: Run directory of the server.
         candidate: Recipe of the new pair, or path of its package.
         plan_file: Plan, which is read at the start; a resumed rollout keeps its plan.
-        show: Called with each look.
+        show: Called with each cycle.
         make_world: Makes the world; None for the server of the run directory.
         host: Host of that server if it runs in a container; "" for one started here.
         public_key: PEM file of the key that must have signed a package; None to accept any package.
@@ -54,54 +56,82 @@ def start(
     def new() -> Rollout:
         found = find_in_service(run_directory)
         pair = found.stable
-        return _new(pair.name, pair.socket, pair.control_socket, found.generation, candidate, plan_file)
+        if candidate == pair.name:
+            raise CanaryError(
+                "the candidate is the pair in service",
+                values=f"recipe {candidate}",
+                limit="another recipe",
+                remedy="set CANDIDATE to the recipe of the new pair; nothing was changed",
+            )
+        plan, limits = read_together(plan_file)
+        now_s = time.time()
+        return Rollout(
+            canary_id=canary_id_at(now_s),
+            recipe_stable=pair.name,
+            recipe_candidate=candidate,
+            began_at_s=now_s,
+            plan=plan,
+            limits=limits,
+            stable_socket=pair.socket,
+            control_socket=pair.control_socket,
+            generation=found.generation,
+        )
 
-    return roll_out(state_file(run_directory), candidate, new, one_server(make_world), show)
+    return roll_out(state_file(run_directory), candidate, new, make_world, show)
 
 
-def start_fleet(
-    fleet_file: Path,
+def roll_out(
+    state: Path,
     candidate: str,
-    plan_file: Path,
-    show: Callable[[Look], None],
-    say: Callable[[str], None] = print,
+    new: Callable[[], Rollout],
+    make_world: MakeWorld,
+    show: Callable[[Cycle], None],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> RolloutRecord:
-    """Run a rollout on a fleet to completion.
+    """Run a new rollout, or the one that has not ended, to completion.
 
     Args:
-        fleet_file: YAML file that names the agents, and where the state is (``fleet_state_file``).
-        candidate: Recipe of the new pair, or path of its package, on each server.
-        plan_file: Plan, whose last step must reach all servers; a resumed rollout keeps its plan.
-        show: Called with each look.
-        say: Called with a line while another controller holds the Lease of the fleet.
+        state: State file.
+        candidate: Name of the candidate.
+        new: Makes the settings of a new rollout.
+        make_world: Makes the world of the rollout.
+        show: Called with each cycle of the controller.
+        sleep: Waits for a number of seconds between two cycles.
 
     Raises:
-        LeaseLostError: Another controller may decide now.
-        CanaryError: As ``start``; also if the servers have different pairs, or fewer than a majority answer.
+        CanaryError: Another rollout is running, or a file is invalid; nothing was changed.
+        DraftproofError: The rollout cannot continue.
     """
+    with sole_controller(state):
+        set_aside(state)
+        store = Store(state)
+        rollout = store.latest()
+        if rollout is None or store.progress(rollout).position.phase in ENDED:
+            rollout = new()
+            world = make_world(rollout, "")
+            store.begin(rollout, world.observations_end())
+        else:
+            _check_same(state, rollout, candidate)
+            world = make_world(rollout, store.progress(rollout).candidate_socket)
+        Controller(store, rollout, world).run(show, sleep)
+        return store.record()
 
-    def new() -> Rollout:
-        found = fleet.find_in_service()
-        name, generation = found.fingerprint, found.generation
-        rollout = _new(found.name, name, control_of(name), generation, candidate, plan_file)
-        _check_reaches_all(rollout.plan)
-        return rollout
 
-    with _sole_controller(FleetFile.read(fleet_file), say) as check:
-        fleet = Fleet.read(fleet_file, check)
-        state = fleet_state_file(fleet_file)
-        return roll_out(state, candidate, new, fleet.servers, show, check=check)
+def canary_id_at(now_s: float) -> str:
+    """Return the name of a rollout that begins at a unix time."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
 
 
-@contextmanager
-def _sole_controller(fleet: FleetFile, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold the Lease of a fleet if it has one; yields what checks that it is still held."""
-    if not fleet.lease:
-        yield lambda: None
-        return
-    lease = Lease(LeaseApi.of_pod(fleet.lease))
-    with lease.held(lambda holder: say(f"waiting for the Lease {fleet.lease}, which {holder} has")):
-        yield lease.check
+def read_together(plan_file: Path) -> tuple[Plan, Limits]:
+    """Read a plan and its limits.
+
+    Raises:
+        CanaryError: One of them is invalid, or they do not fit together.
+    """
+    plan = read_plan(plan_file)
+    limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
+    _check_together(plan, limits)
+    return plan, limits
 
 
 def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:
@@ -121,36 +151,42 @@ def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeW
     return make_world
 
 
-def _new(
-    stable: str, socket: str, control_socket: str, generation: int, candidate: str, plan_file: Path
-) -> Rollout:
-    if candidate == stable:
+def _check_together(plan: Plan, limits: Limits) -> None:
+    if bool(plan.control_weight) != (limits.speed_up is not None):
         raise CanaryError(
-            "the candidate is the pair in service",
-            values=f"recipe {candidate}",
-            limit="another recipe",
-            remedy="set CANDIDATE to the recipe of the new pair; nothing was changed",
+            "the speed-up is judged by requests that the target alone answers",
+            values=f"control_weight={plan.control_weight:g}, speed_up={limits.speed_up and 'has limits'}",
+            limit="control_weight above 0 if speed_up has limits, and 0 if it is null",
+            remedy="correct control_weight in the plan or speed_up in the limits; nothing was started",
         )
-    plan, limits = read_together(plan_file)
-    now_s = time.time()
-    return Rollout(
-        canary_id=canary_id_at(now_s),
-        recipe_stable=stable,
-        recipe_candidate=candidate,
-        began_at_s=now_s,
-        plan=plan,
-        limits=limits,
-        stable_socket=socket,
-        control_socket=control_socket,
-        generation=generation,
-    )
-
-
-def _check_reaches_all(plan: Plan) -> None:
-    if plan.steps[-1].servers < 1:
+    if limits.speed_up is not None:
+        _check_bands(plan, limits.speed_up)
+    if plan.max_pairs < limits.min_requests:
         raise CanaryError(
-            "the plan never reaches all servers",
-            values=f"servers={plan.steps[-1].servers:g} in the last step",
-            limit="1, because the candidate is promoted on all servers after that step",
-            remedy="use such a plan, as pipelines/canary/controller/canary-fleet.yaml; nothing was started",
+            "no candidate could ever pass",
+            values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
+            limit="max_pairs of at least min_requests, the least number for which a metric is judged",
+            remedy="raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
+        )
+
+
+def _check_bands(plan: Plan, speed_up: Collection[Band]) -> None:
+    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
+    if missing := sorted(bands - set(speed_up)):
+        raise CanaryError(
+            "a load band has no limit",
+            values=", ".join(missing),
+            limit=f"speed_up names {', '.join(speed_up)}",
+            remedy="add the band to speed_up in the limits; the rollout was not started",
+        )
+
+
+def _check_same(state: Path, rollout: Rollout, candidate: str) -> None:
+    if candidate != rollout.recipe_candidate:
+        raise CanaryError(
+            "another rollout has not ended",
+            values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
+            limit="one rollout at a time",
+            remedy=f"resume it with the candidate {rollout.recipe_candidate}; to end it, run "
+            f"'python -m pipelines.canary abort --state {state}' first",
         )

@@ -18,8 +18,8 @@ from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
 from pipelines.canary.report.live_view import LiveView
 from pipelines.canary.report.record import judgement
-from pipelines.canary.roll_out import canary_id_at, one_server, read_together, roll_out
 from pipelines.canary.run_files import arms_file, observations_file, state_file
+from pipelines.canary.start import canary_id_at, read_together, roll_out
 from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import CanaryError, DraftproofError
@@ -122,7 +122,7 @@ class Service:
                 state_file(self._run),
                 candidate.name,
                 lambda: self._new(candidate.name),
-                one_server(self._world),
+                self._world,
                 LiveView(sys.stderr, ("--recipe", self._settings.name)).show,
                 self._sleep,
             )

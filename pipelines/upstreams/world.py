@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pipelines.canary.controller.facts import Outcome
+from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
 from pipelines.errors import CanaryError, DraftproofError, ModelNotFoundError
@@ -45,10 +45,6 @@ class UpstreamWorld:
         self._endpoints = endpoints
         self._stable = stable
         self._candidate = candidate
-
-    def run(self) -> str:
-        """Return the same for all runs: a candidate is rolled back if its server ends."""
-        return ""
 
     def preflight(self) -> Outcome:
         """Check that the candidate lists the models that clients name."""

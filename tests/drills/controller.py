@@ -15,7 +15,7 @@ from build.recipe import parse_recipe
 from build.rendering import second_pair
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair
-from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.start import start
 from tests.drills.faults import add_fault
 
@@ -29,9 +29,9 @@ def main(orders: dict[str, Any]) -> None:
             add_fault(run, record.speculative_model, orders["fault"])
         return CandidatePair.read(run, record.speculative_model)
 
-    def show(look: Look) -> None:
-        if look.transition is not None:
-            print(look.position.phase, flush=True)
+    def show(cycle: Cycle) -> None:
+        if cycle.transition is not None:
+            print(cycle.position.phase, flush=True)
 
     triton_world.render_beside = render  # type: ignore[assignment]
     start(Path(orders["run"]), orders["recipe"]["name"], Path(orders["plan"]), show)

@@ -21,9 +21,9 @@ from build.rendering import second_pair
 from build.repository import render_recipe
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair, read_pair
-from pipelines.canary.controller.control import Look
-from pipelines.canary.controller.facts import Order
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import give_order
+from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord
@@ -126,11 +126,11 @@ class Rollouts:
     ) -> RolloutRecord:
         """Carry out a rollout: ask each arm in each phase, and give orders when a phase begins."""
 
-        def show(look: Look) -> None:
-            if look.transition is None:
+        def show(cycle: Cycle) -> None:
+            if cycle.transition is None:
                 return
-            self.ask_all(server, look.position.phase)
-            if order := (orders or {}).get(look.position.phase):
+            self.ask_all(server, cycle.position.phase)
+            if order := (orders or {}).get(cycle.position.phase):
                 give_order(state_file(self.run), order)
 
         return start(self.run, candidate, self.plan, show)
@@ -300,7 +300,7 @@ def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -
     """Check that a candidate that is the pair in service is refused, by its name and under another one."""
     stable = find_in_service(rollouts.run).stable
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
-        start(rollouts.run, in_service, rollouts.plan, lambda look: None)
+        start(rollouts.run, in_service, rollouts.plan, lambda cycle: None)
     address = ServerAddress.of(rollouts.run)
     world = TritonWorld(rollouts.run, address, stable.socket, in_service, LIMITS)
     assert "it differs from the pair in service" in world.preflight().reason

@@ -18,7 +18,7 @@ import yaml
 from build.rendering import second_pair
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair
-from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.plan import Shadow, Step
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord, judgement
@@ -133,7 +133,7 @@ def server(render: Callable[..., Path]) -> Iterator[Server]:
 @pytest.fixture
 def roll_out(
     server: Server, other_draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Look], None]], RolloutRecord]:
+) -> Callable[[Callable[[Cycle], None]], RolloutRecord]:
     def render(recipe: str, run: Path, free: int, public_key: None) -> CandidatePair:
         record = second_pair.render_second_pair(tiny_recipe(recipe), *other_draft, run)
         return CandidatePair.read(run, record.speculative_model)
@@ -144,7 +144,7 @@ def roll_out(
     plan.write_text(yaml.safe_dump({**document, "steps": list(document["steps"])}))
     plan.with_name("limits.yaml").write_text(yaml.safe_dump(asdict(LIMITS)))
 
-    def act(show: Callable[[Look], None]) -> RolloutRecord:
+    def act(show: Callable[[Cycle], None]) -> RolloutRecord:
         return start(server.directory, "tiny-new", plan, show)
 
     return act
@@ -155,7 +155,7 @@ def test_a_good_pair_takes_over_and_every_answer_stays_the_targets_own(
 ) -> None:
     before = len(processes(server, "speculative"))
     with traffic(server) as seen:
-        record = roll_out(lambda look: None)
+        record = roll_out(lambda cycle: None)
         num_answers = seen.num_answers
         assert wait_until(lambda: seen.num_answers > num_answers + len(REQUESTS))
     phases = [(each.to_phase, each.reason) for each in record.transitions]
@@ -175,8 +175,8 @@ def test_a_pair_whose_process_is_killed_leaves_and_nobody_notices(
 ) -> None:
     killed: list[int] = []
 
-    def kill(look: Look) -> None:
-        if look.position.phase == "step/1" and not killed:
+    def kill(cycle: Cycle) -> None:
+        if cycle.position.phase == "step/1" and not killed:
             [folder] = (server.directory / "model_repository").glob("speculative_*")
             killed.extend(processes(server, folder.name))
             for process in killed:

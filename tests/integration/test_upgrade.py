@@ -15,8 +15,7 @@ from build.recipe import load_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
 from pipelines.bench.calibration.__main__ import main as calibrate
-from pipelines.canary.controller.earlier_version import set_aside
-from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.state import Store, set_aside
 from pipelines.client import CompletionRequest
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import httpx
 
@@ -21,7 +21,6 @@ _LINE = re.compile(
     r'{(?![^}]*\bsource="control")[^}]*?\bmodel="([^"]*)"[^}]*} (\S+)$'
 )
 _TIMEOUT_S = 5.0
-_MOST_SAMPLES = 500  # over a whole rollout; samples of its first minutes are closer together
 
 
 def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now_s: float) -> Sample:
@@ -51,54 +50,6 @@ def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now
             limit=f"{RESIDENT_BYTES}, {CPU_SECONDS} and {OUTPUT_TOKENS} for each model",
             remedy="check the metrics port of the server, which must have this version",
         ) from None
-
-
-class ProcessSamples:
-    """Takes the samples of one rollout.
-
-    Attributes:
-        taken: Samples in the order of time.
-        lacking: Why the latest sample could not be taken; "" if it could.
-
-    Args:
-        taken: Samples from the state file.
-        clock: Returns the unix time.
-    """
-
-    def __init__(self, taken: Iterable[Sample], clock: Callable[[], float]) -> None:
-        self.taken = list(taken)
-        self.lacking = ""
-        self._clock = clock
-        self._read_at_s = clock()
-
-    def take(self, read: Callable[[], Sequence[Sample]], *, is_wanted: bool) -> Sequence[Sample]:
-        """Take a sample of each server if they are due.
-
-        Args:
-            read: Reads the samples, as ``Servers.samples``.
-            is_wanted: Whether the candidate serves.
-
-        Returns:
-            The new samples, if any were taken.
-        """
-        now_s, taken = self._clock(), self.taken
-        if not is_wanted:
-            self.lacking, self._read_at_s = "", now_s
-            return ()
-        if taken and now_s - taken[-1].at_s < (now_s - taken[0].at_s) / _MOST_SAMPLES:
-            return ()
-        try:
-            fresh = read()
-        except CanaryError as error:
-            self.lacking = str(error)
-            return ()
-        taken += fresh
-        self.lacking, self._read_at_s = "", now_s
-        return fresh
-
-    def lacking_for(self, seconds: float) -> str:
-        """Return why no sample could be taken for longer than ``seconds``; "" if one could."""
-        return self.lacking if self._clock() - self._read_at_s > seconds else ""
 
 
 def _taken(figures: Mapping[tuple[str, str], float], pair: PairRecord) -> Taken:

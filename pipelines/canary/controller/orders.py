@@ -1,12 +1,13 @@
-"""Orders of operators for a running rollout."""
+"""Orders of operators for a rollout, and the lock of the one controller that carries them out."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.canary.controller.facts import Order
-from pipelines.canary.controller.lock import has_controller
-from pipelines.canary.controller.phases import Position
+from pipelines.canary.controller.phases import Order, Position
 from pipelines.canary.controller.state import Store
 from pipelines.errors import CanaryError
 
@@ -16,6 +17,37 @@ ORDERS: dict[Order, str] = {
     "promote": "promote the candidate without waiting for the verdict",
     "abort": "roll the candidate back",
 }
+
+
+@contextlib.contextmanager
+def sole_controller(state: Path) -> Iterator[None]:
+    """Hold the lock of a state file, so that no other controller can run; it ends with the process.
+
+    Raises:
+        CanaryError: Another controller holds the lock.
+    """
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with state.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CanaryError(
+                "a rollout is already running",
+                values=f"{state} has a controller",
+                limit="one rollout at a time",
+                remedy="wait until it ends, or end it with "
+                f"'python -m pipelines.canary abort --state {state}'",
+            ) from None
+        yield
+
+
+def has_controller(state: Path) -> bool:
+    """Return whether a controller is running."""
+    try:
+        with sole_controller(state):
+            return False
+    except CanaryError:
+        return True
 
 
 def give_order(state: Path, order: Order) -> str:
@@ -46,7 +78,7 @@ def give_order(state: Path, order: Order) -> str:
     finally:
         store.close()
     if has_controller(state):
-        return f"{order}: the controller carries it out at its next look"
+        return f"{order}: the controller carries it out in its next cycle"
     return (
         f"{order}: stored. No controller runs, so the stable pair gets all requests once the lease ends; "
         f"the command that started {rollout.recipe_candidate}'s rollout resumes it and carries the order out"

@@ -18,11 +18,13 @@ the shadow phase if replays that were still running when it began made a metric 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from pipelines.canary.controller.facts import Facts
 from pipelines.canary.controller.plan import Plan, Step
-from pipelines.canary.judge.verdict import Word
+from pipelines.canary.controller.world import Outcome
+from pipelines.canary.judge.verdict import Action, Analysis, Word
+
+Order = Literal["pause", "resume", "promote", "abort"]
 
 PREPARING = ("preflight", "loading", "cold_start")
 """Phases in which the candidate gets no requests of clients."""
@@ -75,6 +77,66 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """Judgement of the requests so far.
+
+    Attributes:
+        verdict: Verdict of the analysis.
+        action: Action that the analysis recommends.
+        reason: Metrics behind it, in a sentence.
+        needs_replays: Whether a metric that only replays can decide, such as equal tokens, has not passed.
+    """
+
+    verdict: Word
+    action: Action
+    reason: str
+    needs_replays: bool = True
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> Judged:
+        """Summarize an analysis."""
+        named: dict[str, list[str]] = {}
+        for each in analysis.judged:
+            named.setdefault(each.word, []).append(each.named)
+        words = ("fail",) if "fail" in named else ("needs review", "inconclusive")
+        reason = "; ".join(f"{word}: {', '.join(named[word])}" for word in words if word in named)
+        needs_replays = any(each.metric.by_replays and each.verdict != "pass" for each in analysis.judged)
+        return cls(analysis.verdict, analysis.action, reason, needs_replays)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inputs of a decision.
+
+    Attributes:
+        now_s: Unix time.
+        order: Order of an operator; None if there is none.
+        outcome: Result of the phase's work; None while it is not done, or if the phase has none.
+        judged: Judgement of the requests so far; None without requests.
+        num_pairs: Requests of clients so far that the candidate answered and that have a counterpart of the
+            stable pair.
+        num_replays: Replays so far.
+        idle_s: Seconds since the latest awaited pair (``num_awaited``).
+        down_s: Seconds for which the candidate's socket has refused connections; 0 if it accepts them.
+        has_restarted: Whether the candidate's process has ended and another one has taken its place.
+        broken: Why the evidence cannot be read or judged; "" if it can.
+        unmeasured: Why memory and CPU time have not been measured for ``idle_s``; "" if they were.
+    """
+
+    now_s: float
+    order: Order | None = None
+    outcome: Outcome | None = None
+    judged: Judged | None = None
+    num_pairs: int = 0
+    num_replays: int = 0
+    idle_s: float = 0.0
+    down_s: float = 0.0
+    has_restarted: bool = False
+    broken: str = ""
+    unmeasured: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
     """Result of ``decide``.
 
@@ -107,12 +169,11 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
         return _roll_back(position, facts, "an operator aborted it", is_abort=True)
     if position.phase in PREPARING:
         return _prepare(position, facts)
-    where = f" on {facts.faulty}" if facts.faulty else ""
     if facts.down_s > plan.down_after_s:
-        reason = f"its socket{where} has refused connections for {facts.down_s:.1f} s"
+        reason = f"its socket has refused connections for {facts.down_s:.1f} s"
         return _roll_back(position, facts, reason, "fail", {"down_s": facts.down_s})
     if facts.has_restarted:
-        return _roll_back(position, facts, f"its process{where} ended and was replaced", "fail")
+        return _roll_back(position, facts, "its process ended and was replaced", "fail")
     if position.phase == "promoting":
         return _keep(position, facts)
     return _judge(position, facts, plan)
@@ -122,14 +183,6 @@ def step_of(position: Position, plan: Plan) -> Step | None:
     """Return the current step, also while paused in it; None in other phases."""
     name, _, number = position.serving.partition("/")
     return plan.steps[int(number) - 1] if name == "step" else None
-
-
-def share_of_servers(position: Position, plan: Plan) -> float:
-    """Return the share of a fleet's servers that have the candidate at a position; 0 stands for one."""
-    if position.phase in ("promoting", "settling", "promoted"):
-        return 1.0
-    step = step_of(position, plan)
-    return 0.0 if step is None else step.servers
 
 
 def num_awaited(position: Position, num_pairs: int, num_replays: int) -> int:
@@ -144,8 +197,6 @@ def _prepare(position: Position, facts: Facts) -> Decision:
     if outcome.needs_review:
         waiting = Position("paused", facts.now_s, paused_in=position.phase, pause_reason=outcome.reason)
         return Decision(waiting, outcome.reason, {**outcome.evidence, "verdict": "inconclusive"})
-    if outcome.is_good and facts.waits_for:
-        return Decision(position)
     if outcome.is_good:
         return _go(position, facts, _after(position.phase), outcome.reason, outcome.evidence)
     if position.phase == "preflight":  # nothing was loaded
@@ -171,8 +222,6 @@ def _keep(position: Position, facts: Facts) -> Decision:
         return Decision(position)
     if not facts.outcome.is_good:
         return _roll_back(position, facts, facts.outcome.reason)
-    if facts.waits_for:
-        return Decision(position)
     return _go(position, facts, "settling", facts.outcome.reason, facts.outcome.evidence)
 
 
@@ -184,8 +233,6 @@ def _settle(position: Position, facts: Facts) -> Decision:
 
 def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
     judged = facts.judged
-    if facts.outcome is not None and not facts.outcome.is_good:  # of a server that was to get the candidate
-        return _roll_back(position, facts, facts.outcome.reason, "fail", facts.outcome.evidence)
     if facts.broken:
         return _roll_back(position, facts, f"the evidence cannot be judged: {facts.broken}")
     if judged is not None and judged.verdict == "fail":
@@ -207,8 +254,6 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
         return Decision(resumed, "an operator resumed it", _evidence(facts))
     if position.paused_in:
         return Decision(position)
-    if facts.waits_for:
-        return Decision(replace(position, held_since_s=None))
     if since_s is not None and facts.now_s - since_s > plan.hold_s and judged is not None:
         return _roll_back(position, facts, f"above its pass limit for too long: {judged.reason}")
     if facts.num_pairs >= plan.max_pairs and (judged is None or judged.verdict != "pass"):
@@ -223,8 +268,6 @@ def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:
 
 def _advance(position: Position, facts: Facts, plan: Plan, needs_review: bool) -> Decision:
     step = step_of(position, plan)
-    if step is not None and facts.is_incomplete:  # the step begins when its servers have the candidate
-        return Decision(replace(position, since_s=facts.now_s, num_pairs_before=facts.num_pairs))
     needed = step or plan.shadow
     needs_replays = facts.judged is None or facts.judged.needs_replays
     if step is not None and needs_replays and not plan.replayed_share(step.weight):

@@ -15,7 +15,6 @@ from pipelines.errors import CanaryError
 from pipelines.router.arms import Bands, ShadowSetting
 
 DEFAULT = Path(__file__).with_name("canary.yaml")
-FLEET = Path(__file__).with_name("canary-fleet.yaml")
 
 _MIN_STABLE_WEIGHT = 0.01  # the candidate is compared with these requests
 _REMEDY = "correct the plan; the rollout was not started"
@@ -56,13 +55,11 @@ class Step:
         min_pairs: Least number of pairs of its requests and the stable pair's in this step before it ends;
             replays do not count.
         bake_s: Least duration of the step in seconds.
-        servers: Share of a fleet's servers that have the candidate, at least one server.
     """
 
     weight: float
     min_pairs: PositiveInt
     bake_s: NonNegativeFloat
-    servers: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 @configuration.strict
@@ -79,8 +76,7 @@ class Plan:
         bands: Load bands by number of open requests; ``speed_up`` of the limits names each band.
         slow_after_s: Time without a first token after which the router asks the next arm too.
         shadow: Shadow phase, which comes first.
-        steps: Steps of rising weight, or of the same weight on more servers. The last one lasts until there
-            is a verdict.
+        steps: Steps of rising weight. The last one lasts until there is a verdict.
         hold_s: Time after which a candidate is rolled back whose metrics need review.
         idle_s: Time without a new awaited pair after which the candidate is rolled back.
         max_pairs: Number of the candidate's requests with a counterpart of the stable pair after which it is
@@ -134,12 +130,11 @@ class Plan:
                 f"at least {num_awaited}, the sum of the steps' min_pairs",
             )
         weights = [step.weight for step in self.steps]
-        is_rising = all(itertools.starmap(_rises, itertools.pairwise(self.steps)))
-        if not weights or weights[0] <= 0 or not is_rising:
+        if not weights or any(after <= before for before, after in itertools.pairwise([0.0, *weights])):
             raise _refuse(
                 "weights of the steps must rise",
-                f"steps: {weights}, servers: {[step.servers for step in self.steps]}",
-                "at least one step, each above the last in weight or servers and not below it in the other",
+                f"steps: {weights}",
+                "at least one step, each with a weight above 0 and above the last",
             )
         if self.control_weight + weights[-1] > 1 - _MIN_STABLE_WEIGHT:
             raise _refuse(
@@ -152,12 +147,6 @@ class Plan:
     def slo(self) -> Slo:
         """Service-level objective of a good request."""
         return Slo(self.slo_ttft_s, self.slo_itl_s)
-
-
-def _rises(before: Step, after: Step) -> bool:
-    """Return whether a step follows another one."""
-    falls = after.weight < before.weight or after.servers < before.servers
-    return not falls and (before.weight, before.servers) != (after.weight, after.servers)
 
 
 def read_plan(path: Path = DEFAULT) -> Plan:

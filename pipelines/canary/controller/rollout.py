@@ -1,17 +1,21 @@
-"""A rollout as the state file stores it: its settings, which stay, and its progress."""
+"""A rollout as the state file stores it, and the table of arms that follows from it.
+
+Its settings stay; its progress is written as a whole.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar
 
 from pipelines import configuration
-from pipelines.canary.controller.phases import Position
+from pipelines.canary.controller.phases import ENDED, PREPARING, Position, step_of
 from pipelines.canary.controller.plan import Plan
 from pipelines.canary.judge.limits import Limits
 from pipelines.errors import CanaryError
+from pipelines.router.arms import ArmSetting, ArmTable, ShadowSetting
 
 _Document = TypeVar("_Document")
 
@@ -28,9 +32,9 @@ class Rollout:
         began_at_s: Start, as unix time.
         plan: Plan as it was read at the start.
         limits: Limits as they were read at the start.
-        stable_socket: Socket of the pair in service; in a fleet, its name (``fleet.call.Names``).
-        control_socket: Likewise of the target alone; "" if it is not served.
-        generation: Generation of the table of arms at the start, in a fleet the largest one.
+        stable_socket: Socket of the pair in service.
+        control_socket: Socket of the target alone; "" if it is not served.
+        generation: Generation of the table of arms at the start.
     """
 
     canary_id: str
@@ -44,35 +48,6 @@ class Rollout:
     generation: int
 
 
-@dataclass(frozen=True)
-class ServerState:
-    """Everything that a controller has to remember of a server.
-
-    Attributes:
-        run: Run of the server in which the candidate was loaded and probed (``World.run``); None if none.
-        is_kept: Whether the server loads the candidate at its start.
-        listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
-        offset: Bytes of the router's observation log that were read.
-        complete_until_s: Every request that arrived before this unix time has been read.
-        says: What it last said of itself, for people; "" if nothing is unusual.
-    """
-
-    run: str | None = None
-    is_kept: bool = False
-    listener: int = 0
-    offset: int = 0
-    complete_until_s: float = 0.0
-    says: str = ""
-
-    def is_complete_at(self, arrived_at_s: float) -> bool:
-        """Return whether all requests have been read that the server received until then."""
-        return arrived_at_s < self.complete_until_s
-
-
-ServerStates = dict[str, ServerState]
-"""State by server; a rollout of one server has the server "" alone."""
-
-
 @configuration.strict
 @dataclass(frozen=True)
 class Progress:
@@ -84,7 +59,9 @@ class Progress:
         candidate_socket: Socket of the candidate; "" until it is known.
         candidate_control_socket: Socket of the candidate's target alone; "" until it is known.
         same_target: Whether both pairs have the same target, so that their answers must be equal.
-        servers: What is known of each server.
+        listener: Process at the candidate's socket (``World.listener``); 0 until it is known.
+        offset: Bytes of the router's observation log that were read.
+        complete_until_s: Every request that arrived before this unix time has been read.
     """
 
     position: Position
@@ -92,7 +69,54 @@ class Progress:
     candidate_socket: str = ""
     candidate_control_socket: str = ""
     same_target: bool = True
-    servers: ServerStates = field(default_factory=dict)
+    listener: int = 0
+    offset: int = 0
+    complete_until_s: float = 0.0
+
+
+def weights_at(position: Position, plan: Plan) -> dict[str, float]:
+    """Return the share of the requests that each arm answers at a position."""
+    step = step_of(position, plan)
+    candidate = 0.0 if step is None else step.weight
+    if position.phase == "promoting":
+        candidate = 1.0
+    control = plan.control_weight if position.is_judged else 0.0
+    return {"stable": 1.0 - candidate - control, "candidate": candidate, "control": control}
+
+
+def arm_table(rollout: Rollout, progress: Progress, now_s: float) -> ArmTable:
+    """Build the table of arms for the router.
+
+    Args:
+        rollout: Rollout from the state file.
+        progress: Its progress from the state file.
+        now_s: Unix time at which the lease begins.
+    """
+    position, plan = progress.position, rollout.plan
+    weights = weights_at(position, plan)
+    is_ready = bool(progress.candidate_socket) and position.serving not in PREPARING
+    has_candidate = is_ready and not position.is_leaving and not position.is_stable
+    stable, control = rollout.stable_socket, rollout.control_socket
+    if position.is_stable:  # both change together, so that either can resume answers of the other
+        stable, control = progress.candidate_socket, progress.candidate_control_socket
+    return ArmTable(
+        generation=progress.generation,
+        canary_id="" if position.phase in ENDED else rollout.canary_id,
+        salt=rollout.canary_id,
+        stable=ArmSetting(stable, weights["stable"]),
+        candidate=ArmSetting(progress.candidate_socket, weights["candidate"]) if has_candidate else None,
+        control=ArmSetting(control, weights["control"]) if control else None,
+        shadow=_shadow(position, plan, weights["candidate"]),
+        replays_match="stable" if progress.same_target else "own_target",
+        bands=plan.bands,
+        lease_until_s=now_s + plan.lease_s,
+        slow_after_s=plan.slow_after_s,
+    )
+
+
+def _shadow(position: Position, plan: Plan, weight: float) -> ShadowSetting | None:
+    share = plan.replayed_share(weight) if position.is_judged else 0.0
+    return replace(plan.shadow.setting, share=share) if share else None
 
 
 def to_text(document: Any) -> str:

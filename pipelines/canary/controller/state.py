@@ -1,32 +1,35 @@
 """The state of rollouts in one SQLite file.
 
-Each look is one transaction, so a controller that is killed while it writes leaves the last complete state.
-Only the controller changes a rollout (``lock.sole_controller``); the command line adds orders, and any
-process may read. Rollouts that have ended stay in the file for their reports.
+Each cycle of the controller is one transaction, so one that is killed while it writes leaves the last
+complete state. Only the controller changes a rollout (``orders.sole_controller``); the command line adds
+orders, and any process may read. Rollouts that have ended stay in the file for their reports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from pipelines.canary.controller.arm_table import weights_at
-from pipelines.canary.controller.facts import Order
-from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, Rollout, ServerStates, from_text, to_text
+from pipelines.canary.controller.evidence import Collected
+from pipelines.canary.controller.phases import ENDED, Order, Position
+from pipelines.canary.controller.rollout import Progress, Rollout, from_text, to_text, weights_at
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 
-VERSION = 5
+VERSION = 6
 APPLICATION = 0x64726166  # "draf", identifies the file as one of Draftproof
 BUSY_S = 10.0
 _OWN = 0o600  # the file contains prompts and answers
+
+_NOTHING = Collected()
+_LOG = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE rollout (number INTEGER PRIMARY KEY, canary_id TEXT UNIQUE, document TEXT, progress TEXT);
@@ -83,12 +86,12 @@ class Store:
         """Close the file."""
         self._connection.close()
 
-    def begin(self, rollout: Rollout, servers: ServerStates) -> None:
+    def begin(self, rollout: Rollout, offset: int = 0) -> None:
         """Add a rollout in phase ``preflight``.
 
         Args:
             rollout: Rollout with a new ``canary_id``.
-            servers: What is known of each server.
+            offset: End of the router's observation log.
         """
         position = Position("preflight", rollout.began_at_s)
         begun = Transition(
@@ -100,7 +103,7 @@ class Store:
             weights_at(position, rollout.plan),
         )
         with self._transaction():
-            progress = to_text(Progress(position, rollout.generation + 1, servers=servers))
+            progress = to_text(Progress(position, rollout.generation + 1, offset=offset))
             self._progress[rollout.canary_id] = progress
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, to_text(rollout), progress)  # fmt: skip
@@ -122,22 +125,18 @@ class Store:
         self,
         rollout: Rollout,
         progress: Progress,
-        requests: Sequence[ObservedRequest] = (),
-        divergences: Sequence[dict[str, Any]] = (),
+        found: Collected = _NOTHING,
         transition: Transition | None = None,
         order: int | None = None,
-        samples: Sequence[Sample] = (),
     ) -> None:
-        """Write everything that one look found, or nothing of it.
+        """Write everything that one cycle found and decided, or nothing of it.
 
         Args:
             rollout: Rollout to advance.
             progress: New progress.
-            requests: New requests.
-            divergences: New divergences.
+            found: New evidence.
             transition: Change of phase, if there was one.
             order: Number of the order that was carried out, if any.
-            samples: New samples.
 
         Raises:
             CanaryError: Another controller has advanced the rollout since its progress was read here.
@@ -145,13 +144,13 @@ class Store:
         canary_id, text = rollout.canary_id, to_text(progress)
         with self._transaction():
             self._check_unchanged(canary_id)
-            for request in requests:
+            for request in found.requests:
                 self._write("INSERT INTO request (canary_id, arrived_at_s, document) VALUES (?, ?, ?)",
                             canary_id, request.arrived_at_s, to_text(request))  # fmt: skip
-            for divergence in divergences:
+            for divergence in found.divergences:
                 self._write("INSERT INTO divergence (canary_id, document) VALUES (?, ?)",
                             canary_id, to_text(divergence))  # fmt: skip
-            for sample in samples:
+            for sample in found.samples:
                 self._write("INSERT INTO sample (canary_id, document) VALUES (?, ?)",
                             canary_id, to_text(sample))  # fmt: skip
             if transition is not None:
@@ -221,14 +220,11 @@ class Store:
             rollout.began_at_s,
             progress.position.phase,
             tuple(from_text(Transition, text) for (text,) in transitions),
-            tuple(
-                each for each in requests if progress.servers[each.server].is_complete_at(each.arrived_at_s)
-            ),
+            tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
             tuple(samples),
             tuple(json.loads(text) for (text,) in divergences),
             rollout.limits,
             rollout.plan.slo,
-            {name: state.says for name, state in progress.servers.items() if name},
         )
 
     def _check_unchanged(self, canary_id: str) -> None:
@@ -296,3 +292,33 @@ class Store:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from None
+
+
+def set_aside(path: Path) -> None:
+    """Rename a state file that an earlier version wrote, so that a new rollout can begin.
+
+    That version can still read its rollouts. A file whose latest rollout has not ended stays in place, and
+    ``Store`` refuses it: only the version that wrote it can continue that rollout.
+
+    Args:
+        path: State file, which need not exist. The caller holds its lock.
+    """
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+            (application,), (version,) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+            )
+            if application != APPLICATION or version >= VERSION:
+                return
+            latest = connection.execute(
+                "SELECT progress FROM rollout ORDER BY number DESC LIMIT 1"
+            ).fetchone()
+        if latest is not None and json.loads(latest[0])["position"]["phase"] not in ENDED:
+            return
+    except (sqlite3.Error, ValueError, KeyError, TypeError):
+        return  # ``Store`` raises the error
+    kept = path.with_name(f"{path.stem}-{version}{path.suffix}")
+    path.replace(kept)
+    _LOG.warning("moved the rollouts of an earlier version to %s", kept)

@@ -19,8 +19,8 @@ from pipelines.canary.controller.candidate import (
     remove,
     render_beside,
 )
-from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.repository_api import RepositoryApi
+from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
@@ -90,10 +90,6 @@ class TritonWorld:
         self._limits = limits
         self._candidate_socket = candidate_socket
         self._public_key = public_key
-
-    def run(self) -> str:
-        """Return the same for all runs: a candidate is rolled back if this server ends."""
-        return ""
 
     def preflight(self) -> Outcome:
         """Build, measure, render and check the candidate."""

@@ -1,13 +1,34 @@
-"""Interface for everything that a rollout does outside its state file; tests implement it as well."""
+"""Interface for everything that a rollout does outside its state file.
+
+``TritonWorld`` implements it for two pairs in one Triton server, ``pipelines.upstreams`` for servers that
+others run.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.judge.resources import Sample
 from pipelines.router.arms import ArmTable
 from pipelines.router.observation import Observation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of the work of a phase.
+
+    Attributes:
+        is_good: Whether the next phase may begin.
+        reason: Explanation in a sentence.
+        evidence: Figures behind it, ready for JSON.
+        needs_review: Whether a person has to decide, because the result neither passes nor fails.
+    """
+
+    is_good: bool
+    reason: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    needs_review: bool = False
 
 
 class World(Protocol):
@@ -16,14 +37,6 @@ class World(Protocol):
     Every method must be safe to repeat: after a controller was killed, the next one does not know how far it
     got. Every method may raise a ``DraftproofError``.
     """
-
-    def run(self) -> str:
-        """Identify the current run of the server: another one after a restart of the server.
-
-        Raises:
-            CanaryError: It serves another pair than the rollout's.
-            ServerUnavailableError: It is away.
-        """
 
     def preflight(self) -> Outcome:
         """Check the candidate before anything is loaded."""

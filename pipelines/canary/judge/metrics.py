@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from pipelines.canary.judge.matched_rounds import Counts, MatchedRounds, matched
 from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
 from pipelines.canary.judge.observed import Compared, ObservedRequest
 from pipelines.canary.judge.pairing import Pair, pair_up
-from pipelines.canary.judge.pooling import Stratified
 from pipelines.canary.judge.quantiles import QuantileRatio
-from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growths
+from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
 from pipelines.errors import CanaryError
 
 _Read = Callable[[ObservedRequest], float | None]
@@ -41,7 +40,7 @@ class Metric:
     """One metric of a candidate.
 
     Attributes:
-        name: Name as in ``Limits``, with the position, load band or server after a slash.
+        name: Name as in ``Limits``, with the position or load band after a slash.
         measure: Regression and its observations.
         limit: Limits of the regression.
         is_exact: Whether a single event fails.
@@ -49,8 +48,6 @@ class Metric:
         is_measured: Whether it is not random, so that the estimate itself is compared with the limits.
         least_trials: Least number of trials for which it is judged; None for ``Limits.min_requests``.
         detail: Text for people in addition to its figures; "" for none.
-        alone: Server -> its own regression, in the order in which the servers got the candidate; empty if
-            there is one server.
     """
 
     name: str
@@ -61,7 +58,6 @@ class Metric:
     is_measured: bool = False
     least_trials: int | None = None
     detail: str = ""
-    alone: Mapping[str, Measure] = field(default_factory=dict)
 
     @property
     def is_tested(self) -> bool:
@@ -75,7 +71,7 @@ def metrics_of(
     """Build every metric that has limits.
 
     Args:
-        requests: Requests of all arms and servers, in the order in which they were read.
+        requests: Requests of all arms, in the order in which they were read.
         limits: Limits, which determine the metrics.
         slo: Service-level objective for goodput. It is also the unit of speed: latencies are compared as
             multiples of what it allows for an answer of that length, capped at 2.
@@ -85,30 +81,6 @@ def metrics_of(
         CanaryError: A load band has no limit.
     """
     _check_bands(requests, limits)
-    metrics = _metrics(requests, limits, slo, samples)
-    servers = dict.fromkeys(each.server for each in requests if each.arm == "candidate" and each.server)
-    alone = {
-        server: _metrics([each for each in requests if each.server == server], limits, slo, None)
-        for server in servers
-    }
-    return [_with_servers(metric, alone) for metric in metrics]
-
-
-def _with_servers(metric: Metric, alone: Mapping[str, Sequence[Metric]]) -> Metric:
-    """Add what each server shows alone (``pooling``)."""
-    own = {server: {each.name: each.measure for each in metrics} for server, metrics in alone.items()}
-    if not metric.is_tested or not any(metric.name in measures for measures in own.values()):
-        return metric
-    nothing = metric.measure.first(0)
-    measures = {server: known.get(metric.name, nothing) for server, known in own.items()}
-    if isinstance(metric.measure, QuantileRatio):
-        metric = replace(metric, measure=Stratified(tuple(measures.values())))
-    return replace(metric, alone=measures)
-
-
-def _metrics(
-    requests: Sequence[ObservedRequest], limits: Limits, slo: Slo, samples: Sequence[Sample] | None
-) -> list[Metric]:
     pairs = pair_up(requests, "candidate", "stable")
     # A replay runs during or after the request that it repeats, so its times are not comparable.
     timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
@@ -273,9 +245,7 @@ def _shares(rounds: MatchedRounds, count: _Count) -> tuple[FloatArray, FloatArra
 
 def _resources(samples: Sequence[Sample], limits: Limits) -> Iterator[Metric]:
     if limits.memory is not None:
-        for server, growth in memory_growths(samples, limits.resources_s).items():
-            name = f"memory/{server}" if server else "memory"
-            yield Metric(name, growth, limits.memory, is_measured=True)
+        yield Metric("memory", memory_growth(samples, limits.resources_s), limits.memory, is_measured=True)
     if limits.cpu_per_token is not None:
         spent = cpu_per_token(samples)
         yield Metric("cpu_per_token", spent, limits.cpu_per_token, least_trials=_LEAST_SLICES)

@@ -41,7 +41,6 @@ class ObservedRequest:
         differs_in: First thing in which the answer differs.
         longest_pause_s: Longest time between two responses of a streamed answer; None for one response.
         fault: What went wrong, in words; "" if nothing did or it was not recorded.
-        server: Server of a fleet that answered; "" if there is one server.
     """
 
     request_id: str
@@ -62,7 +61,6 @@ class ObservedRequest:
     differs_in: Difference = ""
     longest_pause_s: float | None = None
     fault: str = ""
-    server: str = ""
 
     @property
     def num_rounds(self) -> int:

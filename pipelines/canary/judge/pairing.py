@@ -1,9 +1,8 @@
 """Pair requests of an arm with requests of the baseline under the same load.
 
 A replay is paired with the request that it repeats. Any other request is paired with the latest unpaired
-request of the baseline that arrived before it at the same server in the same load band, or else with the
-next one. So changes over time and differences between servers affect both arms, and no request is in two
-pairs. Only the first request of a session counts,
+request of the baseline that arrived before it in the same load band, or else with the next one. So changes
+over time affect both arms, and no request is in two pairs. Only the first request of a session counts,
 because the router sends the others to the same arm, so they are not independent.
 """
 
@@ -15,9 +14,6 @@ from dataclasses import dataclass
 
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.router.arms import Arm
-
-_Stratum = tuple[str, str]
-"""Server and load band."""
 
 
 @dataclass(frozen=True)
@@ -61,39 +57,32 @@ def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) 
         Pairs in the order in which their later request arrived.
     """
     in_order = sorted(requests, key=lambda request: request.arrived_at_s)
-    originals = {
-        (each.server, each.request_id): each
-        for each in in_order
-        if each.arm == baseline and not each.is_replay
-    }
-    replayed = {
-        (each.server, each.request_id) for each in in_order if each.arm == candidate and each.is_replay
-    }
+    originals = {each.request_id: each for each in in_order if each.arm == baseline and not each.is_replay}
+    replayed = {each.request_id for each in in_order if each.arm == candidate and each.is_replay}
     pairs: list[Pair] = []
-    waiting: dict[_Stratum, deque[ObservedRequest]] = {}
-    latest: dict[_Stratum, ObservedRequest] = {}
+    waiting: dict[str, deque[ObservedRequest]] = {}  # by load band
+    latest: dict[str, ObservedRequest] = {}
     sessions: set[str] = set()
     for request in in_order:
-        name, stratum = (request.server, request.request_id), (request.server, request.band)
         if request.is_replay:
-            if request.arm == candidate and name in originals:
-                pairs.append(Pair(request, originals[name]))
+            if request.arm == candidate and request.request_id in originals:
+                pairs.append(Pair(request, originals[request.request_id]))
             continue
         if request.arm not in (candidate, baseline) or request.session_id in sessions:
             continue
         if request.session_id:
             sessions.add(request.session_id)
-        others = waiting.setdefault(stratum, deque())
+        others = waiting.setdefault(request.band, deque())
         if request.arm == candidate:
-            partner = latest.pop(stratum, None)
+            partner = latest.pop(request.band, None)
             if partner is None:
                 others.append(request)
             else:
                 pairs.append(Pair(request, partner))
-        elif name in replayed:
+        elif request.request_id in replayed:
             continue
         elif others:
             pairs.append(Pair(others.popleft(), request))
         else:
-            latest[stratum] = request
+            latest[request.band] = request
     return pairs

@@ -55,13 +55,11 @@ class Sample:
         at_s: Unix time.
         candidate: Resources of the candidate.
         stable: Resources of the pair in service.
-        server: Server of a fleet; "" if there is one server.
     """
 
     at_s: float
     candidate: Taken
     stable: Taken
-    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,22 +123,8 @@ class Growth:
         return min(slopes) * half_s / float(np.median(values[quarters[0]]))
 
 
-def memory_growths(samples: Sequence[Sample], least_s: float) -> dict[str, Growth]:
-    """Build each server's memory growth since a process of either pair last restarted.
-
-    A server that was not sampled for ``least_s`` is away. What it showed before counts, and nothing more is
-    waited for.
-    """
-    growths = {server: _growth(own, least_s) for server, own in _by_server(samples).items()}
-    latest_s = max((float(each.times_s[-1]) for each in growths.values()), default=0.0)
-    return {
-        server: growth
-        for server, growth in growths.items()
-        if growth.estimate is not None or latest_s - growth.times_s[-1] <= least_s
-    } or {"": _growth((), least_s)}
-
-
-def _growth(samples: Sequence[Sample], least_s: float) -> Growth:
+def memory_growth(samples: Sequence[Sample], least_s: float) -> Growth:
+    """Build the memory growth since a process of either pair last restarted."""
     latest = _since_restart(samples)
     times, candidate, stable = (
         np.array(column, np.float64)
@@ -155,16 +139,8 @@ def _growth(samples: Sequence[Sample], least_s: float) -> Growth:
 
 def cpu_per_token(samples: Sequence[Sample]) -> MedianRatio:
     """Build CPU seconds per output token of both loops, in slices with a similar load of both."""
-    slices = [each for own in _by_server(samples).values() for each in _slices(_since_restart(own))]
-    table = np.array(slices, np.float64).reshape(-1, 2)
+    table = np.array(list(_slices(_since_restart(samples))), np.float64).reshape(-1, 2)
     return MedianRatio(table[:, 0], table[:, 1])
-
-
-def _by_server(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.server, []).append(sample)
-    return found
 
 
 def _slices(samples: Sequence[Sample]) -> Iterator[tuple[float, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.bench.reporting.slo import Slo
@@ -12,7 +12,6 @@ from pipelines.canary.judge.family import adjusted
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.pooling import mixed
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.sequences import Bounds, bounds, trials_lacking
 
@@ -164,29 +163,13 @@ def _judge(metric: Metric, harm: float, limits: Limits, num_tested: int) -> Judg
             verdict = "pass"
         else:
             needs_review = measure.log_evidence("above", metric.limit.pass_below) >= needed
-    if verdict == "fail":
-        metric = _with_worst_server(metric)
     return Judged(metric, verdict, needs_review, harm, limits, num_tested)
 
 
 def _harm(metric: Metric, limits: Limits) -> float:
     if metric.measure.num < _least_trials(metric, limits):
         return -math.inf
-    limit = metric.limit.rollback_above
-    together = metric.measure.log_evidence("above", limit)
-    if not metric.alone:
-        return together
-    return mixed(together, [each.log_evidence("above", limit) for each in metric.alone.values()])
-
-
-def _with_worst_server(metric: Metric) -> Metric:
-    """Name the server that shows more alone than all servers do together, if there is one."""
-    limit = metric.limit.rollback_above
-    shown = {server: each.log_evidence("above", limit) for server, each in metric.alone.items()}
-    worst = max(shown, key=lambda server: shown[server], default="")
-    if not worst or shown[worst] <= metric.measure.log_evidence("above", limit):
-        return metric
-    return replace(metric, detail="; ".join(filter(None, (metric.detail, f"above all at {worst}"))))
+    return metric.measure.log_evidence("above", metric.limit.rollback_above)
 
 
 def _least_trials(metric: Metric, limits: Limits) -> int:

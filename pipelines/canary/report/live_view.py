@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TextIO
 
-from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.judge.verdict import Analysis, Judged
 from pipelines.canary.report.record import PROMOTING, Judgement, RolloutRecord, Transition
 
@@ -18,14 +18,14 @@ _REDRAW_S = 5.0  # computing the bounds of all metrics takes 0.1 s and more
 _WIDTH = 110
 
 
-def progress_lines(look: Look, chosen_by: Sequence[str]) -> Iterator[str]:
+def progress_lines(cycle: Cycle, chosen_by: Sequence[str]) -> Iterator[str]:
     """Describe the current phase and every metric for a terminal.
 
     Args:
-        look: Latest look.
+        cycle: Latest cycle.
         chosen_by: Options with which the commands for the rollout find it.
     """
-    rollout, position = look.rollout, look.position
+    rollout, position = cycle.rollout, cycle.position
     since_s = max(0.0, time.time() - position.since_s)
     phase = f"paused in {position.paused_in}" if position.paused_in else position.phase
     yield f"{rollout.recipe_candidate} against {rollout.recipe_stable}: {phase} for {since_s:.0f} s"
@@ -33,17 +33,15 @@ def progress_lines(look: Look, chosen_by: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(position.pause_reason, _WIDTH)
         orders = f"python -m pipelines.canary resume {shlex.join(chosen_by)}, or promote or abort instead"
         yield from textwrap.wrap(f"To decide: {orders}", _WIDTH, break_on_hyphens=False)
-    requests = Counter(each.arm for each in look.requests if not each.is_replay)
-    replays = sum(each.is_replay for each in look.requests)
+    requests = Counter(each.arm for each in cycle.requests if not each.is_replay)
+    replays = sum(each.is_replay for each in cycle.requests)
     answered = ", ".join(f"{arm} {requests[arm]}" for arm in ("stable", "candidate", "control"))
-    pairs = f"{look.num_pairs.asked}, {look.num_pairs.replayed} of replays"
+    pairs = f"{cycle.num_pairs.asked}, {cycle.num_pairs.replayed} of replays"
     yield f"requests: {answered}; replays: {replays}; pairs: {pairs}"
-    if look.waits_for:
-        yield f"the rollout waits for {look.waits_for}"
-    if look.unmeasured:
-        yield f"memory and CPU time are unknown: {look.unmeasured}"
-    if look.analysis is not None:
-        yield from _metric_lines(look.analysis)
+    if cycle.not_sampled:
+        yield f"memory and CPU time are unknown: {cycle.not_sampled}"
+    if cycle.analysis is not None:
+        yield from _metric_lines(cycle.analysis)
 
 
 def transition_line(transition: Transition) -> str:
@@ -57,14 +55,13 @@ def record_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
     """Describe a rollout from its state file."""
     yield f"{record.recipe_candidate} against {record.recipe_stable} ({record.canary_id}): {record.phase}"
     yield from map(transition_line, record.transitions)
-    yield from (f"{server}: {says}" for server, says in record.servers.items() if says)
     more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
     said = judged.reason.removeprefix(f"{judged.verdict}: ")
     yield f"{judged.verdict}: {said}{more}"
 
 
 class LiveView:
-    """Shows each look.
+    """Shows each cycle.
 
     Args:
         out: Stream to write to.
@@ -78,17 +75,17 @@ class LiveView:
         self._num_lines = 0
         self._drawn_at_s = 0.0
 
-    def show(self, look: Look) -> None:
+    def show(self, cycle: Cycle) -> None:
         """Write a change of phase and, on a terminal, the current state."""
         now_s = time.monotonic()
-        if look.transition is not None:
+        if cycle.transition is not None:
             self._clear()
-            self._write([transition_line(look.transition)])
+            self._write([transition_line(cycle.transition)])
         elif not self._is_terminal or now_s - self._drawn_at_s < _REDRAW_S:
             return
         if self._is_terminal:
             self._clear()
-            lines = [line[:_WIDTH] for line in progress_lines(look, self._chosen_by)]
+            lines = [line[:_WIDTH] for line in progress_lines(cycle, self._chosen_by)]
             self._write(lines)
             self._num_lines, self._drawn_at_s = len(lines), now_s
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines import configuration
@@ -66,7 +66,6 @@ class RolloutRecord:
         divergences: Answers that differ, as far as they were stored (``router.observation.Divergence``).
         limits: Limits of the candidate's regressions.
         slo: Service-level objective of a good request.
-        servers: Server of a fleet -> what it last said, "" if nothing is unusual; empty for one server.
     """
 
     canary_id: str
@@ -80,7 +79,6 @@ class RolloutRecord:
     divergences: tuple[dict[str, Any], ...]
     limits: Limits
     slo: Slo
-    servers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ import yaml
 from build.deployment import PYTHON, render_deployment
 from build.recipe import Recipe
 from build.rendering.image import CODE
-from pipelines.canary import __main__ as canary
-from pipelines.canary.fleet.fleet_file import FleetFile, fleet_state_file
 from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
@@ -186,44 +184,6 @@ def test_the_network_lets_front_doors_reach_servers_and_nothing_else(case: tuple
     )
 
 
-def test_a_rollout_finds_the_agents_beside_the_servers(case: tuple[Recipe, Path], tmp_path: Path) -> None:
-    directory = case[1]
-    server, agent = (boxes_of(directory)[name] for name in ("server", "agent"))
-    controller = boxes_of(directory, "Job", "-rollout-CANDIDATE")["controller"]
-    for box in (agent, controller):
-        assert box["command"][:3] == [PYTHON, "-m", "pipelines.canary"]
-        assert (box["workingDir"], box["image"]) == (CODE, server["image"])
-    given = canary._parse(agent["command"][3:])
-    assert Path(CODE) / ".run" / given.recipe == Path(server["command"][4])
-    assert given.server_host == "127.0.0.1" and given.host == "0.0.0.0"
-    places = {each["mountPath"]: each["name"] for each in agent["volumeMounts"]}
-    for each in server["volumeMounts"]:
-        assert each["mountPath"] not in places or places[each["mountPath"]] == each["name"]
-    assert {"run", "packages"} < set(places.values())
-    [port] = agent["ports"]
-    named = one(directory, "Service", "-servers")
-    [published] = [each for each in named["spec"]["ports"] if each["targetPort"] == port["name"]]
-    assert port["containerPort"] == published["port"] == given.port
-
-    started = canary._parse(controller["command"][3:])
-    assert started.candidate == "/packages/CANDIDATE"
-    path = tmp_path / started.fleet.name
-    path.write_text(one(directory, "ConfigMap", "-rollout")["data"][path.name])
-    found = FleetFile.read(path)
-    assert found.agents_name == f"{named['metadata']['name']}:{given.port}"
-    assert found.key_file == str(given.key_file)
-    mounts = {each["mountPath"]: each["name"] for each in controller["volumeMounts"]}
-    pods = [one(directory, *which)["spec"]["template"]["spec"] for which in (_SERVERS, _JOB)]
-    secrets = [volume["secret"] for pod in pods for volume in pod["volumes"] if volume["name"] == "agent-key"]
-    assert secrets == [{"secretName": f"{instance(directory)}-agent", "defaultMode": 0o440}] * 2
-    assert mounts[str(given.key_file.parent)] == "agent-key"
-    state = fleet_state_file(path)
-    [claimed] = [each for each in pods[1]["volumes"] if each["name"] == mounts[str(state.parent)]]
-    claim = one(directory, "PersistentVolumeClaim", "-rollout")
-    assert claimed["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
-    assert mounts[str(started.fleet.parent)] == "fleet"
-
-
 def test_only_the_controller_reaches_the_agents(case: tuple[Recipe, Path]) -> None:
     directory = case[1]
     of_job = one(directory, *_JOB)["spec"]["template"]["metadata"]["labels"]
@@ -243,31 +203,6 @@ def test_only_the_controller_reaches_the_agents(case: tuple[Recipe, Path]) -> No
     assert [each["port"] for each in to_agents["ports"]] == [8004]
     for name in ("", "-front-door"):
         assert not selects(own["podSelector"]["matchLabels"], labels(directory, name))
-
-
-def test_the_controller_may_renew_its_lease_and_nothing_else(
-    case: tuple[Recipe, Path], tmp_path: Path
-) -> None:
-    directory = case[1]
-    name = f"{instance(directory)}-rollout"
-    (tmp_path / "fleet.yaml").write_text(one(directory, "ConfigMap", "-rollout")["data"]["fleet.yaml"])
-    assert (
-        FleetFile.read(tmp_path / "fleet.yaml").lease
-        == one(directory, "Lease", "-rollout")["metadata"]["name"]
-    )
-    [rule] = one(directory, "Role", "-rollout")["rules"]
-    assert rule == {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "resourceNames": [name],
-        "verbs": ["get", "update"],
-    }
-    binding = one(directory, "RoleBinding", "-rollout")
-    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]
-    assert one(directory, "ServiceAccount", "-rollout")["automountServiceAccountToken"] is False
-    assert one(directory, *_JOB)["spec"]["template"]["spec"]["serviceAccountName"] == name
-    assert {each["kind"] for each in documents(directory / "fleet")}.isdisjoint({"ClusterRole", "Secret"})
 
 
 def test_the_package_of_the_servers_is_a_variable(case: tuple[Recipe, Path]) -> None:

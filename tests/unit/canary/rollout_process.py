@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.canary.controller.control import Look
-from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.controller.control import Cycle
+from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.controller.state import Store
 from tests.unit.canary.faults import NO_FAULT, less_accepted
 from tests.unit.canary.simulated_world import SimulatedWorld, begun, controller_of
@@ -26,12 +26,12 @@ def main(folder: Path, fault: str, pause_in: str) -> None:
         rollout = store.latest()
         if rollout is None:
             rollout = begun()
-            store.begin(rollout, {})
+            store.begin(rollout)
 
-        def show(look: Look) -> None:
-            if look.transition is not None and look.position.phase == pause_in:
-                store.give(look.rollout, "pause")
-            print(look.position.phase, flush=True)
+        def show(cycle: Cycle) -> None:
+            if cycle.transition is not None and cycle.position.phase == pause_in:
+                store.give(cycle.rollout, "pause")
+            print(cycle.position.phase, flush=True)
             time.sleep(0.01)
 
         print("preflight", flush=True)

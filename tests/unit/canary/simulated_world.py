@@ -16,11 +16,10 @@ from typing import Any, cast
 import numpy as np
 
 from pipelines.canary.controller.control import Controller
-from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
-from pipelines.canary.fleet.servers import Servers
+from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
@@ -79,9 +78,7 @@ def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") ->
 
 
 def controller_of(store: Store, rollout: Rollout, world: SimulatedWorld) -> Controller:
-    """Return a controller of a rollout of one server."""
-    servers = Servers.alone(world, store.progress(rollout).servers)
-    return Controller(store, rollout, servers, world.clock)
+    return Controller(store, rollout, world, world.clock)
 
 
 class SimulatedWorld:
@@ -135,9 +132,6 @@ class SimulatedWorld:
             self._remember(is_kept=False, is_settled=False)
 
     # Called by a controller.
-
-    def run(self) -> str:
-        return ""
 
     def preflight(self) -> Outcome:
         if "preflight" in self._broken:

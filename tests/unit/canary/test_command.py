@@ -15,16 +15,14 @@ import pytest
 import yaml
 
 from pipelines.canary import __main__ as command
-from pipelines.canary import roll_out as running
 from pipelines.canary import start as starting
-from pipelines.canary.controller.control import Controller, Look
-from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.controller.control import Controller, Cycle
+from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.plan import DEFAULT, FLEET
+from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
-from pipelines.canary.fleet.servers import Servers
 from pipelines.canary.report.live_view import LiveView
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
@@ -53,17 +51,15 @@ class Simulated:
         folder.mkdir(exist_ok=True)
         self.world = SimulatedWorld(folder, fault)
         self.sockets: list[str] = []
-        monkeypatch.setattr(running, "Controller", self._controller)
+        monkeypatch.setattr(starting, "Controller", self._controller)
         monkeypatch.setattr(starting, "_server_of", lambda directory, host, public_key: self)
 
     def __call__(self, rollout: Rollout, candidate_socket: str) -> World:
         self.sockets.append(candidate_socket)
         return self.world
 
-    def _controller(
-        self, store: Store, rollout: Rollout, servers: Servers, check: Callable[[], None]
-    ) -> Controller:
-        controller = Controller(store, rollout, servers, self.world.clock, check)
+    def _controller(self, store: Store, rollout: Rollout, world: World) -> Controller:
+        controller = Controller(store, rollout, world, self.world.clock)
         look_on = controller.run
         controller.run = lambda show, sleep: look_on(show, self.world.sleep)  # type: ignore[method-assign,assignment,misc]
         return controller
@@ -91,7 +87,7 @@ def last_line(output: str) -> dict[str, object]:
 def given(run: Path, phase: str, paused_in: str = "") -> Rollout:
     """Make a rollout that stands in a phase, without a controller."""
     store, rollout = Store(state_file(run)), begun()
-    store.begin(rollout, {})
+    store.begin(rollout)
     progress = replace(store.progress(rollout), position=Position(phase, 0.0, paused_in=paused_in))
     store.advance(rollout, progress)
     return rollout
@@ -158,12 +154,12 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     monkeypatch.setattr("pipelines.canary.report.live_view._REDRAW_S", 0.0)
     world, out = SimulatedWorld(tmp_path, held=True), Terminal()
     store, rollout = Store(state_file(run)), begun()
-    store.begin(rollout, {})
-    view = LiveView(out, ("--fleet", "two words.yaml"))
+    store.begin(rollout)
+    view = LiveView(out, ("--recipe", "two words"))
 
-    def show(look: Look) -> None:
-        view.show(look)
-        if look.position.phase == "paused" and look.transition is None:
+    def show(cycle: Cycle) -> None:
+        view.show(cycle)
+        if cycle.position.phase == "paused" and cycle.transition is None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -171,7 +167,7 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     reason = "acceptance_rate 0.45, 0.50 at the build"
     drawn = out.getvalue().rpartition("\x1b")[2]
     assert "paused in cold_start" in drawn
-    decide = "python -m pipelines.canary resume --fleet 'two words.yaml', or promote or abort instead"
+    decide = "python -m pipelines.canary resume --recipe 'two words', or promote or abort instead"
     assert f"{reason}\nTo decide: {decide}\n" in drawn
     state = ["--state", str(state_file(run))]
     assert command.main(["verdict", *state]) == 3
@@ -227,24 +223,24 @@ def test_the_same_command_resumes_with_the_original_plan(
 ) -> None:
     simulated = Simulated(tmp_path / "world", monkeypatch)
 
-    def interrupt(look: Look) -> None:
-        if look.position.phase == "step/1":
+    def interrupt(cycle: Cycle) -> None:
+        if cycle.position.phase == "step/1":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         start(run, "demo-int8", plan_file, interrupt)
     plan_file.write_text("{}")
-    record = start(run, "demo-int8", plan_file, lambda look: None)
+    record = start(run, "demo-int8", plan_file, lambda cycle: None)
     assert record.phase == "promoted"
     assert simulated.sockets == ["", "run/candidate.sock"]
     with pytest.raises(CanaryError, match="a key is missing"):
-        start(run, "demo-int8", plan_file, lambda look: None)  # a new one
+        start(run, "demo-int8", plan_file, lambda cycle: None)  # a new one
 
 
 def test_an_interrupt_reports_where_the_requests_go(
     roll_out: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(self: LiveView, look: Look) -> None:
+    def interrupt(self: LiveView, cycle: Cycle) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LiveView, "show", interrupt)
@@ -276,7 +272,7 @@ def test_an_order_waits_for_the_controller(
     assert (Store.existing(state_file(run)).next_order(rollout) or (0, ""))[1] == order
     with sole_controller(state_file(run)):
         assert command.main([order, "--state", state]) == 0
-    assert capsys.readouterr().out.strip() == f"{order}: the controller carries it out at its next look"
+    assert capsys.readouterr().out.strip() == f"{order}: the controller carries it out in its next cycle"
 
 
 @pytest.mark.parametrize(
@@ -329,14 +325,6 @@ def test_wrong_usage_is_two(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("option", ["--host", "--public-key"])
-def test_a_fleet_refuses_what_its_agents_are_told(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(["start", "--fleet", "f.yaml", "--candidate", "x", option, "y"])
-    assert ended.value.code == 2
-    assert "the agent beside each server has --server-host and --public-key" in capsys.readouterr().err
-
-
 def test_the_gates_read_the_same_state(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given(run, "shadow")
     served: list[command.GateServer] = []
@@ -369,7 +357,7 @@ def test_a_terminal_shows_every_loss_in_place(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("pipelines.canary.report.live_view._REDRAW_S", 0.0)
     world, out = SimulatedWorld(tmp_path), Terminal()
     store, rollout = Store(tmp_path / "canary.sqlite"), begun()
-    store.begin(rollout, {})
+    store.begin(rollout)
     controller_of(store, rollout, world).run(LiveView(out, ("--recipe", "demo")).show, world.sleep)
     screen: list[str] = []
     for part in re.split(r"(\x1b\[\d+F\x1b\[J)", out.getvalue()):
@@ -384,10 +372,7 @@ def test_a_terminal_shows_every_loss_in_place(tmp_path: Path, monkeypatch: pytes
     assert max(map(len, screen)) <= 160
 
 
-@pytest.mark.parametrize(("fleet", "plan"), [([], DEFAULT), (["--fleet", "f.yaml"], FLEET)])
-def test_the_default_plan_is_the_one_beside_the_code(
-    fleet: list[str], plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_plan_is_the_one_beside_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
 
     def begin(place: Path, candidate: str, plan_file: Path, show: object, **more: object) -> None:
@@ -395,6 +380,5 @@ def test_the_default_plan_is_the_one_beside_the_code(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "start", begin)
-    monkeypatch.setattr(command, "start_fleet", begin)
-    assert command.main(["start", "--candidate", "x", *fleet]) == 130
-    assert used == [plan]
+    assert command.main(["start", "--candidate", "x"]) == 130
+    assert used == [DEFAULT]

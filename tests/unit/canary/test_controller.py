@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.canary.controller.control import Look
-from pipelines.canary.controller.facts import Order
+from pipelines.canary.controller.control import Cycle
+from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.plan import Plan
 from pipelines.canary.controller.state import Store
 from pipelines.canary.report.record import RolloutRecord, judgement
@@ -26,14 +26,14 @@ from tests.unit.canary.simulated_world import (
     controller_of,
 )
 
-Act = Callable[[Look], None]
+Act = Callable[[Cycle], None]
 
 
-def roll_out(world: SimulatedWorld, plan: Plan = PLAN, act: Act = lambda look: None) -> RolloutRecord:
+def roll_out(world: SimulatedWorld, plan: Plan = PLAN, act: Act = lambda cycle: None) -> RolloutRecord:
     """Run a rollout from beginning to end."""
     store = Store(world.folder / "canary.sqlite")
     rollout = begun(plan)
-    store.begin(rollout, {})
+    store.begin(rollout)
     controller_of(store, rollout, world).run(act, world.sleep)
     return store.record()
 
@@ -45,9 +45,9 @@ def phases(record: RolloutRecord) -> list[str]:
 def ordering(world: SimulatedWorld, orders: dict[str, Order]) -> Act:
     """Return a callback that gives an order as soon as a phase is entered."""
 
-    def act(look: Look) -> None:
-        if look.transition is not None and look.position.phase in orders:
-            Store(world.folder / "canary.sqlite").give(look.rollout, orders[look.position.phase])
+    def act(cycle: Cycle) -> None:
+        if cycle.transition is not None and cycle.position.phase in orders:
+            Store(world.folder / "canary.sqlite").give(cycle.rollout, orders[cycle.position.phase])
 
     return act
 
@@ -114,7 +114,7 @@ def test_a_candidate_is_held_to_the_answers_of_its_own_target(
 ) -> None:
     world = SimulatedWorld(tmp_path, same_target=same_target)
     told: dict[str, str] = {}
-    roll_out(world, act=lambda look: told.update({look.position.phase: world.table.replays_match}))
+    roll_out(world, act=lambda cycle: told.update({cycle.position.phase: world.table.replays_match}))
     assert {"shadow", "step/1", "promoting"} <= told.keys()
     assert {told["shadow"], told["step/1"]} == {match}
 
@@ -168,22 +168,22 @@ def test_a_candidate_whose_process_was_replaced_between_two_looks_is_rolled_back
 ) -> None:
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(PLAN, EASY_LIMITS)
-    store.begin(rollout, {})
+    store.begin(rollout)
     controller = controller_of(store, rollout, world)
-    while controller.look().position.phase != "step/1":
+    while controller.run_cycle().position.phase != "step/1":
         world.sleep(PLAN.tick_s)
     world.process = 2
     if is_resumed:
         controller = controller_of(store, rollout, world)
-    assert controller.look().position.phase == "rolling_back"
+    assert controller.run_cycle().position.phase == "rolling_back"
     assert store.record().transitions[-1].reason == "its process ended and was replaced"
 
 
 def test_a_promoted_pair_whose_process_ends_gives_its_place_back(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path)
 
-    def crash(look: Look) -> None:
-        if look.position.phase == "promoting" and world._crash_at is None:
+    def crash(cycle: Cycle) -> None:
+        if cycle.position.phase == "promoting" and world._crash_at is None:
             world._crash_at = len(world.state["candidates"]) + 5
 
     record = roll_out(world, act=crash)
@@ -197,8 +197,8 @@ def test_a_candidate_above_a_limit_leaves_as_not_good_enough(tmp_path: Path) -> 
     limits = replace(limits, acceptance_rate=replace(limits.acceptance_rate, rollback_above=0.9))
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(replace(PLAN, hold_s=10.0), limits)
-    store.begin(rollout, {})
-    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
+    store.begin(rollout)
+    controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     decision = store.record().transitions[-2]
     assert decision.reason.startswith("above its pass limit for too long: needs review: acceptance_rate")
     assert judgement(store.record()).verdict == "inconclusive"
@@ -209,14 +209,14 @@ def test_a_pause_is_kept_and_a_resume_leads_to_promotion(tmp_path: Path) -> None
     world = SimulatedWorld(tmp_path)
     looks_paused = 0
 
-    def act(look: Look) -> None:
+    def act(cycle: Cycle) -> None:
         nonlocal looks_paused
-        ordering(world, {"step/1": "pause"} if not looks_paused else {})(look)
-        if look.position.phase == "paused":
+        ordering(world, {"step/1": "pause"} if not looks_paused else {})(cycle)
+        if cycle.position.phase == "paused":
             looks_paused += 1
             assert world.table.weights(world.clock())["candidate"] == 0.1
             if looks_paused == 30:
-                Store(tmp_path / "canary.sqlite").give(look.rollout, "resume")
+                Store(tmp_path / "canary.sqlite").give(cycle.rollout, "resume")
 
     record = roll_out(world, act=act)
     assert phases(record)[4:8] == ["step/1", "paused", "step/1", "step/2"]
@@ -268,8 +268,8 @@ def test_a_server_that_does_not_follow_at_the_end_is_named(
 def test_observations_that_are_lost_end_the_rollout_without_a_verdict(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path)
 
-    def lose(look: Look) -> None:
-        if look.position.phase == "step/2":
+    def lose(cycle: Cycle) -> None:
+        if cycle.position.phase == "step/2":
             with (world.folder / f"observations.jsonl.{0:015d}").open("ab") as file:
                 file.write(b'{"format": 99}\n')
 
@@ -282,8 +282,8 @@ def test_observations_that_are_lost_end_the_rollout_without_a_verdict(tmp_path: 
 def test_without_a_controller_the_candidate_gets_no_requests(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path)
 
-    def interrupt(look: Look) -> None:
-        if look.position.phase == "step/2":
+    def interrupt(cycle: Cycle) -> None:
+        if cycle.position.phase == "step/2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -293,7 +293,7 @@ def test_without_a_controller_the_candidate_gets_no_requests(tmp_path: Path) -> 
     store = Store(tmp_path / "canary.sqlite")
     rollout = store.latest()
     assert rollout is not None
-    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
+    controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     assert phases(store.record())[-2:] == ["settling", "promoted"]
 
 
@@ -308,8 +308,8 @@ def test_a_load_band_without_a_limit_ends_it_without_a_verdict(tmp_path: Path) -
     limits = replace(EASY_LIMITS, speed_up={"medium": EASY_LIMITS.speed_up["medium"]})
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(PLAN, limits)
-    store.begin(rollout, {})
-    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
+    store.begin(rollout)
+    controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     assert "a load band has no limit" in store.record().transitions[-2].reason
     assert judgement(store.record()).verdict == "inconclusive"
 
@@ -319,8 +319,8 @@ def test_what_the_log_has_of_an_earlier_rollout_counts_for_nothing(tmp_path: Pat
     assert any(each.failure for each in roll_out(world).requests)
     world = SimulatedWorld(tmp_path)
     store, rollout = Store(tmp_path / "canary.sqlite"), begun(canary_id="c2")
-    store.begin(rollout, {})
-    controller_of(store, rollout, world).run(lambda look: None, world.sleep)
+    store.begin(rollout)
+    controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     assert phases(store.record())[-1] == "promoted"
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.canary.controller.control import Look
-from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.controller.control import Cycle
+from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import Limit
@@ -79,7 +79,7 @@ def go_on(world: SimulatedWorld) -> RolloutRecord:
     rollout = store.latest()
     assert rollout is not None
     with sole_controller(world.folder / "canary.sqlite"):
-        controller_of(store, rollout, world).run(lambda look: None, world.sleep)
+        controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     return store.record()
 
 
@@ -164,19 +164,19 @@ def looks(folder: Path, fault: Fault) -> Iterator[tuple[str, Path]]:
     """Return each phase with the files before its first look, and with those before the one that ends it."""
     world = SimulatedWorld(folder / "whole", fault)
     store, rollout = Store(world.folder / "canary.sqlite"), begun(SHORT, LAX_LIMITS)
-    store.begin(rollout, {})
+    store.begin(rollout)
     controller = controller_of(store, rollout, world)
     is_first = True
     for number in itertools.count():
         before = Path(shutil.copytree(world.folder, folder / f"look-{number}"))
         phase = store.record().phase
-        look = controller.look()
-        if is_first or look.transition is not None:
+        cycle = controller.run_cycle()
+        if is_first or cycle.transition is not None:
             yield phase, before
-        is_first = look.transition is not None
-        if look.position.phase in ENDED:
+        is_first = cycle.transition is not None
+        if cycle.position.phase in ENDED:
             return
-        if look.transition is None:
+        if cycle.transition is None:
             world.sleep(SHORT.tick_s)
 
 
@@ -187,8 +187,8 @@ def look_once(folder: Path, fault: Fault) -> None:
     rollout = store.latest()
     assert rollout is not None
 
-    def stop(look: Look) -> None:
-        if look.transition is None or look.position.phase in ENDED:
+    def stop(cycle: Cycle) -> None:
+        if cycle.transition is None or cycle.position.phase in ENDED:
             os._exit(0)
 
     controller_of(store, rollout, world).run(stop, world.sleep)

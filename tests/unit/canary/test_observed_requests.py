@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from pipelines.canary.checks.observed_requests import observed_requests
+from pipelines.canary.controller.evidence import observed_requests
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.router.observation import Observation
 

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from pipelines.canary.controller.arm_table import arm_table, weights_at
-from pipelines.canary.controller.facts import Facts, Judged, Order, Outcome
-from pipelines.canary.controller.phases import ENDED, Decision, Position, decide
+from pipelines.canary.controller.phases import ENDED, Decision, Facts, Judged, Order, Position, decide
 from pipelines.canary.controller.plan import Step
-from pipelines.canary.controller.rollout import Progress
+from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
+from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.verdict import Action, Word
 from pipelines.router.arms import ArmSetting
 from tests.unit.canary.simulated_world import CANDIDATE, CANDIDATE_CONTROL, CONTROL, PLAN, STABLE, begun

@@ -14,9 +14,12 @@ import httpx
 import numpy as np
 import pytest
 
-from pipelines.canary.checks.process_figures import ProcessSamples, read_sample
+from pipelines.canary.checks.process_figures import read_sample
+from pipelines.canary.controller.evidence import Evidence
+from pipelines.canary.controller.phases import Position
+from pipelines.canary.controller.rollout import Progress
 from pipelines.canary.judge.limits import Limits
-from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growths
+from pipelines.canary.judge.resources import Sample, Taken, cpu_per_token, memory_growth
 from pipelines.canary.judge.verdict import Judged, analyse
 from pipelines.canary.report.record import judgement
 from pipelines.deploy.triton.pair_record import PairRecord
@@ -24,7 +27,7 @@ from pipelines.errors import CanaryError
 from pipelines.triton.backend import gauges
 from pipelines.triton.backend.gauges import Gauges
 from tests.unit.canary.requests import LIMITS, SLO, samples
-from tests.unit.canary.simulated_world import PLAN, SimulatedWorld
+from tests.unit.canary.simulated_world import PLAN, SimulatedWorld, begun
 from tests.unit.canary.test_controller import phases, roll_out
 
 NUM_RUNS = 100
@@ -150,7 +153,7 @@ def test_a_jump_of_memory_is_no_leak() -> None:
 def test_a_process_that_began_anew_is_measured_from_then_on() -> None:
     before, after = samples(100, leak=3.0), samples(100)
     joined = (*before, *(replace(each, at_s=each.at_s + 500) for each in after))
-    assert memory_growths(joined, 300.0)[""].num == 100
+    assert memory_growth(joined, 300.0).num == 100
     assert verdicts(joined) == ("pass", "pass")
 
 
@@ -206,18 +209,22 @@ def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch
             read(monkeypatch, text)
 
 
-def test_old_samples_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_samples_are_further_apart(tmp_path: Path) -> None:
     now_s = 0.0
 
-    def sample() -> list[Sample]:
-        return [Sample(now_s, Taken(1, 1, 1), Taken(1, 1, 1))]
+    class World(SimulatedWorld):
+        def sample(self) -> Sample:
+            return Sample(now_s, Taken(1, 1, 1), Taken(1, 1, 1))
 
-    kept = ProcessSamples((), lambda: now_s)
+    world, rollout = World(tmp_path), begun()
+    evidence = Evidence(rollout, (), (), lambda: now_s)
+    progress = Progress(Position("shadow", 0.0), 1)
+    taken: list[Sample] = []
     while now_s < 7 * 86400:
-        kept.take(sample, is_wanted=True)
+        taken += evidence.collect(world, progress)[0].samples
         now_s += 10.0
-    assert 1000 < len(kept.taken) < 5000
-    assert kept.taken[-1].at_s - kept.taken[-2].at_s < 7 * 86400 / 400
+    assert 1000 < len(taken) < 5000
+    assert taken[-1].at_s - taken[-2].at_s < 7 * 86400 / 400
 
 
 # In a rollout ----------------------------------------------------------------------------------------------

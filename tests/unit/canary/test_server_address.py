@@ -73,7 +73,7 @@ def test_a_server_that_does_not_answer_means_that_nothing_begins(
     monkeypatch.setenv("DRAFTPROOF_HTTP_PORT", str(Ports.free().http))
     monkeypatch.setattr(Launch, "ready_timeout_s", 0.0)
     with pytest.raises(ServerUnavailableError, match="no server answers"):
-        start(tmp_path, "new", Path("none.yaml"), lambda look: None, host="127.0.0.1")
+        start(tmp_path, "new", Path("none.yaml"), lambda cycle: None, host="127.0.0.1")
     assert not state_file(tmp_path).exists()
     monkeypatch.setattr("pipelines.canary.__main__.run_directory", lambda recipe: tmp_path)
     assert main(["start", "--candidate", "new", "--host", "127.0.0.1"]) == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.canary.controller.earlier_version import set_aside
-from pipelines.canary.controller.lock import has_controller, sole_controller
+from pipelines.canary.controller.evidence import Collected
+from pipelines.canary.controller.orders import has_controller, sole_controller
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, ServerState
-from pipelines.canary.controller.state import Store
+from pipelines.canary.controller.rollout import Progress
+from pipelines.canary.controller.state import Store, set_aside
 from pipelines.canary.report.record import Transition
 from pipelines.errors import CanaryError
 from tests.unit.canary.requests import request
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(path: Path) -> Store:
     store = Store(path)
-    store.begin(ROLLOUT, {})
+    store.begin(ROLLOUT)
     return store
 
 
@@ -46,9 +46,7 @@ def refusal(path: Path) -> CanaryError:
 
 def test_a_rollout_and_its_progress_are_read_as_they_were_written(store: Store, path: Path) -> None:
     position = Position("paused", 5.0, 20, "cold_start", 3.0, True, "acceptance_rate 0.45")
-    progress = Progress(
-        position, 4, "run/c.sock", "run/t.sock", False, {"a": ServerState("run", True, 77, 99, 12.5, "away")}
-    )
+    progress = Progress(position, 4, "run/c.sock", "run/t.sock", False, 77, 99, 12.5)
     store.advance(ROLLOUT, progress)
     again = Store.existing(path)
     assert again.latest() == ROLLOUT
@@ -70,8 +68,8 @@ def test_it_begins_in_preflight_with_a_new_generation(store: Store) -> None:
 
 def test_the_record_has_only_requests_that_no_other_may_precede(store: Store) -> None:
     requests = [request(number) for number in range(10)]
-    progress = replace(store.progress(ROLLOUT), servers={"": ServerState(complete_until_s=7.0)})
-    store.advance(ROLLOUT, progress, requests, [{"prompt": "x"}], STEP)
+    progress = replace(store.progress(ROLLOUT), complete_until_s=7.0)
+    store.advance(ROLLOUT, progress, Collected(requests, [{"prompt": "x"}]), STEP)
     record = store.record()
     assert record.requests == tuple(requests[:7])
     assert store.requests(ROLLOUT) == requests
@@ -84,11 +82,11 @@ def test_one_look_is_written_as_a_whole_or_not_at_all(store: Store, path: Path) 
     bad = {"prompt": object()}
     before = store.progress(ROLLOUT)
     with pytest.raises(TypeError):
-        store.advance(ROLLOUT, replace(before, generation=9), [request(1)], [bad], STEP)
+        store.advance(ROLLOUT, replace(before, generation=9), Collected([request(1)], [bad]), STEP)
     again = Store.existing(path)
     assert again.progress(ROLLOUT) == before
     assert again.requests(ROLLOUT) == []
-    store.advance(ROLLOUT, replace(before, generation=9), [request(1)])
+    store.advance(ROLLOUT, replace(before, generation=9), Collected([request(1)]))
     assert again.progress(ROLLOUT).generation == 9
 
 
@@ -97,7 +95,7 @@ def test_a_full_disk_is_an_error_in_four_parts_and_leaves_the_last_state(store: 
     store._connection.execute("PRAGMA max_page_count = 1")  # SQLite then answers as on a full disk
     many = [request(number) for number in range(500)]
     with pytest.raises(CanaryError) as caught:
-        store.advance(ROLLOUT, replace(before, generation=99), many, [], STEP)
+        store.advance(ROLLOUT, replace(before, generation=99), Collected(many), STEP)
     error = caught.value
     assert "disk is full" in error.values and str(path) in error.values
     assert all((error.what, error.limit, error.remedy))
@@ -139,10 +137,10 @@ def test_orders_are_taken_one_after_the_other(store: Store, path: Path) -> None:
 def test_an_order_is_for_the_rollout_that_it_was_given_to(store: Store) -> None:
     store.give(ROLLOUT, "abort")
     later = begun(canary_id="c2")
-    store.begin(later, {})
+    store.begin(later)
     assert store.latest() == later
     assert store.next_order(later) is None
-    store.advance(later, store.progress(later), [request(1)])
+    store.advance(later, store.progress(later), Collected([request(1)]))
     assert store.requests(ROLLOUT) == []
 
 

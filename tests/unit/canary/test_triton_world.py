@@ -16,12 +16,11 @@ from build.rendering import second_pair
 from pipelines.canary.checks.cold_start import ColdStart, Probe
 from pipelines.canary.checks.memory import memory_of
 from pipelines.canary.controller import triton_world
-from pipelines.canary.controller.arm_table import arm_table
 from pipelines.canary.controller.candidate import CandidatePair, read_pair
-from pipelines.canary.controller.facts import Outcome
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, Rollout
+from pipelines.canary.controller.rollout import Progress, Rollout, arm_table
 from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.controller.world import Outcome
 from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.canary.controller.control import Look
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.state import Store
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import judgement
@@ -21,9 +21,9 @@ def test_requests_of_clients_are_counted_though_every_answer_is_replayed(tmp_pat
     by = replace(EASY_LIMITS, ttft=Limit(-0.5, 5.0))  # never shown
     world, store = SimulatedWorld(tmp_path), Store(tmp_path / "canary.sqlite")
     rollout = begun(plan, by)
-    store.begin(rollout, {})
+    store.begin(rollout)
     most: list[int] = []
-    controller_of(store, rollout, world).run(lambda look: most.append(look.num_pairs.replayed), world.sleep)
+    controller_of(store, rollout, world).run(lambda cycle: most.append(cycle.num_pairs.replayed), world.sleep)
     decision = store.record().transitions[-2]
     assert decision.evidence["num_pairs"] >= plan.max_pairs > decision.evidence["num_pairs"] - 30
     assert decision.reason.startswith(f"no verdict after {decision.evidence['num_pairs']} pairs: ")
@@ -48,15 +48,15 @@ def test_without_more_evidence_it_ends_without_a_verdict(
 
 def test_a_candidate_that_needs_review_at_its_cold_start_waits_and_resumes_by_order(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path, held=True)
-    seen: list[Look] = []
+    seen: list[Cycle] = []
 
-    def act(look: Look) -> None:
-        seen.append(look)
-        if look.position.phase == "paused":
+    def act(cycle: Cycle) -> None:
+        seen.append(cycle)
+        if cycle.position.phase == "paused":
             assert world.table.candidate is None
             if sum(each.position.phase == "paused" for each in seen) == 50:
                 assert judgement(Store(tmp_path / "canary.sqlite").record()).action == "hold"
-                Store(tmp_path / "canary.sqlite").give(look.rollout, "resume")
+                Store(tmp_path / "canary.sqlite").give(cycle.rollout, "resume")
 
     record = roll_out(world, act=act)
     assert phases(record)[2:6] == ["cold_start", "paused", "shadow", "step/1"]
@@ -70,8 +70,8 @@ def test_a_candidate_that_needs_review_at_its_cold_start_waits_and_resumes_by_or
 def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path, held=True)
 
-    def interrupt(look: Look) -> None:
-        if look.position.phase == "paused":
+    def interrupt(cycle: Cycle) -> None:
+        if cycle.position.phase == "paused":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -79,10 +79,10 @@ def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(t
     store = Store(tmp_path / "canary.sqlite")
     rollout = store.latest()
     assert rollout is not None
-    looks: list[Look] = []
+    looks: list[Cycle] = []
 
-    def resume(look: Look) -> None:
-        looks.append(look)
+    def resume(cycle: Cycle) -> None:
+        looks.append(cycle)
         if len(looks) == 3:
             store.give(rollout, "abort")
 
@@ -96,8 +96,8 @@ def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(t
 def test_a_waiting_candidate_whose_process_ends_is_rolled_back(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path, held=True)
 
-    def crash(look: Look) -> None:
-        if look.position.phase == "paused":
+    def crash(cycle: Cycle) -> None:
+        if cycle.position.phase == "paused":
             world._crash_at = 0
 
     record = roll_out(world, act=crash)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from pipelines.canary.controller.lock import sole_controller
+from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.run_files import state_file
 from pipelines.upstreams.__main__ import main
 from pipelines.upstreams.request import RESPONSES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.canary.roll_out import read_together
+from pipelines.canary.start import read_together
 from pipelines.errors import CanaryError
 from pipelines.upstreams.service import Service
 from pipelines.upstreams.settings import DEFAULT_PLAN, UpstreamsSettings

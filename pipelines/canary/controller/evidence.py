@@ -1,0 +1,197 @@
+"""Collect the evidence of a rollout: requests from the router's log, samples of the processes, judgement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.canary.controller.rollout import Progress, Rollout
+from pipelines.canary.controller.world import World
+from pipelines.canary.judge.observed import Compared, ObservedRequest
+from pipelines.canary.judge.pairing import NumPairs, count_pairs
+from pipelines.canary.judge.resources import Sample
+from pipelines.canary.judge.verdict import Analysis, analyse
+from pipelines.errors import CanaryError
+from pipelines.router.observation import Difference, Observation
+
+_MOST_SAMPLES = 500  # over a whole rollout; samples of its first minutes are closer together
+_BATCH_DEPENDENT: dict[Difference, Compared] = {"tokens": "unknown", "log_probs": "equal"}
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Findings of one cycle, which the state file stores together with its decision.
+
+    Attributes:
+        requests: New requests.
+        divergences: New answers that differ, ready for JSON.
+        samples: New samples.
+    """
+
+    requests: Sequence[ObservedRequest] = ()
+    divergences: Sequence[dict[str, Any]] = ()
+    samples: Sequence[Sample] = ()
+
+
+class Evidence:
+    """The evidence of one rollout so far.
+
+    Attributes:
+        analysis: Latest analysis; None without requests.
+        num_pairs: Pairs of candidate and stable pair in it.
+        broken: Why requests cannot be read or judged; "" if they can.
+        not_sampled: Why the latest sample could not be taken; "" if it could.
+
+    Args:
+        rollout: The rollout.
+        requests: Requests from the state file.
+        samples: Samples from the state file.
+        clock: Returns the unix time.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        requests: Sequence[ObservedRequest],
+        samples: Sequence[Sample],
+        clock: Callable[[], float],
+    ) -> None:
+        self.analysis: Analysis | None = None
+        self.num_pairs = NumPairs()
+        self.broken = ""
+        self.not_sampled = ""
+        self._rollout = rollout
+        self._requests = list(requests)
+        self._samples = list(samples)
+        self._clock = clock
+        self._sampled_at_s = clock()
+        self._complete_until_s = 0.0
+        self._analysed = (0, -1)  # numbers of complete requests and of samples
+
+    @property
+    def requests(self) -> list[ObservedRequest]:
+        """Requests without gaps (``ObservedRequest``)."""
+        return [each for each in self._requests if each.arrived_at_s < self._complete_until_s]
+
+    def collect(self, world: World, progress: Progress) -> tuple[Collected, Progress]:
+        """Read what is new and judge again; returns it with the progress of reading."""
+        self.broken = ""
+        is_judged = progress.position.is_judged
+        found = Collected()
+        if is_judged:
+            try:
+                found, progress = self._read_log(world, progress)
+            except CanaryError as error:
+                self.broken = str(error)
+        self._requests += found.requests
+        self._complete_until_s = progress.complete_until_s
+        samples = self._sample(world, is_wanted=is_judged and self._rollout.limits.judges_resources)
+        if not self.broken:
+            self._analyse()
+        return replace(found, samples=samples), progress
+
+    def unmeasured_for(self, seconds: float) -> str:
+        """Return why no sample could be taken for longer than ``seconds``; "" if one could."""
+        return self.not_sampled if self._clock() - self._sampled_at_s > seconds else ""
+
+    def _read_log(self, world: World, progress: Progress) -> tuple[Collected, Progress]:
+        observations, offset = world.observations(progress.offset)
+        rollout = self._rollout
+        ours = [each for each in observations if each.canary_id == rollout.canary_id]
+        requests = [found for each in ours for found in observed_requests(each, rollout.limits.runtime)]
+        divergences = [vars(each.divergence) for each in ours if each.divergence and not each.overridden]
+        until_s = max([progress.complete_until_s, *(each.oldest_open_at_s for each in ours)])
+        return Collected(requests, divergences), replace(progress, offset=offset, complete_until_s=until_s)
+
+    def _sample(self, world: World, *, is_wanted: bool) -> Sequence[Sample]:
+        now_s, taken = self._clock(), self._samples
+        if not is_wanted:
+            self.not_sampled, self._sampled_at_s = "", now_s
+            return ()
+        if taken and now_s - taken[-1].at_s < (now_s - taken[0].at_s) / _MOST_SAMPLES:
+            return ()
+        try:
+            sample = world.sample()
+        except CanaryError as error:
+            self.not_sampled = str(error)
+            return ()
+        taken.append(sample)
+        self.not_sampled, self._sampled_at_s = "", now_s
+        return (sample,)
+
+    def _analyse(self) -> None:
+        """Judge again if there is new evidence."""
+        rollout, complete = self._rollout, self.requests
+        known = len(complete), len(self._samples)
+        if known == self._analysed or not complete:
+            return
+        try:
+            self.analysis = analyse(complete, rollout.limits, rollout.plan.slo, self._samples)
+        except CanaryError as error:
+            self.broken = str(error)
+            return
+        self.num_pairs = count_pairs(complete)
+        self._analysed = known
+
+
+def observed_requests(observation: Observation, runtime: str) -> Iterator[ObservedRequest]:
+    """Convert one observation.
+
+    If an arm failed and another one answered, the arm that failed counts as failed. The other arm's answer
+    does not count, because chance did not choose that arm. An answer of an arm that the client named does not
+    count either.
+
+    Args:
+        observation: Observation of this rollout.
+        runtime: Runtime as in the limits. If answers depend on the batch, different tokens may come from a
+            tie, and log probabilities differ in their last bits.
+
+    Yields:
+        Each request that counts: one for every arm that failed, or one for the arm that answered.
+    """
+    if observation.overridden:
+        return
+    faults = itertools.chain(observation.fallback_faults, itertools.repeat(""))
+    for arm, reason, fault in zip(
+        observation.fallback_from, observation.fallback_reasons, faults, strict=False
+    ):
+        if reason == "busy":  # clients can fill a queue, so it is no failure of the arm (``router.breaker``)
+            continue
+        yield ObservedRequest(
+            observation.request_id,
+            arm,
+            observation.arrived_at_s,
+            observation.band,
+            "timeout" if reason == "timeout" else "error",
+            prompt_id=observation.prompt_id,
+            session_id=observation.session_id,
+            is_replay=observation.is_replay,
+            fault=fault,
+        )
+    if observation.fallback_from:
+        return
+    answer: Compared = observation.answer
+    if runtime == "batch_dependent":
+        answer = _BATCH_DEPENDENT.get(observation.differs_in, answer)
+    yield ObservedRequest(
+        observation.request_id,
+        observation.arm,
+        observation.arrived_at_s,
+        observation.band,
+        observation.failure,
+        observation.ttft_s,
+        observation.e2e_latency_s,
+        observation.num_output_tokens,
+        observation.drafted_per_round,
+        observation.accepted_per_round,
+        answer,
+        observation.prompt_id,
+        observation.session_id,
+        observation.is_replay,
+        observation.num_common_tokens,
+        observation.differs_in,
+        observation.longest_pause_s,
+        observation.fault,
+    )
