@@ -46,7 +46,7 @@ def speed_up(bench: dict[str, Any]) -> str:
     def place_y(value: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * value / top
 
-    parts = [svg.text(20, 30, "Times faster than the target alone", "bold")]
+    parts = [svg.text(20, 30, "The demonstration pair: times faster than the target alone", "bold")]
     for value in range(top + 1):
         y = place_y(value)
         kind = "even" if value == 1 else "line"

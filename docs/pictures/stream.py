@@ -28,7 +28,7 @@ def stream(recording: dict[str, Any]) -> str:
     bottom = 62 + _LINE * len(lines)
     parts = [
         svg.box(8, 8, _WIDTH - 16, bottom - 12),
-        svg.text(_LEFT, 34, "One of the prompts of make demo", "small bold"),
+        svg.text(_LEFT, 34, "The demonstration pair", "small bold"),
         '<text x="620" y="34" class="small end"><tspan class="accepted">accepted draft tokens</tspan>'
         '<tspan class="dim">, the target\'s own tokens</tspan></text>',
     ]
@@ -66,14 +66,18 @@ def stream(recording: dict[str, Any]) -> str:
 
 
 def _lines(prompt: str, pieces: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the text line by line as ``tspan`` elements that appear when their piece came."""
-    line = f'<tspan class="dim">{escape(prompt.rsplit(chr(10), 1)[-1])}</tspan>'
+    """Yield lines without their common indentation, as ``tspan`` elements that appear when their piece came."""
+    begun = prompt.rsplit("\n", 1)[-1]
+    text = begun + "".join(piece["text"] for piece in pieces)
+    indented = min(len(line) - len(line.lstrip()) for line in text.splitlines() if line.strip())
+    line, hidden = f'<tspan class="dim">{escape(begun[indented:])}</tspan>', max(0, indented - len(begun))
     for piece in pieces:
-        first, *more = piece["text"].split("\n")
-        line += _piece(first, piece)
-        for rest in more:
-            yield line
-            line = _piece(rest, piece)
+        for index, words in enumerate(piece["text"].split("\n")):
+            if index:
+                yield line
+                line, hidden = "", indented
+            line += _piece(words[hidden:], piece)
+            hidden = max(0, hidden - len(words))
     yield line
 
 
