@@ -66,7 +66,7 @@ def stream(recording: dict[str, Any]) -> str:
 
 
 def _lines(prompt: str, pieces: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield lines without their common indentation, as ``tspan`` elements that appear when their piece came."""
+    """Yield lines without their common indentation, as ``tspan`` elements that appear when a piece came."""
     begun = prompt.rsplit("\n", 1)[-1]
     text = begun + "".join(piece["text"] for piece in pieces)
     indented = min(len(line) - len(line.lstrip()) for line in text.splitlines() if line.strip())
