@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 
 from pipelines.front_door.observing.fleet_metrics import FleetMetrics
 from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
 from pipelines.front_door.observing.request_metrics import RequestMetrics
+from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.metrics import UpstreamMetrics
 
 _PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
-_SOURCES = {
-    "models": _PIPELINES / "triton" / "backend" / "gauges.py",
-    "gateway": _PIPELINES / "triton" / "gateway" / "metrics.py",
-}
+_SOURCE_OF_MODELS = _PIPELINES / "triton" / "backend" / "gauges.py"
 _COUNTERS = ("vllm:spec_decode", "vllm:generation_tokens", "vllm:prefix_cache")
 
 
@@ -32,27 +33,19 @@ def metrics() -> str:
 
 def _of_models() -> list[tuple[str, str]]:
     """Read the dictionary of descriptions; importing the module would need Triton's Python backend."""
-    for node in ast.parse(_SOURCES["models"].read_text(encoding="utf-8")).body:
+    for node in ast.parse(_SOURCE_OF_MODELS.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_DESCRIPTIONS":
             found: dict[str, str] = ast.literal_eval(node.value)
             return sorted(found.items())
-    raise KeyError(f"no _DESCRIPTIONS in {_SOURCES['models']}")
+    raise KeyError(f"no _DESCRIPTIONS in {_SOURCE_OF_MODELS}")
 
 
 def _of_gateway() -> list[tuple[str, str]]:
-    """Read the tuples of name, kind, description and values."""
-    tree = ast.parse(_SOURCES["gateway"].read_text(encoding="utf-8"))
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Tuple) and len(node.elts) == 4:
-            name, kind, words = (
-                each.value if isinstance(each, ast.Constant) else None for each in node.elts[:3]
-            )
-            if kind in ("counter", "gauge", "histogram"):
-                found.append((str(name), str(words)))
-    if not found:
-        raise KeyError(f"no metrics in {_SOURCES['gateway']}")
-    return sorted(found)
+    """Ask its collector, for a server of which nothing is known."""
+    server: Any = SimpleNamespace(unanswering=set(), models=(), num_replaced={}, num_restarts=0)
+    calls: Any = SimpleNamespace(num_open=0, num_refused=0)
+    front_door: Any = SimpleNamespace(answers=True, num_restarts=0)
+    return _named(GatewayMetrics(server, calls, front_door).collect())
 
 
 def _of_front_door() -> list[tuple[str, str]]:
@@ -71,7 +64,11 @@ def _of_upstreams() -> list[tuple[str, str]]:
     """Ask its registry, for a rollout of which nothing is known."""
     registry = CollectorRegistry()
     UpstreamMetrics(dict, str, registry)
+    return _named(registry.collect())
+
+
+def _named(families: Iterable[Metric]) -> list[tuple[str, str]]:
     return sorted(
         (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation)
-        for family in registry.collect()
+        for family in families
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from pipelines.front_door.router_calls import GatewayCalls, RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import fleet_of, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
+from pipelines.triton.supervision.guard import end_with_the_gateway
 
 
 class Gateway(NamedTuple):
@@ -71,7 +72,7 @@ async def _serve(
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    asyncio.get_running_loop().add_reader(sys.stdin, _end_with_the_gateway)
+    threading.Thread(target=end_with_the_gateway, daemon=True).start()
     model = await asyncio.to_thread(lambda: ServedModel.of(ServedFiles.read(directory)))
     metrics = MetricsPage(model, gateway.metrics)
     router: RouterCalls
@@ -83,12 +84,6 @@ async def _serve(
     else:
         router = GatewayCalls(gateway.grpc, Timeouts(), model.max_requests)
     await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
-
-
-def _end_with_the_gateway() -> None:
-    """End if standard input has ended, because the gateway was killed: nobody can be answered any more."""
-    if not os.read(sys.stdin.fileno(), 1):
-        os._exit(1)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -62,8 +62,9 @@ async def run(directory: Path, endpoint: Endpoint) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     place = TritonPlace.make(directory)
     async with contextlib.AsyncExitStack() as running:
-        guard = start_guard(place.shared_memory_prefix)
-        running.callback(guard.communicate)  # closes its standard input
+        if not endpoint.ports.openai:  # otherwise the front door is the guard
+            guard = start_guard(place.shared_memory_prefix)
+            running.callback(guard.communicate)  # closes its standard input
         process = TritonProcess(triton_command(directory, place, endpoint), place)
         running.push_async_callback(process.clear)
         # Only now, so that Triton starts while this process imports aiohttp, grpc and numpy.

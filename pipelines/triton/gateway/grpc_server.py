@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,12 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.triton.gateway.grpc_stream import RelayedStream
-from pipelines.triton.gateway.http_errors import KEY_HEADER
-from pipelines.triton.gateway.messages import grpc_messages
-from pipelines.triton.gateway.messages.inference_checks import LARGE_BODY_BYTES, MAX_BODY_BYTES, check_model
-from pipelines.triton.gateway.one_response import one_response
-from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import SERVICE, Triton, error_behind
-from pipelines.triton.supervision.health import Health
+from pipelines.triton.gateway.relay import CheckedRequest, Relay
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, check_model, parse
+from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
+from pipelines.triton.supervision.supervisor import Supervisor
 
+_SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _MAX_PENDING = 1 << 16  # calls that wait to be handled; further ones get ``server_busy``
@@ -47,29 +44,30 @@ _CODES: tuple[tuple[type[DraftproofError], grpc.StatusCode], ...] = (
 
 
 class GrpcServer:
-    """Answers gRPC requests by forwarding them to Triton.
+    """Answers gRPC requests by asking Triton.
 
     Args:
         triton: Connections to Triton.
-        health: State of Triton and its models.
-        calls: Tracks open requests.
+        supervisor: State of Triton and its models.
+        relay: Sends requests to Triton.
         identity: Published with the server's metadata; None to publish none.
-        directory: Run directory whose model is described to front doors of a fleet; None to describe none.
+        directory: Run directory whose model is described to front doors of several servers; None to describe
+            none.
     """
 
     def __init__(
         self,
         triton: Triton,
-        health: Health,
-        calls: OpenCalls,
+        supervisor: Supervisor,
+        relay: Relay,
         identity: ServerIdentity | None = None,
         directory: Path | None = None,
     ) -> None:
         self._triton = triton
+        self._supervisor = supervisor
+        self._relay = relay
         self._identity = identity
         self._directory = directory
-        self._health = health
-        self._calls = calls
 
     async def start(self, address: str) -> Any:
         """Start a gRPC server on ``host:port`` and return it.
@@ -87,128 +85,124 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
             ]
         )
-        server.add_generic_rpc_handlers((_Methods(self._methods()),))
+        methods: dict[str, Callable[[bytes, Any], Awaitable[Any]]] = {
+            _HEALTH: self._check_health,
+            f"{_SERVICE}ServerLive": self._live,
+            f"{_SERVICE}ServerReady": self._ready,
+            f"{_SERVICE}ModelReady": self._model_ready,
+            f"{_SERVICE}ServerMetadata": self._describe_server,
+            f"{_SERVICE}ModelMetadata": self._describe,
+            f"{_SERVICE}ModelConfig": self._configuration,
+            f"{_SERVICE}ModelInfer": self._infer,
+            served_files.METHOD: self._describe_model,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(partial(_answered, method))
+            for name, method in methods.items()
+        }
+        stream = grpc.stream_stream_rpc_method_handler(self._stream_infer)
+        server.add_generic_rpc_handlers((_Methods({**handlers, f"{_SERVICE}ModelStreamInfer": stream}),))
         server.add_insecure_port(address)
         await server.start()
         return server
 
-    def _methods(self) -> dict[str, Any]:
-        unary = grpc.unary_unary_rpc_method_handler
-        return {
-            _HEALTH: unary(self._check_health),
-            f"{SERVICE}ServerLive": unary(self._live),
-            f"{SERVICE}ServerReady": unary(self._ready),
-            f"{SERVICE}ModelReady": unary(self._model_ready),
-            f"{SERVICE}ServerMetadata": unary(self._describe_server),
-            f"{SERVICE}ModelMetadata": unary(self._describe),
-            f"{SERVICE}ModelConfig": unary(self._configuration),
-            f"{SERVICE}ModelInfer": unary(self._infer),
-            f"{SERVICE}ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
-            served_files.METHOD: unary(self._describe_model),
-        }
-
     async def _check_health(self, raw: bytes, context: Any) -> bytes:
-        return _SERVING if await self._health.is_ready() else _NOT_SERVING
+        return _SERVING if await self._supervisor.is_ready() else _NOT_SERVING
 
-    async def _live(self, raw: bytes, context: Any) -> bytes:
-        return _bytes(service_pb2.ServerLiveResponse(live=True))
+    async def _live(self, raw: bytes, context: Any) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
 
-    async def _ready(self, raw: bytes, context: Any) -> bytes:
-        return _bytes(service_pb2.ServerReadyResponse(ready=await self._health.is_ready()))
+    async def _ready(self, raw: bytes, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=await self._supervisor.is_ready())
 
-    async def _model_ready(self, raw: bytes, context: Any) -> bytes:
-        message = await _read(service_pb2.ModelReadyRequest, raw, context)
-        is_ready = await self._health.is_model_ready(message.name)
-        return _bytes(service_pb2.ModelReadyResponse(ready=is_ready))
+    async def _model_ready(self, raw: bytes, context: Any) -> Any:
+        asked = parse(raw, service_pb2.ModelReadyRequest).name
+        is_ready = await self._supervisor.is_model_ready(self._relay.names.served(asked).model)
+        return service_pb2.ModelReadyResponse(ready=is_ready)
 
-    async def _describe_server(self, raw: bytes, context: Any) -> bytes:
-        reply = await self._ask("ServerMetadata", _bytes(service_pb2.ServerMetadataRequest()), context)
-        if self._identity is None:
-            return reply
-        document = service_pb2.ServerMetadataResponse.FromString(reply)
-        document.extensions.append(self._identity.extension)
-        return _bytes(document)
+    async def _describe_server(self, raw: bytes, context: Any) -> Any:
+        document = await self._triton.ask("ServerMetadata")
+        if self._identity is not None:
+            document.extensions.append(self._identity.extension)
+        return document
 
     async def _describe_model(self, raw: bytes, context: Any) -> bytes:
         if self._directory is None:
-            return await _abort(context, _closed())
-        try:
-            return (await asyncio.to_thread(ServedFiles.read, self._directory)).to_wire()
-        except DraftproofError as error:
-            return await _abort(context, error)
+            raise _closed()
+        return (await asyncio.to_thread(ServedFiles.read, self._directory)).to_wire()
 
-    async def _describe(self, raw: bytes, context: Any) -> bytes:
-        message = await _read(service_pb2.ModelMetadataRequest, raw, context)
-        await self._check_model(message.name, context)
-        return await self._ask("ModelMetadata", _bytes(message), context)
+    async def _describe(self, raw: bytes, context: Any) -> Any:
+        request = parse(raw, service_pb2.ModelMetadataRequest)
+        check_model(request.name, is_operator=self._is_operator(context))
+        document = await self._triton.ask(
+            "ModelMetadata", name=self._relay.names.served(request.name).model, version=request.version
+        )
+        document.name = request.name
+        return document
 
-    async def _configuration(self, raw: bytes, context: Any) -> bytes:
-        message = await _read(service_pb2.ModelConfigRequest, raw, context)
-        await self._check_model(message.name, context)
-        reply = await self._ask("ModelConfig", _bytes(message), context)
-        if self._is_operator(context):
-            return reply
-        document = service_pb2.ModelConfigResponse.FromString(reply)
-        document.config.ClearField("parameters")  # they contain paths of this machine
-        return _bytes(document)
+    async def _configuration(self, raw: bytes, context: Any) -> Any:
+        request = parse(raw, service_pb2.ModelConfigRequest)
+        is_operator = self._is_operator(context)
+        check_model(request.name, is_operator=is_operator)
+        document = await self._triton.ask(
+            "ModelConfig", name=self._relay.names.served(request.name).model, version=request.version
+        )
+        document.config.name = request.name
+        if not is_operator:
+            document.config.ClearField("parameters")  # they contain paths of this machine
+        return document
 
-    async def _infer(self, raw: bytes, context: Any) -> bytes:
-        try:
-            message, raw = await self._checked(raw, self._is_operator(context))
-            answering = one_response(self._triton, self._calls, message, raw)
-            return _bytes(await self._calls.run(message.model_name, answering))
-        except DraftproofError as error:
-            return await _abort(context, error)
-        except grpc.aio.AioRpcError as error:
-            return await self._abort_broken(context, error)
+    async def _infer(self, raw: bytes, context: Any) -> Any:
+        request = await self._checked(raw, self._is_operator(context))
+        return await self._relay.one_response(request)
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Answer each request of a stream while the client may send more."""
         is_operator = self._is_operator(context)
-        stream = RelayedStream(
-            self._triton,
-            self._health,
-            self._calls,
-            lambda raw: self._checked(raw, is_operator),
-            context.write,
-        )
-        await stream.run(requests)
+        writing = asyncio.Lock()  # gRPC accepts one message at a time
 
-    async def _checked(self, raw: bytes, is_operator: bool) -> tuple[Any, bytes]:
-        """Check a ``ModelInferRequest``; returns the message and the bytes for Triton."""
+        async def write(message: Any) -> None:
+            async with writing:
+                sending = asyncio.ensure_future(context.write(message.SerializeToString()))
+                try:
+                    await asyncio.shield(sending)
+                finally:
+                    await sending  # gRPC would go on with it even if this request has been cancelled
 
-        def check() -> tuple[Any, bytes]:
-            message = grpc_messages.parse(raw)
-            return message, grpc_messages.check(message, self._triton.server_key, is_operator=is_operator)
+        async def write_response(response: Any) -> None:
+            await write(service_pb2.ModelStreamInferResponse(infer_response=response))
 
-        message, checked = check() if len(raw) < LARGE_BODY_BYTES else await asyncio.to_thread(check)
-        self._health.check_open(message.model_name)
-        return message, checked
+        async def write_error(request_id: str, error: DraftproofError) -> None:
+            message = service_pb2.ModelStreamInferResponse(error_message=error.to_wire())
+            message.infer_response.id = request_id
+            await write(message)
 
-    async def _ask(self, method: str, raw: bytes, context: Any) -> bytes:
+        async def answer(request: CheckedRequest) -> None:
+            try:
+                await self._relay.stream(request, write_response)
+            except DraftproofError as error:
+                await write_error(request.message.id, error)
+
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            reply: bytes = await self._triton.unary(method)(
-                raw, metadata=self._triton.metadata, timeout=context.time_remaining()
-            )
-            return reply
-        except grpc.aio.AioRpcError as error:
-            return await self._abort_broken(context, error)
+            async for raw in requests:
+                try:
+                    request = await self._checked(raw, is_operator)
+                except DraftproofError as error:
+                    await write_error(_id_of(raw), error)
+                    continue
+                tasks.add(task := asyncio.create_task(answer(request)))
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
-    async def _abort_broken(self, context: Any, error: Any) -> bytes:
-        """End a call with the error behind an error of Triton's."""
-        details = str(error.details() or "")
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return await _abort(context, self._health.triton_ended(details))
-        return bytes(await context.abort(error.code(), error_behind(details).to_wire()))
-
-    async def _check_model(self, model: str, context: Any) -> None:
-        try:
-            check_model(model, is_operator=self._is_operator(context))
-        except InvalidRequestError as error:
-            await _abort(context, error)
+    async def _checked(self, raw: bytes, is_operator: bool) -> CheckedRequest:
+        return await self._relay.check(lambda: parse(raw), len(raw), is_operator=is_operator)
 
     def _is_operator(self, context: Any) -> bool:
-        given = dict(context.invocation_metadata() or ()).get(KEY_HEADER, "")
-        return hmac.compare_digest(str(given).encode(), self._triton.server_key.encode())
+        return self._triton.is_server_key(str(dict(context.invocation_metadata() or ()).get(KEY_HEADER, "")))
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -220,6 +214,18 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method, self._closed)
+
+
+async def _answered(method: Callable[[bytes, Any], Awaitable[Any]], raw: bytes, context: Any) -> bytes:
+    """Return the bytes of a method's response, or end the call with its error."""
+    try:
+        response = await method(raw, context)
+    except DraftproofError as error:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+        response = await context.abort(code, error.to_wire())
+    except grpc.aio.AioRpcError as error:
+        response = await context.abort(error.code(), error_of(error).to_wire())
+    return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -234,20 +240,9 @@ def _closed() -> InvalidRequestError:
     )
 
 
-async def _read(kind: Any, raw: bytes, context: Any) -> Any:
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
+def _id_of(raw: bytes) -> str:
+    """Return the id of a refused request; "" for bytes that cannot be parsed."""
     try:
-        return kind.FromString(raw)
-    except DecodeError:
-        return await _abort(context, grpc_messages.unreadable(raw))
-
-
-async def _abort(context: Any, error: DraftproofError) -> bytes:
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-    return bytes(await context.abort(code, error.to_wire()))
-
-
-def _bytes(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
+        return str(parse(raw).id)
+    except InvalidRequestError:
+        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,50 +10,56 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2
 
 from pipelines.errors import (
     DraftproofError,
+    InternalError,
     InvalidRequestError,
-    from_wire,
+    ProcessEndedError,
+    RequestTimeoutError,
+    ServerBusyError,
+    ServerUnavailableError,
 )
 from pipelines.time_limit import within
-from pipelines.triton.gateway.http_errors import DEFECT, KEY_HEADER, check_sender, error_response, words_for
-from pipelines.triton.gateway.messages import grpc_messages
-from pipelines.triton.gateway.messages.inference_checks import (
-    LARGE_BODY_BYTES,
-    MAX_BODY_BYTES,
-    check_model,
-    quoted,
+from pipelines.triton.gateway.json_messages import (
+    generate_document,
+    generate_message,
+    infer_document,
+    infer_message,
 )
-from pipelines.triton.gateway.messages.json_requests import generate_message, infer_message
-from pipelines.triton.gateway.messages.json_responses import generate_document, infer_document
-from pipelines.triton.gateway.one_response import one_response
-from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import Triton, error_behind
-from pipelines.triton.supervision.health import Health
+from pipelines.triton.gateway.relay import CheckedRequest, Relay
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, check_model, quoted
+from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
+from pipelines.triton.supervision.supervisor import Supervisor
 
 _LOG = logging.getLogger(__name__)
 
 _BODY_TIMEOUT_S = 30.0  # for the largest body over a slow network
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _EVENTS = "text/event-stream; charset=utf-8"
+_STATUS: tuple[tuple[type[DraftproofError], int], ...] = (
+    (InvalidRequestError, 400),
+    (ServerBusyError, 503),
+    (ServerUnavailableError, 503),
+    (ProcessEndedError, 503),
+    (RequestTimeoutError, 504),
+)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """Answers HTTP requests by forwarding them to Triton.
+    """Answers HTTP requests by asking Triton.
 
     Args:
         triton: Connections to Triton.
-        health: State of Triton and its models.
-        calls: Tracks open requests.
+        supervisor: State of Triton and its models.
+        relay: Sends requests to Triton.
     """
 
-    def __init__(self, triton: Triton, health: Health, calls: OpenCalls) -> None:
+    def __init__(self, triton: Triton, supervisor: Supervisor, relay: Relay) -> None:
         self._triton = triton
-        self._health = health
-        self._calls = calls
+        self._supervisor = supervisor
+        self._relay = relay
 
     def application(self) -> web.Application:
         """Return the application, to be run with ``handler_cancellation``."""
@@ -76,55 +81,62 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse cross-site requests of browsers and convert errors to responses."""
+        """Refuse requests from web pages and convert errors to responses.
+
+        Pages come from other sites, since this server has none. A matching host name proves nothing, because
+        it may resolve to this address (DNS rebinding).
+        """
         try:
-            check_sender(request)
+            if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+                raise web.HTTPForbidden
             return await handler(request)
         except DraftproofError as error:
-            return error_response(error)
+            return _error_response(error)
         except web.HTTPException as error:  # from aiohttp: unknown path, body too large
-            return web.json_response({"error": words_for(request, error)}, status=error.status)
+            return web.json_response({"error": _explained(request, error)}, status=error.status)
         except grpc.aio.AioRpcError as error:
-            return error_response(self._broken(error))
+            return _error_response(error_of(error))
         except ConnectionError:
             return web.Response(status=400)  # never delivered: the client has disconnected
         except Exception:
             _LOG.exception("%s %s", request.method, quoted(request.path))
-            return error_response(DEFECT)
+            return _error_response(
+                InternalError(
+                    "the server failed on this request",
+                    limit="this is a bug in Draftproof",
+                    remedy="the server's log has the traceback",
+                )
+            )
 
     async def _live(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if await self._health.is_ready() else 503)
+        return web.Response(status=200 if await self._supervisor.is_ready() else 503)
 
     async def _model_ready(self, request: web.Request) -> web.Response:
-        is_ready = await self._health.is_model_ready(request.match_info["model"])
-        return web.Response(status=200 if is_ready else 503)
+        served = self._relay.names.served(request.match_info["model"])
+        return web.Response(status=200 if await self._supervisor.is_model_ready(served.model) else 503)
 
     async def _describe_server(self, request: web.Request) -> web.Response:
-        raw = await self._triton.unary("ServerMetadata")(b"", metadata=self._triton.metadata)
-        reply = service_pb2.ServerMetadataResponse.FromString(raw)
+        reply = await self._triton.ask("ServerMetadata")
         return web.json_response({"name": reply.name, "version": reply.version, "extensions": []})
 
     async def _describe(self, request: web.Request) -> web.Response:
-        model = request.match_info["model"]
-        check_model(model, is_operator=self._is_operator(request))
-        asked = service_pb2.ModelMetadataRequest(name=model).SerializeToString()
-        raw = await self._triton.unary("ModelMetadata")(asked, metadata=self._triton.metadata)
-        document = MessageToDict(service_pb2.ModelMetadataResponse.FromString(raw))
+        asked = self._allowed_model(request)
+        served = self._relay.names.served(asked)
+        document = MessageToDict(await self._triton.ask("ModelMetadata", name=served.model))
         for tensor in (*document.get("inputs", []), *document.get("outputs", [])):
             tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes int64 as strings
-        return web.json_response(document)
+        return web.json_response({**document, "name": asked})
 
     async def _configuration(self, request: web.Request) -> web.Response:
-        model, is_operator = request.match_info["model"], self._is_operator(request)
-        check_model(model, is_operator=is_operator)
-        document = await self._triton.config(model)
-        hidden: dict[str, Any] = (
-            {} if is_operator else {"parameters": {}}
-        )  # they contain paths of this machine
-        return web.json_response({**document, **hidden})
+        asked = self._allowed_model(request)
+        reply = await self._triton.ask("ModelConfig", name=self._relay.names.served(asked).model)
+        document = MessageToDict(reply.config, preserving_proto_field_name=True)
+        if not self._is_operator(request):
+            document["parameters"] = {}  # they contain paths of this machine
+        return web.json_response({**document, "name": asked})
 
     async def _index(self, request: web.Request) -> web.Response:
         self._check_operator(request)
@@ -135,11 +147,11 @@ class HttpServer:
         """Load or unload a model from the repository; files or configurations in the request are ignored."""
         self._check_operator(request)
         await request.read()
-        await self._health.control(request.match_info["model"], request.match_info["action"])
+        await self._supervisor.control(request.match_info["model"], request.match_info["action"])
         return web.Response()
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
-        model, body = await self._begin(request)
+        asked, body = await self._begin(request)
         length = request.headers.get(_JSON_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 10):
             raise InvalidRequestError(
@@ -148,70 +160,58 @@ class HttpServer:
                 limit="a whole number",
                 remedy="send the length of the JSON, or leave it out",
             )
-        (message, binary), raw = await self._checked(
-            request, body, lambda: infer_message(model, body, int(length) if length else None)
-        )
-        response = await self._answer(message, raw)
+        binary: set[str] | None = None
+
+        def read() -> Any:
+            nonlocal binary
+            message, binary = infer_message(asked, body, int(length) if length else None)
+            return message
+
+        response = await self._relay.one_response(await self._checked(request, body, read))
         written, json_length = infer_document(response, binary)
         if json_length is None:
             return web.Response(body=written, content_type="application/json")
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(json_length)}
         return web.Response(body=written, headers=headers)
 
-    async def _answer(self, message: Any, raw: bytes) -> Any:
-        answering = one_response(self._triton, self._calls, message, raw)
-        return await self._calls.run(message.model_name, answering)
-
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        message, raw = await self._generate_request(request)
-        response = await self._answer(message, raw)
+        response = await self._relay.one_response(await self._generate_request(request))
         return web.Response(body=generate_document(response), content_type="application/json")
 
     async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
-        message, raw = await self._generate_request(request)
-        model = message.model_name
-        response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+        checked = await self._generate_request(request)
+        events = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+
+        async def write(response: Any) -> None:
+            if response.outputs:
+                await events.prepare(request)  # has no effect after the first response
+                await events.write(b"data: " + generate_document(response) + b"\n\n")
+
         try:
-            await self._calls.run(model, self._events(request, response, model, raw))
-        except (DraftproofError, grpc.aio.AioRpcError) as error:
-            if not response.prepared:
+            await self._relay.stream(checked, write)
+            await events.prepare(request)
+        except DraftproofError as error:
+            if not events.prepared:
                 raise
-            told = error if isinstance(error, DraftproofError) else self._broken(error)
-            await response.write(b"data: " + error_response(told).body + b"\n\n")  # type: ignore[operator]
-        await response.write_eof()
-        return response
+            await events.write(b"data: " + _error_response(error).body + b"\n\n")  # type: ignore[operator]
+        await events.write_eof()
+        return events
 
-    async def _events(
-        self, request: web.Request, response: web.StreamResponse, model: str, raw: bytes
-    ) -> None:
-        async for arrival in self._triton.responses(raw):
-            if arrival.error_message:
-                raise error_behind(arrival.error_message)
-            self._calls.hear(model)
-            if arrival.infer_response.outputs:
-                if not response.prepared:
-                    await response.prepare(request)
-                await response.write(b"data: " + generate_document(arrival.infer_response) + b"\n\n")
-        if not response.prepared:
-            await response.prepare(request)
+    async def _generate_request(self, request: web.Request) -> CheckedRequest:
+        asked, body = await self._begin(request)
+        datatypes = await self._triton.datatypes(self._relay.names.served(asked).model)
 
-    async def _generate_request(self, request: web.Request) -> tuple[Any, bytes]:
-        model, body = await self._begin(request)
-        datatypes = await self._health.datatypes(model)
-
-        def read() -> tuple[Any, None]:
-            message = generate_message(model, body, datatypes)
+        def read() -> Any:
+            message = generate_message(asked, body, datatypes)
             message.parameters["triton_enable_empty_final_response"].bool_param = True
-            return message, None
+            return message
 
-        (message, _), raw = await self._checked(request, body, read)
-        return message, raw
+        return await self._checked(request, body, read)
 
     async def _begin(self, request: web.Request) -> tuple[str, bytes]:
         """Check that the model can answer, then read the body."""
-        model = request.match_info["model"]
-        check_model(model, is_operator=self._is_operator(request))
-        self._health.check_open(model)
+        asked = self._allowed_model(request)
+        self._supervisor.check_open(self._relay.names.served(asked).model)
         if "Content-Encoding" in request.headers:
             raise InvalidRequestError(
                 "compressed bodies are not supported",
@@ -220,38 +220,46 @@ class HttpServer:
                 remedy="send the body uncompressed",
             )
         try:
-            return model, await within(_BODY_TIMEOUT_S, request.read())
+            return asked, await within(_BODY_TIMEOUT_S, request.read())
         except asyncio.TimeoutError:
             raise web.HTTPRequestTimeout from None
         except web.RequestPayloadError:
             raise web.HTTPBadRequest from None
 
-    async def _checked(
-        self, request: web.Request, body: bytes, read: Callable[[], tuple[Any, Any]]
-    ) -> tuple[tuple[Any, Any], bytes]:
-        """Parse and check a body; returns the message and the bytes for Triton."""
+    async def _checked(self, request: web.Request, body: bytes, read: Callable[[], Any]) -> CheckedRequest:
+        return await self._relay.check(read, len(body), is_operator=self._is_operator(request))
 
-        def work() -> tuple[tuple[Any, Any], bytes]:
-            found = read()
-            key, is_operator = self._triton.server_key, self._is_operator(request)
-            return found, grpc_messages.check(found[0], key, is_operator=is_operator)
-
-        return work() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(work)
-
-    def _broken(self, error: Any) -> DraftproofError:
-        """Return the error to send to the client for a gRPC error."""
-        details = str(error.details() or "")
-        ours = from_wire(details)
-        if ours is not None:
-            return ours
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return self._health.triton_ended(details[:200])
-        return error_behind(details)
+    def _allowed_model(self, request: web.Request) -> str:
+        asked = request.match_info["model"]
+        check_model(asked, is_operator=self._is_operator(request))
+        return asked
 
     def _is_operator(self, request: web.Request) -> bool:
-        given = request.headers.get(KEY_HEADER, "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._triton.server_key.encode())
+        return self._triton.is_server_key(request.headers.get(KEY_HEADER, ""))
 
     def _check_operator(self, request: web.Request) -> None:
         if not self._is_operator(request):
             raise web.HTTPForbidden
+
+
+def _error_response(error: DraftproofError) -> web.Response:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return web.json_response({"error": error.to_wire()}, status=status, headers=headers)
+
+
+def _explained(request: web.Request, error: web.HTTPException) -> str:
+    """Explain an error of aiohttp, in the form of ``DraftproofError.to_wire``."""
+    limits = {
+        403: ("only operators may do this, and web pages may not", f"the header {KEY_HEADER}"),
+        404: ("path not found", "the inference paths of KServe's protocol"),
+        405: ("method not allowed", "GET for metadata, POST for inference"),
+        413: ("the body is too large", f"{MAX_BODY_BYTES} bytes"),
+    }
+    what, limit = limits.get(error.status, (error.reason or "the request cannot be read", "HTTP/1.1"))
+    return InvalidRequestError(
+        what,
+        values=f"{request.method} {quoted(request.path)}",
+        limit=limit,
+        remedy="see docs/security/threat-model.md for who may use which path",
+    ).to_wire()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton
@@ -18,10 +22,12 @@ def application(
     triton: Triton, supervisor: Supervisor, calls: OpenCalls, front_door: FrontDoorProcess | None
 ) -> web.Application:
     """Return the application for the metrics port; ``front_door`` is None for a server without it."""
+    registry = CollectorRegistry()
+    registry.register(GatewayMetrics(supervisor, calls, front_door))
 
     async def answer(request: web.Request) -> web.Response:
-        published = (await triton.metrics()).encode()
-        text = without(published, supervisor.unanswering) + own(supervisor, calls, front_door).encode()
+        published = without((await triton.metrics()).encode(), supervisor.unanswering)
+        text = published + generate_latest(registry)
         return web.Response(body=text, headers={"Content-Type": "text/plain; charset=utf-8"})
 
     metrics = web.Application()
@@ -36,8 +42,6 @@ def without(text: bytes, models: set[str]) -> bytes:
         text: Metrics in Prometheus' format.
         models: Models whose values are stale.
     """
-    if not models:
-        return text
     frozen = {model.encode() for model in models}
     kept = []
     for line in text.splitlines(keepends=True):
@@ -47,53 +51,53 @@ def without(text: bytes, models: set[str]) -> bytes:
     return b"".join(kept)
 
 
-def own(supervisor: Supervisor, calls: OpenCalls, front_door: FrontDoorProcess | None) -> str:
-    """Return the gateway's own metrics in Prometheus' format."""
-    unanswering = supervisor.unanswering
-    figures: list[tuple[str, str, str, dict[str, float]]] = [
-        (
-            "draftproof_model_answers",
-            "gauge",
-            "1 while the model's process is alive and answers",
-            {f'{{model="{model}"}}': float(model not in unanswering) for model in supervisor.models},
-        ),
-        (
-            "draftproof_model_replaced_total",
-            "counter",
+class GatewayMetrics(Collector):
+    """Collects the gateway's own metrics.
+
+    Args:
+        supervisor: State of Triton and its models.
+        calls: Tracks open requests.
+        front_door: None for a server without it.
+    """
+
+    def __init__(self, supervisor: Supervisor, calls: OpenCalls, front_door: FrontDoorProcess | None) -> None:
+        self._supervisor = supervisor
+        self._calls = calls
+        self._front_door = front_door
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its current values."""
+        answers = GaugeMetricFamily(
+            "draftproof_model_answers", "1 while the model's process is alive and answers", labels=["model"]
+        )
+        unanswering = self._supervisor.unanswering
+        for model in self._supervisor.models:
+            answers.add_metric([model], float(model not in unanswering))
+        yield answers
+        replaced = CounterMetricFamily(
+            "draftproof_model_replaced",
             "Model processes replaced because they ended or hung",
-            {f'{{model="{model}"}}': count for model, count in sorted(supervisor.num_replaced.items())},
-        ),
-        (
-            "draftproof_triton_restarts_total",
-            "counter",
-            "Restarts of Triton",
-            {"": supervisor.num_restarts},
-        ),
-        ("draftproof_gateway_requests_open", "gauge", "Open requests", {"": calls.num_open}),
-        (
-            "draftproof_gateway_requests_refused_total",
-            "counter",
+            labels=["model"],
+        )
+        for model, count in sorted(self._supervisor.num_replaced.items()):
+            replaced.add_metric([model], count)
+        yield replaced
+        restarts = self._supervisor.num_restarts
+        yield CounterMetricFamily("draftproof_triton_restarts", "Restarts of Triton", restarts)
+        yield GaugeMetricFamily("draftproof_gateway_requests_open", "Open requests", self._calls.num_open)
+        yield CounterMetricFamily(
+            "draftproof_gateway_requests_refused",
             "Requests refused because too many were open",
-            {"": calls.num_refused},
-        ),
-    ]
-    if front_door is not None:
-        figures += [
-            (
+            self._calls.num_refused,
+        )
+        if self._front_door is not None:
+            yield GaugeMetricFamily(
                 "draftproof_front_door_answers",
-                "gauge",
                 "1 while the process of OpenAI's API answers",
-                {"": float(front_door.answers)},
-            ),
-            (
-                "draftproof_front_door_restarts_total",
-                "counter",
+                float(self._front_door.answers),
+            )
+            yield CounterMetricFamily(
+                "draftproof_front_door_restarts",
                 "Restarts of the process of OpenAI's API",
-                {"": front_door.num_restarts},
-            ),
-        ]
-    lines = []
-    for name, kind, description, values in figures:
-        lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{labels} {value:g}" for labels, value in values.items()]
-    return "\n".join(lines) + "\n"
+                self._front_door.num_restarts,
+            )

@@ -21,7 +21,9 @@ from pipelines.errors import ServerStartError
 from pipelines.triton.gateway import metrics
 from pipelines.triton.gateway.grpc_server import GrpcServer
 from pipelines.triton.gateway.http_server import HttpServer
+from pipelines.triton.gateway.model_names import ModelNames
 from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.gateway.triton import Triton
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.supervisor import Supervisor
@@ -58,17 +60,17 @@ async def serve(
     calls = OpenCalls()
     async with Triton(place) as triton, contextlib.AsyncExitStack() as fronts:
         supervisor = Supervisor(directory, endpoint, place, triton, calls, stopping)
+        relay = Relay(triton, supervisor, calls, ModelNames(directory / "model_repository"))
         ports, host = endpoint.ports, endpoint.address
         try:
-            await listen(fronts, HttpServer(triton, supervisor, calls).application(), host, ports.http)
+            await listen(fronts, HttpServer(triton, supervisor, relay).application(), host, ports.http)
             bracketed = f"[{host}]" if ":" in host else host
-            identity = ServerIdentity.read(directory)
-            methods = GrpcServer(triton, supervisor, calls, identity, directory)
+            methods = GrpcServer(triton, supervisor, relay, ServerIdentity.read(directory), directory)
             grpc_server = await methods.start(f"{bracketed}:{ports.grpc}")
             fronts.push_async_callback(grpc_server.stop, _SHUTDOWN_S)
             front_door = None
             if ports.openai:
-                front_door = FrontDoorProcess(directory, endpoint, stopping)
+                front_door = FrontDoorProcess(directory, endpoint, place, stopping)
                 fronts.push_async_callback(front_door.close)
             published = metrics.application(triton, supervisor, calls, front_door)
             await listen(fronts, published, host, ports.metrics)
@@ -79,7 +81,7 @@ async def serve(
                 limit="the ports must be free",
                 remedy="choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
             ) from None
-        await supervisor.run(process)
+        await supervisor.run(process, front_door)
 
 
 async def listen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any
 import aiohttp
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
@@ -23,9 +24,10 @@ from pipelines.errors import (
     from_wire,
 )
 from pipelines.kserve_stream import read_to_the_end, responses_to
-from pipelines.triton.gateway.spare_streams import SpareStreams
 
-SERVICE = "/inference.GRPCInferenceService/"
+KEY_HEADER = "draftproof-key"
+"""HTTP header and gRPC metadata with which operators send the server's key."""
+
 OWN_PREFIX = "draftproof_"
 """Prefix of request parameters that only the gateway may send."""
 
@@ -58,13 +60,10 @@ class Triton:
             timeout=aiohttp.ClientTimeout(total=_QUICK_S),
         )
         self._channel = grpc.aio.insecure_channel(place.grpc, options=_OPTIONS)
-        self._methods: dict[str, Any] = {}
-        open_stream = self._channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-        self._streams = SpareStreams(lambda: open_stream(metadata=self.metadata))
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def close(self) -> None:
         """Close the connections."""
-        self.end_spare_streams()
         await self._metrics.close()
         await self._channel.close(None)
 
@@ -79,60 +78,55 @@ class Triton:
         await self.close()
 
     @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata with the key to Triton's APIs."""
-        return self._place.metadata()
-
-    @property
     def server_key(self) -> str:
         """The server's key, which models require from the gateway and the gateway from operators."""
         return self._place.server_key
 
-    def unary(self, method: str) -> Any:
-        """Return a method of KServe's service that takes and returns bytes; keywords as in grpc."""
-        if method not in self._methods:
-            self._methods[method] = self._channel.unary_unary(SERVICE + method)
-        return self._methods[method]
+    def is_server_key(self, text: str) -> bool:
+        """Whether a client sent the server's key."""
+        return hmac.compare_digest(text.encode("utf-8", "surrogateescape"), self.server_key.encode())
 
-    def stream(self) -> Any:
-        """Return a ``ModelStreamInfer`` call that takes and returns bytes; the caller must end it."""
-        return self._streams.take()
-
-    def end_spare_streams(self) -> None:
-        """Close the spare streams, so that Triton can shut down."""
-        self._streams.close()
-
-    async def responses(self, request: bytes) -> AsyncGenerator[Any, None]:
-        """Send one request and stream each ``ModelStreamInferResponse``.
-
-        Closing the generator cancels the request. An error is the last response.
+    async def ask(self, method: str, timeout_s: float | None = _QUICK_S, **fields: Any) -> Any:
+        """Call a method of KServe's service that has one response.
 
         Args:
-            request: A ``ModelInferRequest``.
+            method: Its name, such as "ModelMetadata".
+            timeout_s: Maximum time; None for any.
+            **fields: Fields of its request.
+
+        Raises:
+            grpc.aio.AioRpcError: Triton refused or does not answer.
+        """
+        request = getattr(service_pb2, f"{method}Request")(**fields)
+        call = getattr(self._stub, method)
+        return await call(request, metadata=self._place.metadata(), timeout=timeout_s)
+
+    async def responses(self, request: Any) -> AsyncGenerator[Any, None]:
+        """Send one ``ModelInferRequest`` and stream each ``ModelStreamInferResponse``.
+
+        Closing the generator cancels the request. An error is the last response.
 
         Raises:
             grpc.aio.AioRpcError: Triton has ended.
         """
-        async with aclosing(responses_to(request, self.stream())) as arriving:
-            async for raw in arriving:
-                response = service_pb2.ModelStreamInferResponse.FromString(raw)
+        call = self._stub.ModelStreamInfer(metadata=self._place.metadata())
+        async with aclosing(responses_to(request, call)) as arriving:
+            async for response in arriving:
                 if response.error_message:
                     await read_to_the_end(arriving)  # callers end with the error
                 yield response
 
     async def is_live(self) -> bool:
         """Whether Triton answers at all."""
-        request, kind = service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse
         try:
-            return bool((await self._ask("ServerLive", request, kind)).live)
+            return bool((await self.ask("ServerLive")).live)
         except grpc.aio.AioRpcError:
             return False
 
     async def is_ready(self, model: str) -> bool:
         """Whether a model is ready according to Triton."""
-        request, kind = service_pb2.ModelReadyRequest(name=model), service_pb2.ModelReadyResponse
         try:
-            return bool((await self._ask("ModelReady", request, kind)).ready)
+            return bool((await self.ask("ModelReady", name=model)).ready)
         except grpc.aio.AioRpcError:
             return False
 
@@ -142,9 +136,8 @@ class Triton:
         Raises:
             ServerUnavailableError: Triton does not answer.
         """
-        request, kind = service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
         try:
-            reply = await self._ask("RepositoryIndex", request, kind)
+            reply = await self.ask("RepositoryIndex")
         except grpc.aio.AioRpcError as error:
             raise _silent(error) from None
         return [MessageToDict(each) for each in reply.models]
@@ -156,27 +149,17 @@ class Triton:
         except ServerUnavailableError:
             return set()
 
-    async def config(self, model: str) -> dict[str, Any]:
-        """Return a model's configuration.
+    async def datatypes(self, model: str) -> dict[str, str]:
+        """Return KServe's type name of each input of a model.
 
         Raises:
             InvalidRequestError: There is no such model.
             ServerUnavailableError: Triton does not answer.
         """
-        request, kind = service_pb2.ModelConfigRequest(name=model), service_pb2.ModelConfigResponse
         try:
-            reply = await self._ask("ModelConfig", request, kind)
+            return {each.name: each.datatype for each in (await self.ask("ModelMetadata", name=model)).inputs}
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:
-                raise _silent(error) from None
-            raise InvalidRequestError(
-                "model not found",
-                values=f"{str(error.details())[:200]}",
-                limit="a model that is loaded",
-                remedy="use a model that POST /v2/repository/index lists",
-            ) from None
-        document: dict[str, Any] = MessageToDict(reply.config, preserving_proto_field_name=True)
-        return document
+            raise error_of(error) from None
 
     async def control(self, model: str, action: str) -> None:
         """Load or unload a model of the repository.
@@ -189,15 +172,8 @@ class Triton:
             RepositoryError: Triton refused; the message contains its reason.
             ServerUnavailableError: Triton does not answer.
         """
-        kinds = {
-            "load": (service_pb2.RepositoryModelLoadRequest, service_pb2.RepositoryModelLoadResponse),
-            "unload": (service_pb2.RepositoryModelUnloadRequest, service_pb2.RepositoryModelUnloadResponse),
-        }
-        request, reply = kinds[action]
         try:
-            await self._ask(
-                f"RepositoryModel{action.capitalize()}", request(model_name=model), reply, timeout_s=_LOAD_S
-            )
+            await self.ask(f"RepositoryModel{action.capitalize()}", _LOAD_S, model_name=model)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and "load" not in str(error.details()):
                 raise _silent(error) from None
@@ -215,10 +191,6 @@ class Triton:
                 return await reply.text() if reply.status == 200 else ""
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
             return ""
-
-    async def _ask(self, method: str, request: Any, kind: Any, timeout_s: float = _QUICK_S) -> Any:
-        raw = request.SerializeToString()
-        return kind.FromString(await self.unary(method)(raw, metadata=self.metadata, timeout=timeout_s))
 
 
 def says_that_a_process_is_silent(error: str) -> bool:
@@ -243,6 +215,24 @@ def error_behind(message: str) -> DraftproofError:
         values=message[:500],
         limit="the request must match the model's configuration",
         remedy="compare the request with GET /v2/models/<model>/config",
+    )
+
+
+def error_of(error: Any) -> DraftproofError:
+    """Return the error for a ``grpc.aio.AioRpcError`` of a call to Triton."""
+    details = str(error.details() or "")
+    if error.code() is grpc.StatusCode.UNAVAILABLE and from_wire(details) is None:
+        return triton_ended(f"{error.code().name}: {details[:200]}")
+    return error_behind(details)
+
+
+def triton_ended(values: str) -> ServerUnavailableError:
+    """Return the error of requests that were open when Triton ended."""
+    return ServerUnavailableError(
+        "Triton ended and is being restarted",
+        values=values,
+        limit="a server whose models are loaded",
+        remedy="send the request again",
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.place import TritonPlace
 from pipelines.time_limit import within
+from pipelines.triton.supervision.guard import guarding
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,16 +46,20 @@ class FrontDoorProcess:
     Args:
         directory: ``.run/<recipe>`` with the rendered repository.
         endpoint: Addresses of the server.
+        place: Triton, which the front door ends if the gateway is killed.
         stopping: Ends the server: the front door then refuses new requests and ends after the running ones.
 
     Raises:
         ServerStartError: The settings are invalid, or the port cannot be listened on.
     """
 
-    def __init__(self, directory: Path, endpoint: Endpoint, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, directory: Path, endpoint: Endpoint, place: TritonPlace, stopping: asyncio.Event
+    ) -> None:
         self.num_restarts = 0
         self.answers = False
         self._directory = directory
+        self._environment = guarding(place.shared_memory_prefix)
         settings = FrontDoorSettings.read(endpoint.front_door)
         is_wildcard = endpoint.address in ("0.0.0.0", "::")
         near = ("::1" if ":" in endpoint.address else HOST) if is_wildcard else endpoint.address
@@ -71,11 +76,16 @@ class FrontDoorProcess:
         self._stopping = stopping
         self._task = asyncio.create_task(self._run())
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs, and may answer requests."""
+        return self._process is not None and self._process.poll() is None
+
     async def close(self) -> None:
         """End it, and kill it if it does not end in time."""
         self._task.cancel()
         if self._process is not None:
-            if self._process.poll() is None:
+            if self.is_running:
                 self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(_STOP_PATIENCE_S, self._ended(self._process))
@@ -118,9 +128,10 @@ class FrontDoorProcess:
                 *("--fd", str(number), *self._options),
             ],
             cwd=REPOSITORY_ROOT,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)},
+            env=self._environment,
             stdin=subprocess.PIPE,  # its end tells the process that the gateway has ended
             pass_fds=(number,),
+            start_new_session=True,  # it outlives a gateway that is killed with its process group
         )
 
     async def _ended(self, process: subprocess.Popen[bytes]) -> None:

@@ -12,11 +12,10 @@ import time
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
-from pipelines.errors import DraftproofError
-from pipelines.triton.gateway.messages.inference_checks import DTYPE_BYTES
 from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.request_checks import DTYPE_BYTES
 from pipelines.triton.gateway.triton import KEY_PARAMETER, OWN_PREFIX, Triton, says_that_a_process_is_silent
 
 PING_PARAMETER = f"{OWN_PREFIX}ping"
@@ -41,7 +40,7 @@ class Heartbeat:
         self._calls = calls
         self._pings: dict[str, asyncio.Task[None]] = {}
         self._owes_since_s: dict[str, float] = {}
-        self._messages: dict[str, bytes] = {}
+        self._messages: dict[str, Any] = {}
         self._triton_ping: asyncio.Task[None] | None = None
         self._triton_heard_at_s = time.monotonic()
 
@@ -98,14 +97,13 @@ class Heartbeat:
             if model not in self._messages:
                 if not await self._triton.is_ready(model):
                     return  # it is still loading
-                self._messages[model] = _message(
-                    model, await self._triton.config(model), self._triton.server_key
-                )
+                reply = await self._triton.ask("ModelConfig", name=model)
+                self._messages[model] = _message(reply.config, self._triton.server_key)
             async for response in self._triton.responses(self._messages[model]):
                 is_silent = says_that_a_process_is_silent(response.error_message)
                 if not is_silent:
                     self._calls.hear(model)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DraftproofError):
+        except grpc.aio.AioRpcError:
             pass  # Triton has ended, which the supervisor notices itself
         finally:
             if self._pings.get(model) is asyncio.current_task():
@@ -114,18 +112,18 @@ class Heartbeat:
                     self._owes_since_s.pop(model, None)
 
 
-def _message(model: str, config: dict[str, Any], server_key: str) -> bytes:
-    """Return a request with all required inputs, filled with zeros."""
-    message = service_pb2.ModelInferRequest(model_name=model)
+def _message(config: Any, server_key: str) -> Any:
+    """Return a request with all required inputs of a ``ModelConfig``, filled with zeros."""
+    message = service_pb2.ModelInferRequest(model_name=config.name)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.parameters[KEY_PARAMETER].string_param = server_key
     message.parameters[PING_PARAMETER].bool_param = True
-    for tensor in config["input"]:
-        if tensor.get("optional"):
+    for tensor in config.input:
+        if tensor.optional:
             continue
-        datatype = tensor["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES")
-        shape = [1, *(max(1, int(size)) for size in tensor["dims"])]
-        message.inputs.add(name=tensor["name"], datatype=datatype, shape=shape)
+        kind = model_config_pb2.DataType.Name(tensor.data_type)
+        datatype = kind.removeprefix("TYPE_").replace("STRING", "BYTES")
+        shape = [1, *(max(1, size) for size in tensor.dims)]
+        message.inputs.add(name=tensor.name, datatype=datatype, shape=shape)
         message.raw_input_contents.append(bytes(DTYPE_BYTES.get(datatype, 4) * math.prod(shape)))
-    data: bytes = message.SerializeToString()
-    return data
+    return message

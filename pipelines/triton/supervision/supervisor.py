@@ -24,10 +24,9 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.time_limit import within
-from pipelines.triton.gateway.input_datatypes import InputDatatypes
-from pipelines.triton.gateway.messages.json_requests import Datatypes
 from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import Triton
+from pipelines.triton.gateway.triton import Triton, triton_ended
+from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.heartbeat import Heartbeat
 from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
@@ -47,7 +46,7 @@ _DRAIN_POLL_S = 0.05
 
 
 class Supervisor:
-    """Supervises one server (``health.Health``).
+    """Supervises one server.
 
     Attributes:
         num_restarts: Restarts of Triton.
@@ -85,15 +84,15 @@ class Supervisor:
         self._replacing: dict[str, asyncio.Task[None]] = {}
         self._heartbeat = Heartbeat(triton, calls)
         self._unloads = Unloads(triton)
-        self._datatypes = InputDatatypes(triton)
         self._repository = directory / "model_repository"
         self._dependencies = ModelDependencies(self._repository)
 
-    async def run(self, process: TritonProcess) -> None:
+    async def run(self, process: TritonProcess, front_door: FrontDoorProcess | None = None) -> None:
         """Serve until ``stopping`` is set.
 
         Args:
             process: The Triton that was just started.
+            front_door: Asks models past the gateway, so Triton is stopped after it; None if there is none.
 
         Raises:
             ServerStartError: Triton cannot be started or keeps crashing.
@@ -116,10 +115,14 @@ class Supervisor:
                 self.num_restarts += 1
                 await self._start(self._new_process())
         finally:
-            await self._end()
+            await self._end(front_door)
 
     def check_open(self, model: str) -> None:
-        """See ``Health``."""
+        """Refuse a request to a model that cannot answer.
+
+        Raises:
+            ServerUnavailableError: The server is starting or stopping, or the model is being replaced.
+        """
         if self._stopping.is_set():
             raise _unavailable("the server is shutting down", f"model {model}", "use another server")
         if not self._is_serving:
@@ -128,25 +131,25 @@ class Supervisor:
             raise _unavailable("the model is being replaced", f"model {model}", "send the request again")
 
     async def is_ready(self) -> bool:
-        """See ``Health``."""
+        """Whether all models that the server loads at startup answer."""
         if not self._is_serving or self._stopping.is_set():
             return False
         wanted = models_at_start(self._repository)
         return all(map(self._can_answer, wanted)) and await self._triton.ready_models() >= set(wanted)
 
     async def is_model_ready(self, model: str) -> bool:
-        """See ``Health``."""
+        """Whether a model answers."""
         if not self._is_serving or not self._can_answer(model):
             return False
         return model.isprintable() and "/" not in model and await self._triton.is_ready(model)
 
-    async def datatypes(self, model: str) -> Datatypes:
-        """See ``Health``."""
-        return await self._datatypes.of(model)
-
     async def control(self, model: str, action: str) -> None:
-        """See ``Health``."""
-        self._datatypes.forget(model)
+        """Load or unload a model.
+
+        Raises:
+            RepositoryError: Triton refused.
+            ServerUnavailableError: Triton does not answer.
+        """
         if action == "load":
             self._unloads.forget(model)
         elif process := self._models.pop(model, None):  # it is expected to end
@@ -154,12 +157,7 @@ class Supervisor:
             self._heartbeat.forget(model)
             self._unloads.watch(process, self._process.kill)
         await self._triton.control(model, action)
-        self._datatypes.forget(model)  # a request during the load may have read those of before
         self._search()
-
-    def triton_ended(self, values: str) -> ServerUnavailableError:
-        """See ``Health``."""
-        return _unavailable("Triton ended and is being restarted", values, "send the request again")
 
     @property
     def unanswering(self) -> set[str]:
@@ -243,7 +241,7 @@ class Supervisor:
             self._heartbeat.excuse(max(0.0, time.monotonic() - paused_at_s - LOOK_INTERVAL_S))
         _LOG.error("Triton ended with exit code %s", self._process.ended.result())
         self._is_serving = False
-        self._calls.end_all(self.triton_ended(f"exit code {self._process.ended.result()}"))
+        self._calls.end_all(triton_ended(f"exit code {self._process.ended.result()}"))
         for task in self._replacing.values():
             task.cancel()
         self._replacing.clear()
@@ -298,11 +296,15 @@ class Supervisor:
             await self._triton.control(model, action)
         self._models.pop(model, None)
 
-    async def _end(self) -> None:
+    async def _end(self, front_door: FrontDoorProcess | None) -> None:
         """Let requests finish, then stop Triton; the remaining requests get an error."""
         self._stopping.set()
         deadline_s = time.monotonic() + self._endpoint.drain_s
-        while self._calls.num_open and self._is_serving and time.monotonic() < deadline_s:
+
+        def is_asked() -> bool:
+            return self._calls.num_open > 0 or (front_door is not None and front_door.is_running)
+
+        while is_asked() and self._is_serving and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         self._calls.end_all(
             RequestCancelledError(
@@ -315,7 +317,6 @@ class Supervisor:
         for task in self._replacing.values():
             task.cancel()
         self._unloads.forget_all()
-        self._triton.end_spare_streams()
         if self._process is not None:
             await self._process.stop(_STOP_PATIENCE_S)
 

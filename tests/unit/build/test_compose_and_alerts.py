@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from build.deployment import PYTHON, SETTINGS, render_deployment
 from build.package import PACKAGES
@@ -21,7 +22,7 @@ from pipelines.canary.__main__ import _parse
 from pipelines.canary.controller.candidate import STABLE_MODEL
 from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.triton.backend import gauges
-from pipelines.triton.gateway.metrics import own
+from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.triton.gateway.open_calls import OpenCalls
 from tests.support.deployment_files import (
     RECIPES,
@@ -127,7 +128,9 @@ def test_a_rollout_is_a_service_of_its_own_that_asks_the_server_on_its_loopback(
 def _published() -> set[str]:
     """Return the names of all metrics of models and gateway; a histogram is read by its count."""
     front_door: Any = SimpleNamespace(answers=True, num_restarts=0)
-    of_gateway = re.findall(r"^# TYPE (\S+) ", own(supervised(), OpenCalls(), front_door), re.MULTILINE)
+    registry = CollectorRegistry()
+    registry.register(GatewayMetrics(supervised(), OpenCalls(), front_door))
+    of_gateway = re.findall(r"^# TYPE (\S+) ", generate_latest(registry).decode(), re.MULTILINE)
     return {*gauges._DESCRIPTIONS, "draftproof_ttft_seconds_count", *of_gateway}
 
 

@@ -14,8 +14,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.place import TritonPlace
-from pipelines.errors import DraftproofError, ServerUnavailableError
+from pipelines.errors import DraftproofError
+from pipelines.triton.gateway.model_names import ModelNames
 from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.relay import Relay
 from pipelines.triton.gateway.triton import Triton
 
 DATATYPES = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
@@ -33,6 +35,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     Attributes:
         requests: The requests received.
+        described: Models whose configuration or metadata was asked for.
         cancelled: Set when a request was cancelled before its last response.
         wrong_keys: Calls without Triton's key.
     """
@@ -40,6 +43,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, place: TritonPlace) -> None:
         self.requests: list[Any] = []
         self.cancelled = asyncio.Event()
+        self.described: list[str] = []
         self.wrong_keys = 0
         self._place = place
 
@@ -70,6 +74,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         await self._check(context)
+        self.described.append(request.name)
         reply = service_pb2.ModelConfigResponse()
         reply.config.name, reply.config.max_batch_size = request.name, 4
         for name, datatype in DATATYPES.items():
@@ -81,8 +86,10 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         await self._check(context)
+        self.described.append(request.name)
         reply = service_pb2.ModelMetadataResponse(name=request.name, platform="python")
-        reply.inputs.add(name="text_input", datatype="BYTES", shape=[-1, 1])
+        for name, datatype in DATATYPES.items():
+            reply.inputs.add(name=name, datatype=datatype, shape=[-1, 1])
         return reply
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
@@ -92,7 +99,7 @@ class StandInTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         await self._check(context)
         reply = service_pb2.RepositoryIndexResponse()
-        reply.models.add(name="generate", version="1", state="READY")
+        reply.models.add(name="router", version="1", state="READY")
         reply.models.add(name="speculative", version="1", state="UNAVAILABLE", reason="unloaded")
         return reply
 
@@ -119,7 +126,7 @@ class StandInHealth:
 
     def __init__(self) -> None:
         self.refusal: Exception | None = None
-        self.ready = {"generate"}
+        self.ready = {"router"}
         self.controlled: list[tuple[str, str]] = []
 
     def check_open(self, model: str) -> None:
@@ -132,16 +139,10 @@ class StandInHealth:
     async def is_model_ready(self, model: str) -> bool:
         return model in self.ready
 
-    async def datatypes(self, model: str) -> dict[str, str]:
-        return DATATYPES
-
     async def control(self, model: str, action: str) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.controlled.append((action, model))
-
-    def triton_ended(self, values: str) -> ServerUnavailableError:
-        return ServerUnavailableError("Triton ended", values=values, limit="one that runs", remedy="again")
 
 
 class Behind:
@@ -152,13 +153,15 @@ class Behind:
         port: A free port.
     """
 
-    def __init__(self, place: TritonPlace, triton: Triton) -> None:
+    def __init__(self, place: TritonPlace, triton: Triton, repository: Path) -> None:
         self.key = place.server_key
         self.port = Ports.free().http
         self.triton = triton
         self.stand_in = StandInTriton(place)
         self.health = StandInHealth()
         self.calls = OpenCalls(max_open=4)
+        supervisor: Any = self.health
+        self.relay = Relay(triton, supervisor, self.calls, ModelNames(repository))
 
     async def all_ended(self) -> None:
         """Wait until no request is open."""
@@ -174,7 +177,7 @@ async def behind_the_gateway(run_directory: Path) -> AsyncIterator[Behind]:
     place = TritonPlace.make(run_directory)
     server = grpc.aio.server()
     async with Triton(place) as triton:
-        behind = Behind(place, triton)
+        behind = Behind(place, triton, run_directory / "model_repository")
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(behind.stand_in, server)
         server.add_insecure_port(place.grpc)
         await server.start()

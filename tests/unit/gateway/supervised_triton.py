@@ -50,11 +50,7 @@ class World:
         self.holds: set[str] = set()
         self.refusal: DraftproofError | None = None
         self.fails_to_start: list[str] = []
-        self.has_spare_streams = True
         self.stopping = asyncio.Event()
-
-    def end_spare_streams(self) -> None:
-        self.has_spare_streams = False
 
     async def ready_models(self) -> set[str]:
         return self.ready if self.started and not self.started[-1].has_ended else set()
@@ -79,10 +75,12 @@ class World:
         if action == "load":
             self.models[model] = ModelProcess(model)
 
-    async def config(self, model: str) -> dict[str, Any]:
-        return {"input": []}
+    async def ask(self, method: str, name: str) -> Any:
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.name = name
+        return reply
 
-    async def responses(self, message: bytes) -> AsyncIterator[Any]:
+    async def responses(self, message: Any) -> AsyncIterator[Any]:
         """Answer a ping."""
         yield service_pb2.ModelStreamInferResponse()
 
@@ -151,15 +149,20 @@ def supervised(
     monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
 
     @contextlib.asynccontextmanager
-    async def make(**changes: Any) -> AsyncIterator[tuple[World, Supervisor, OpenCalls]]:
+    async def make(
+        drain_s: int = 0, front_door: Any = None, **changes: Any
+    ) -> AsyncIterator[tuple[World, Supervisor, OpenCalls]]:
         world, calls = World(), OpenCalls()
         for name, value in changes.items():
             setattr(world, name, value)
         monkeypatch.setattr(supervising, "TritonProcess", world.start)
         monkeypatch.setattr(supervising, "find_model_processes", lambda prefix: list(world.models.values()))
-        place, endpoint = TritonPlace.make(tmp_path), Endpoint(Ports.free(), exit_timeout_s=0, drain_s=0)
+        place, endpoint = (
+            TritonPlace.make(tmp_path),
+            Endpoint(Ports.free(), exit_timeout_s=0, drain_s=drain_s),
+        )
         supervisor = Supervisor(tmp_path, endpoint, place, world, calls, world.stopping)  # type: ignore[arg-type]
-        running = asyncio.create_task(supervisor.run(world.start(None, None)))  # type: ignore[arg-type]
+        running = asyncio.create_task(supervisor.run(world.start(None, None), front_door))  # type: ignore[arg-type]
         try:
             yield world, supervisor, calls
         finally:
@@ -167,6 +170,11 @@ def supervised(
             await asyncio.wait_for(running, 10)
 
     return make
+
+
+def opened(calls: OpenCalls, model: str) -> asyncio.Task[None]:
+    """Return an open request that ends with its model."""
+    return asyncio.create_task(calls.run(model, asyncio.sleep(60)))
 
 
 async def served(supervisor: Supervisor) -> None:

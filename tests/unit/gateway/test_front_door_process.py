@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 from pipelines.triton.supervision import front_door_process
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
@@ -58,7 +59,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def supervised(work: Callable[[FrontDoorProcess, Endpoint], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         endpoint = Endpoint(Ports.free(with_openai=True), **options)
-        process = FrontDoorProcess(Path("run"), endpoint, asyncio.Event())
+        place = TritonPlace(Path("sockets"), "", "", "no_such_region_")
+        process = FrontDoorProcess(Path("run"), endpoint, place, asyncio.Event())
         try:
             await asyncio.wait_for(work(process, endpoint), 120)
         finally:

@@ -24,8 +24,8 @@ from pipelines.errors import (
     from_wire,
 )
 from pipelines.triton.gateway.grpc_server import GrpcServer
-from pipelines.triton.gateway.http_errors import KEY_HEADER
-from pipelines.triton.gateway.messages.inference_checks import MAX_BODY_BYTES
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
+from pipelines.triton.gateway.triton import KEY_HEADER
 from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway, until
 
 OPEN = {
@@ -40,7 +40,7 @@ IDENTITY = ServerIdentity("demo", "0" * 64, "embedded", "a processor", 2)
 def run(directory: Path, scenario: Callable[[Behind, Any], Awaitable[None]]) -> None:
     async def all_of_it() -> None:
         async with behind_the_gateway(directory) as behind:
-            methods = GrpcServer(behind.triton, behind.health, behind.calls, IDENTITY)
+            methods = GrpcServer(behind.triton, behind.health, behind.relay, IDENTITY)
             server = await methods.start(f"127.0.0.1:{behind.port}")
             try:
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{behind.port}") as channel:
@@ -153,11 +153,53 @@ def test_requests_are_answered_and_carry_the_key(tmp_path: Path) -> None:
             for each in responses
             if each.infer_response.outputs
         ]
-        assert found == [("1", b"a 0"), ("1", b"a 1"), ("2", b"b 0")]
+        assert sorted(found) == [("1", b"a 0"), ("1", b"a 1"), ("2", b"b 0")]
         assert [each.parameters["draftproof_key"].string_param for each in behind.stand_in.requests] == [
             behind.key
         ] * 3
         assert behind.calls.num_open == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "arm"),
+    [
+        ("generate", "router", "stable"),
+        ("generate_target", "router", "control"),
+        ("router", "router", ""),
+        ("target", "speculative", "control"),
+        ("speculative", "speculative", ""),
+    ],
+)
+def test_a_name_is_turned_into_a_model_and_an_arm(tmp_path: Path, asked: str, model: str, arm: str) -> None:
+    async def scenario(behind: Behind, channel: Any) -> None:
+        api, key = stub(channel), ((KEY_HEADER, behind.key),)
+        replies = [await api.ModelInfer(request(model=asked), metadata=key)]
+        call = api.ModelStreamInfer(iter([request(model=asked)]), metadata=key)
+        replies += [response.infer_response async for response in call]
+        assert {each.model_name for each in replies} == {asked}
+        for sent in behind.stand_in.requests:
+            assert (sent.model_name, sent.parameters["draftproof_arm"].string_param) == (model, arm)
+        described = await api.ModelMetadata(service_pb2.ModelMetadataRequest(name=asked), metadata=key)
+        config = await api.ModelConfig(service_pb2.ModelConfigRequest(name=asked), metadata=key)
+        assert described.name == config.config.name == asked
+        assert behind.stand_in.described == [model] * 2
+        behind.health.ready = {model}
+        assert (await api.ModelReady(service_pb2.ModelReadyRequest(name=asked))).ready
+
+    run(tmp_path, scenario)
+
+
+def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -> None:
+    config = tmp_path / "model_repository" / "target" / "config.pbtxt"
+    config.parent.mkdir(parents=True)
+    config.touch()
+
+    async def scenario(behind: Behind, channel: Any) -> None:
+        await stub(channel).ModelInfer(request(model="target"), metadata=((KEY_HEADER, behind.key),))
+        [sent] = behind.stand_in.requests
+        assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
 
     run(tmp_path, scenario)
 
@@ -221,7 +263,7 @@ def test_readiness_is_what_the_supervisor_says(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         api = stub(channel)
         health = channel.unary_unary("/grpc.health.v1.Health/Check")
-        for models in ({"generate"}, set()):
+        for models in ({"router"}, set()):
             behind.health.ready = models
             reply = await api.ServerReady(service_pb2.ServerReadyRequest())
             model = await api.ModelReady(service_pb2.ModelReadyRequest(name="generate"))
@@ -278,7 +320,7 @@ def test_the_end_of_a_model_s_process_ends_its_answers(tmp_path: Path) -> None:
         asked = await Asked(channel).begun()
         whole = asyncio.ensure_future(stub(channel).ModelInfer(request("hang")))
         await until(lambda: len(behind.stand_in.requests) == 2)
-        behind.end("generate", EngineFailedError("the model's process ended"))
+        behind.end("router", EngineFailedError("the model's process ended"))
         last = await asyncio.wait_for(asked.call.read(), 10)
         assert isinstance(told(last), EngineFailedError) and last.infer_response.id == "mine"
         code, error = await asyncio.wait_for(error_of(whole), 10)

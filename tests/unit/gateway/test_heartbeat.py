@@ -31,10 +31,10 @@ class Answering:
     async def is_ready(self, model: str) -> bool:
         return True
 
-    async def config(self, model: str) -> dict[str, Any]:
-        return {"input": []}
+    async def ask(self, method: str, name: str) -> Any:
+        return service_pb2.ModelConfigResponse()
 
-    async def responses(self, message: bytes) -> AsyncIterator[Any]:
+    async def responses(self, message: Any) -> AsyncIterator[Any]:
         self.num_pings += 1
         await asyncio.sleep(0.01)
         yield service_pb2.ModelStreamInferResponse(error_message=self.error)

@@ -116,7 +116,7 @@ def test_the_end_of_a_model_s_process_ends_its_answers(
 ) -> None:
     async def scenario(behind: Behind, client: Any) -> None:
         task = await asked(behind, client, path, body)
-        behind.end("generate", EngineFailedError("the model's process ended", values="it was killed"))
+        behind.end("router", EngineFailedError("the model's process ended", values="it was killed"))
         reply = await asyncio.wait_for(task, 10)
         if path.endswith("_stream"):
             *_, last, nothing = (await asyncio.wait_for(reply.text(), 10)).split("\n\n")

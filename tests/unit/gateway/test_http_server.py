@@ -20,11 +20,11 @@ from pipelines.errors import (
     RepositoryError,
     from_wire,
 )
-from pipelines.triton.gateway.http_errors import KEY_HEADER
 from pipelines.triton.gateway.http_server import HttpServer
-from pipelines.triton.gateway.messages.inference_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.serving import listen
+from pipelines.triton.gateway.triton import KEY_HEADER
 from tests.support.lost_cancellations import turns_that_lose_a_cancellation
 from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway
 
@@ -35,7 +35,7 @@ HELLO = {"text_input": "hello", "max_tokens": 1}
 @asynccontextmanager
 async def served(directory: Path) -> AsyncIterator[tuple[Behind, Any]]:
     async with behind_the_gateway(directory) as behind:
-        application = HttpServer(behind.triton, behind.health, behind.calls).application()
+        application = HttpServer(behind.triton, behind.health, behind.relay).application()
         replies: list[ClientResponse] = []
 
         async def keep(session: Any, context: Any, parameters: Any) -> None:
@@ -79,7 +79,8 @@ def test_generate_asks_triton_with_the_key(tmp_path: Path) -> None:
         [asked, _] = behind.stand_in.requests
         assert asked.parameters["draftproof_key"].string_param == behind.key
         assert asked.parameters["timeout"].int64_param == 7
-        assert (asked.model_name, asked.id) == ("generate", "mine")
+        assert (asked.model_name, asked.id, document["model_name"]) == ("router", "mine", "generate")
+        assert asked.parameters["draftproof_arm"].string_param == "stable"
 
     run(tmp_path, scenario)
 
@@ -286,7 +287,8 @@ def test_clients_do_not_see_the_paths_of_the_machine(tmp_path: Path) -> None:
         assert document["parameters"] == {} and document["input"][0]["name"] == "text_input"
         assert SECRET_PATH in await (await client.get(path, headers={KEY_HEADER: behind.key})).text()
         described = await (await client.get("/v2/models/generate")).json()
-        assert described["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
+        assert described["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}
+        assert described["name"] == document["name"] == "generate"
         server = await (await client.get("/v2")).json()
         assert server == {"name": "triton", "version": "2.51.0", "extensions": []}
 
@@ -299,7 +301,7 @@ def test_readiness_is_what_the_supervisor_says(tmp_path: Path) -> None:
             return int((await client.get(path)).status)
 
         assert await status("/v2/health/ready") == await status("/v2/models/generate/ready") == 200
-        assert await status("/v2/models/router/ready") == await status("/v2/models/%FF%00/ready") == 503
+        assert await status("/v2/models/ensemble/ready") == await status("/v2/models/%FF%00/ready") == 503
         behind.health.ready = set()
         assert await status("/v2/health/ready") == await status("/v2/models/generate/ready") == 503
         assert await status("/v2/health/live") == 200

@@ -100,7 +100,6 @@ def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: st
         time.sleep(0.5)
         assert left.poll() is None and region.exists() and guard.poll() is None, "it waits for the end"
         guard.communicate(timeout=120)
-        assert guard.returncode == 0
     else:
         program = (
             "import sys, time; from pipelines.triton.supervision.guard import start_guard; "

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2
 
 from pipelines.errors import (
-    DraftproofError,
     ProcessEndedError,
     RepositoryError,
     RequestCancelledError,
@@ -22,7 +22,7 @@ from pipelines.errors import (
 from pipelines.triton.supervision import supervisor as supervising
 from pipelines.triton.supervision import unloads
 from tests.unit.gateway.stand_in_triton import until
-from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, served, supervised
+from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, opened, served, supervised
 
 __all__ = ["supervised"]
 
@@ -46,7 +46,6 @@ def test_ready_are_the_models_of_the_start(supervised: Any) -> None:
             assert not await supervisor.is_ready()
             with pytest.raises(ServerUnavailableError, match="the server is shutting down"):
                 supervisor.check_open("generate")
-        assert not world.has_spare_streams, "Triton would wait for them"
 
     asyncio.run(scenario())
 
@@ -61,8 +60,7 @@ def test_an_ensemble_answers_no_longer_than_its_steps(supervised: Any, tmp_path:
         async with supervised(ready={"generate", "speculative", "ensemble"}) as (world, supervisor, calls):
             await served(supervisor)
             assert await supervisor.is_model_ready("ensemble")
-            told: list[DraftproofError] = []
-            calls.begin("ensemble", told.append)
+            asked = opened(calls, "ensemble")
             world.models["speculative"].is_alive = False
             assert not await supervisor.is_model_ready("ensemble")
             with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
@@ -70,8 +68,8 @@ def test_an_ensemble_answers_no_longer_than_its_steps(supervised: Any, tmp_path:
                     supervisor.check_open("ensemble")
                     await asyncio.sleep(0)
             await until(lambda: supervisor.num_replaced == {"speculative": 1})
-            (error,) = told
-            assert type(error) is ProcessEndedError and "model speculative" in str(error)
+            with pytest.raises(ProcessEndedError, match="model speculative"):
+                await asked
             assert world.controlled == ["unload speculative", "load speculative"]
             assert await supervisor.is_model_ready("ensemble")
             supervisor.check_open("ensemble")
@@ -110,18 +108,16 @@ def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(supervised
     async def scenario() -> None:
         async with supervised() as (world, supervisor, calls):
             await served(supervisor)
-            told: list[DraftproofError] = []
-            calls.begin("speculative", told.append)
-            others: list[DraftproofError] = []
-            calls.begin("generate", others.append)
+            asked, other = opened(calls, "speculative"), opened(calls, "generate")
+            await until(lambda: calls.num_open == 2)
             world.models["speculative"].is_alive = False
             assert supervisor.unanswering == {"speculative"}, "seen without a look"
             assert not await supervisor.is_ready() and not await supervisor.is_model_ready("speculative")
             await until(lambda: supervisor.num_replaced == {"speculative": 1})
             assert world.controlled == ["unload speculative", "load speculative"]
-            [error] = told
-            assert isinstance(error, ProcessEndedError) and "speculative" in str(error)
-            assert others == []
+            with pytest.raises(ProcessEndedError, match="speculative"):
+                await asked
+            assert not other.done()
             await until(lambda: supervisor.unanswering == set())
             assert await supervisor.is_ready()
             assert (calls.num_open, len(world.started), supervisor.num_restarts) == (1, 1, 0)
@@ -156,8 +152,8 @@ def test_a_model_that_hangs_is_killed_and_replaced(supervised: Any, monkeypatch:
             await served(supervisor)
             hanging = world.models["speculative"]
 
-            async def responses(message: bytes) -> AsyncIterator[Any]:
-                if b"speculative" in message and world.models["speculative"] is hanging:
+            async def responses(message: Any) -> AsyncIterator[Any]:
+                if message.model_name == "speculative" and world.models["speculative"] is hanging:
                     await asyncio.sleep(60)
                 yield service_pb2.ModelStreamInferResponse()
 
@@ -289,13 +285,13 @@ def test_a_triton_that_ends_is_started_anew_and_its_requests_end(supervised: Any
     async def scenario() -> None:
         async with supervised() as (world, supervisor, calls):
             await served(supervisor)
-            told: list[DraftproofError] = []
-            for model in ("generate", "speculative"):
-                calls.begin(model, told.append)
+            asked = [opened(calls, model) for model in ("generate", "speculative")]
+            await until(lambda: calls.num_open == 2)
             world.started[0].end(-9)
             await until(lambda: len(world.started) == 2)
-            assert [type(error) for error in told] == [ServerUnavailableError] * 2
-            assert "-9" in str(told[0])
+            for each in asked:
+                with pytest.raises(ServerUnavailableError, match="-9"):
+                    await each
             await served(supervisor)
             assert supervisor.num_restarts == 1
 
@@ -338,11 +334,30 @@ def test_open_requests_get_an_error_at_the_end(supervised: Any) -> None:
     async def scenario() -> None:
         async with supervised() as (world, supervisor, calls):
             await served(supervisor)
-            told: list[DraftproofError] = []
-            calls.begin("generate", told.append)
+            asked = opened(calls, "generate")
+            await until(lambda: calls.num_open == 1)
             world.stopping.set()
+            with pytest.raises(RequestCancelledError, match="1 requests were open"):
+                await asked
             await until(lambda: world.started[0].has_ended)
-            [error] = told
-            assert isinstance(error, RequestCancelledError) and "1 requests were open" in str(error)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_triton_is_stopped_after_the_front_door_or_when_the_time_is_over(
+    supervised: Any, drains: bool
+) -> None:
+    """It asks the models' sockets, so the gateway has no open request of it."""
+
+    async def scenario() -> None:
+        front_door = SimpleNamespace(is_running=True)
+        async with supervised(drain_s=60 if drains else 0, front_door=front_door) as (world, supervisor, _):
+            await served(supervisor)
+            world.stopping.set()
+            await asyncio.sleep(0.2)
+            assert world.started[0].has_ended is not drains
+            front_door.is_running = False
+            await until(lambda: world.started[0].has_ended)
 
     asyncio.run(scenario())

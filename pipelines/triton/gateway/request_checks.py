@@ -1,4 +1,4 @@
-"""Checks what a request may ask of Triton, for all protocols.
+"""Checks ``ModelInferRequest``, the message for inference that Triton gets, whatever the client speaks.
 
 Some requests crash Triton 2.51 or give clients access to its memory: classification of a BYTES output divides
 by zero, anyone may register and read shared memory, and wrong sizes are not checked
@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.gateway.triton import OWN_PREFIX
@@ -32,8 +36,78 @@ _MAX_TENSORS = 64
 _MAX_NAME_CHARACTERS = 256
 _MAX_ID_BYTES = 256  # the models' limit, checked before Triton sees the id
 _LONGEST_QUOTE = 80
-_OUTPUT_PARAMETERS = frozenset({"binary_data"})
-_INPUT_PARAMETERS = frozenset({"binary_data_size"})
+
+# Field of InferTensorContents by datatype.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def parse(raw: bytes, kind: Any = service_pb2.ModelInferRequest) -> Any:
+    """Parse a message of KServe's protocol.
+
+    Raises:
+        InvalidRequestError: The bytes are not such a message.
+    """
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise InvalidRequestError(
+            "the message cannot be read",
+            values=f"{len(raw)} bytes",
+            limit="the method's message of KServe's protocol",
+            remedy="use tritonclient, or the protocol's own definition",
+        ) from None
+
+
+def check_request(message: Any, *, is_operator: bool) -> None:
+    """Check a ``ModelInferRequest`` of a client.
+
+    Args:
+        message: The request.
+        is_operator: Whether the client sent the server's key.
+
+    Raises:
+        InvalidRequestError: The request is invalid or not allowed.
+    """
+    check_model(message.model_name, is_operator=is_operator)
+    _check_id(message.id)
+    _check_names("input", [each.name for each in message.inputs])
+    _check_names("output", [each.name for each in message.outputs])
+    _check_parameters(message.parameters)
+    for tensor in message.outputs:
+        _check_allowed(f"output {quoted(tensor.name)}", tensor.parameters, "binary_data")
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequestError(
+            "the contents of the inputs are incomplete",
+            values=f"{len(message.inputs)} inputs, {len(raw)} raw_input_contents",
+            limit="one for each input, or none",
+            remedy="send the contents of all inputs in the same way",
+        )
+    for number, tensor in enumerate(message.inputs):
+        _check_allowed(f"input {quoted(tensor.name)}", tensor.parameters, "binary_data_size")
+        if raw:
+            num_values = count_values(tensor.name, tensor.datatype, raw[number])
+        else:
+            num_values = len(getattr(tensor.contents, _contents_field(tensor)))
+        _check_shape(tensor.name, tensor.shape, num_values)
+
+
+def asks_to_stream(message: Any) -> bool:
+    """Whether the input ``stream`` of a checked request is true."""
+    for number, tensor in enumerate(message.inputs):
+        if tensor.name == "stream":
+            raw = message.raw_input_contents
+            return any(raw[number] if raw else tensor.contents.bool_contents)
+    return False
 
 
 def check_model(model: str, *, is_operator: bool) -> None:
@@ -51,12 +125,8 @@ def check_model(model: str, *, is_operator: bool) -> None:
         )
 
 
-def check_id(request_id: str) -> None:
-    """Refuse an id that is too long or contains a NUL, at which Triton would cut it.
-
-    Raises:
-        InvalidRequestError: The id is invalid.
-    """
+def _check_id(request_id: str) -> None:
+    """Refuse an id that is too long or contains a NUL, at which Triton would cut it."""
     num_bytes = len(request_id.encode())
     if num_bytes > _MAX_ID_BYTES or "\0" in request_id:
         raise InvalidRequestError(
@@ -67,16 +137,8 @@ def check_id(request_id: str) -> None:
         )
 
 
-def check_names(kind: str, names: Sequence[str]) -> None:
-    """Refuse too many tensors, names that are too long, and duplicates.
-
-    Args:
-        kind: "input" or "output".
-        names: Names of the tensors.
-
-    Raises:
-        InvalidRequestError: The names are invalid.
-    """
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    """Refuse too many tensors, names that are too long, and duplicates."""
     if not _are_usable(names) or len(set(names)) < len(names):
         raise InvalidRequestError(
             f"the {kind}s of the request cannot be used",
@@ -86,51 +148,31 @@ def check_names(kind: str, names: Sequence[str]) -> None:
         )
 
 
-def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
-    """Refuse parameters of an input, such as shared memory.
+def _check_parameters(parameters: Any) -> None:
+    """Refuse too many parameters, those reserved for the gateway, and numbers that JSON does not have.
 
-    Raises:
-        InvalidRequestError: A parameter is not allowed.
+    Triton passes parameters to models as JSON.
     """
-    _check_allowed(f"input {quoted(name)}", parameters, _INPUT_PARAMETERS)
-
-
-def check_output_parameters(name: str, parameters: Iterable[str]) -> None:
-    """Refuse parameters of an output, such as classification and shared memory.
-
-    Raises:
-        InvalidRequestError: A parameter is not allowed.
-    """
-    _check_allowed(f"output {quoted(name)}", parameters, _OUTPUT_PARAMETERS)
-
-
-def check_request_parameters(names: Collection[str]) -> None:
-    """Refuse too many parameters, and those reserved for the gateway.
-
-    Raises:
-        InvalidRequestError: The parameters are not allowed.
-    """
-    if not _are_usable(names) or any(name.startswith(OWN_PREFIX) for name in names):
+    if not _are_usable(parameters) or any(name.startswith(OWN_PREFIX) for name in parameters):
         raise InvalidRequestError(
             "the parameters of the request cannot be used",
-            values=f"{len(names)} parameters, {_longest(names)}",
+            values=f"{len(parameters)} parameters, {_longest(parameters)}",
             limit=f"{_MAX_TENSORS} parameters with names of {_MAX_NAME_CHARACTERS} printable characters, "
             f"none beginning with {OWN_PREFIX}",
             remedy="send what the model's configuration lists",
         )
+    for name, parameter in parameters.items():
+        if not math.isfinite(parameter.double_param):
+            raise InvalidRequestError(
+                "a parameter of the request is not finite",
+                values=f"{quoted(name)}: {parameter.double_param}",
+                limit="finite numbers",
+                remedy="leave it out",
+            )
 
 
-def check_shape(name: str, shape: Sequence[int], num_values: int) -> None:
-    """Refuse a shape that does not fit the values.
-
-    Args:
-        name: Name of the tensor.
-        shape: Shape according to the client.
-        num_values: Number of values received.
-
-    Raises:
-        InvalidRequestError: A dimension is negative or too large, or their product is not ``num_values``.
-    """
+def _check_shape(name: str, shape: Sequence[int], num_values: int) -> None:
+    """Refuse a shape that does not fit the values."""
     # The upper bound matters if another dimension is 0: the product is then 0, and sizes overflow in Triton
     # and numpy.
     is_odd = len(shape) > 8 or any(not 0 <= size <= MAX_BODY_BYTES for size in shape)
@@ -184,15 +226,27 @@ def _longest(names: Collection[str]) -> str:
     return f"the longest name has {max(map(len, names), default=0)} characters"
 
 
-def _check_allowed(of: str, parameters: Iterable[str], allowed: Collection[str]) -> None:
-    others = sorted(set(parameters) - set(allowed))
+def _check_allowed(of: str, parameters: Iterable[str], allowed: str) -> None:
+    """Refuse parameters of a tensor, such as classification and shared memory."""
+    others = sorted(set(parameters) - {allowed})
     if others:
         raise InvalidRequestError(
             f"a parameter of {of} is not allowed",
             values=", ".join(quoted(name) for name in others[:4]),
-            limit=f"only {', '.join(allowed)}; classification and shared memory are disabled",
+            limit=f"only {allowed}; classification and shared memory are disabled",
             remedy="leave it out; read the tensor itself",
         )
+
+
+def _contents_field(tensor: Any) -> str:
+    if tensor.datatype not in _CONTENTS:
+        raise InvalidRequestError(
+            f"the contents of {quoted(tensor.name)} cannot be used",
+            values=f"datatype {quoted(tensor.datatype)} without raw_input_contents",
+            limit=", ".join(_CONTENTS),
+            remedy="send the tensor in raw_input_contents",
+        )
+    return _CONTENTS[tensor.datatype]
 
 
 def _odd_bytes(name: str, datatype: str, num_bytes: int) -> InvalidRequestError:

@@ -1,0 +1,359 @@
+"""Converts between bodies of HTTP and KServe's gRPC messages.
+
+``generate`` and ``infer`` are Triton's:
+https://github.com/triton-inference-server/server/tree/main/docs/protocol (extension_generate.md,
+extension_binary_data.md). Triton's own HTTP server is not used: it trusts clients too much
+(docs/security/triton-cves.md), does not notice disconnects, and truncates numbers to the type of their input:
+4294967299 becomes 3. Here they are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2
+
+from pipelines.errors import InvalidRequestError
+from pipelines.triton.gateway.request_checks import quoted
+
+NUMPY_TYPES: Mapping[str, npt.DTypeLike] = {
+    **{"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64},
+    **{"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64},
+    **{"FP16": np.float16, "FP32": np.float32, "FP64": np.float64},
+}
+"""numpy types by KServe's type names, for values that JSON can represent; BYTES are strings."""
+
+_SURROGATE = "\\ud"  # as escaped in JSON
+_MAX_DEPTH = 8
+_INT64 = np.iinfo(np.int64)
+
+
+def generate_message(model: str, body: bytes, datatypes: Mapping[str, str]) -> Any:
+    """Return the ``ModelInferRequest`` for a body of ``generate`` or ``generate_stream``.
+
+    Args:
+        model: Its name.
+        body: ``{input: value or values, parameter: value, ...}``; what is no input is a parameter.
+        datatypes: KServe's type name of each input of the model.
+
+    Raises:
+        InvalidRequestError: A value does not fit the type of its input.
+    """
+    document = _read_object(body)
+    message = service_pb2.ModelInferRequest(model_name=model, id=_member(document, "id", str, ""))
+    _add_parameters(message.parameters, _member(document, "parameters", dict, {}))
+    for name, value in document.items():
+        if name in datatypes:
+            array = to_array(name, datatypes[name], value)
+            rows = array.reshape(1) if array.ndim == 0 else array
+            _add_input(message, name, datatypes[name], (1, *rows.shape), _raw(rows))
+        elif name not in ("id", "parameters"):
+            _add_parameters(message.parameters, {name: value})
+    return message
+
+
+def infer_message(model: str, body: bytes, json_length: int | None) -> tuple[Any, set[str] | None]:
+    """Return the ``ModelInferRequest`` for a body of ``infer``.
+
+    Args:
+        model: Its name.
+        body: KServe's JSON, and behind it the binary data of the inputs that say so.
+        json_length: ``Inference-Header-Content-Length``; None if all is JSON.
+
+    Returns:
+        The message, and the outputs that are wanted as binary data; None for all of them.
+
+    Raises:
+        InvalidRequestError: The body is invalid, or a value does not fit its type.
+    """
+    if json_length is not None and not 0 < json_length <= len(body):
+        raise InvalidRequestError(
+            "the length of the JSON does not fit the body",
+            values=f"Inference-Header-Content-Length {json_length}, body of {len(body)} bytes",
+            limit="1 to the length of the body",
+            remedy="send the number of bytes of the JSON",
+        )
+    split = len(body) if json_length is None else json_length
+    document, rest = _read_object(body[:split]), memoryview(body)[split:]
+    message = service_pb2.ModelInferRequest(model_name=model, id=_member(document, "id", str, ""))
+    parameters = dict(_member(document, "parameters", dict, {}))
+    is_all_binary = parameters.pop("binary_data_output", False) is True
+    _add_parameters(message.parameters, parameters)
+    for tensor in _tensors(document, "inputs"):
+        rest = _take_input(message, tensor, rest)
+    if len(rest):
+        raise InvalidRequestError(
+            "the body is longer than its inputs",
+            values=f"{len(rest)} bytes more",
+            limit="the sum of the inputs' binary_data_size",
+            remedy="send the size of each input",
+        )
+    binary = set()
+    for tensor in _tensors(document, "outputs"):
+        wanted = message.outputs.add(name=_member(tensor, "name", str))
+        given = dict(_member(tensor, "parameters", dict, {}))
+        if given.pop("binary_data", is_all_binary) is True:
+            binary.add(wanted.name)
+        _add_parameters(wanted.parameters, given)
+    return message, None if is_all_binary and not message.outputs else binary
+
+
+def _take_input(message: Any, tensor: dict[str, Any], rest: memoryview) -> memoryview:
+    """Add one input of ``infer``; returns the remaining binary data."""
+    name, datatype = _member(tensor, "name", str), _member(tensor, "datatype", str)
+    shape = _member(tensor, "shape", list)
+    if any(type(size) is not int or not 0 <= size <= _INT64.max for size in shape):
+        raise InvalidRequestError(
+            f"the shape of {quoted(name)} is invalid",
+            values=quoted(str(shape)),
+            limit="whole numbers from 0",
+            remedy="send the shape of the values",
+        )
+    parameters = dict(_member(tensor, "parameters", dict, {}))
+    size = parameters.pop("binary_data_size", None)
+    if size is None:
+        data = _raw(to_array(name, datatype, _member(tensor, "data", list)).reshape(-1))
+    elif type(size) is int and 0 <= size <= len(rest) and "data" not in tensor:
+        data, rest = bytes(rest[:size]), rest[size:]
+    else:
+        raise InvalidRequestError(
+            f"the binary data of {quoted(name)} are not there",
+            values=f"binary_data_size={quoted(str(size))}, {len(rest)} bytes are left",
+            limit="the bytes behind the JSON, and no data in it",
+            remedy="send the size of each input",
+        )
+    _add_parameters(_add_input(message, name, datatype, tuple(shape), data).parameters, parameters)
+    return rest
+
+
+def _tensors(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [_member({name: each}, name, dict) for each in _member(document, name, list, [])]
+
+
+def _add_input(message: Any, name: str, datatype: str, shape: tuple[int, ...], data: bytes) -> Any:
+    message.raw_input_contents.append(data)
+    return message.inputs.add(name=name, datatype=datatype, shape=shape)
+
+
+def _raw(array: npt.NDArray[Any]) -> bytes:
+    if array.dtype != np.object_:
+        return array.tobytes()
+    return b"".join(len(item).to_bytes(4, "little") + item for item in array.reshape(-1))
+
+
+def _add_parameters(parameters: Any, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool):
+            parameters[name].bool_param = value
+        elif isinstance(value, int) and _INT64.min <= value <= _INT64.max:
+            parameters[name].int64_param = value
+        elif isinstance(value, float):
+            parameters[name].double_param = value
+        elif isinstance(value, str):
+            parameters[name].string_param = value
+        else:
+            raise InvalidRequestError(
+                "a parameter of the request has no meaning",
+                values=f"{quoted(name)}: {quoted(str(value))}",
+                limit="a string, true or false, a number, a whole number of at most 64 bits",
+                remedy="leave it out; inputs and parameters of a model are in its configuration",
+            )
+
+
+def generate_document(response: Any) -> bytes:
+    """Return the JSON of ``generate`` or of one event of ``generate_stream``.
+
+    Args:
+        response: The ``ModelInferResponse``. Tensors with several values become arrays.
+    """
+    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        document["id"] = response.id
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        values = _values(tensor.datatype, raw)
+        document[tensor.name] = values[0] if len(values) == 1 else values
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def infer_document(response: Any, binary: set[str] | None) -> tuple[bytes, int | None]:
+    """Return the body of ``infer``, and the length of its JSON if binary data follows.
+
+    Args:
+        response: The ``ModelInferResponse``.
+        binary: Names of outputs to send as binary data; None for all.
+    """
+    outputs, data = [], []
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        described: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        if binary is None or tensor.name in binary:
+            described["parameters"] = {"binary_data_size": len(raw)}
+            data.append(raw)
+        else:
+            described["data"] = _values(tensor.datatype, raw)
+        outputs.append(described)
+    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        document["id"] = response.id
+    written = json.dumps({**document, "outputs": outputs}, separators=(",", ":"), ensure_ascii=False).encode()
+    return b"".join([written, *data]), len(written) if data else None
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype != "BYTES":
+        values: list[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype]).tolist()
+        return values
+    items, start = [], 0
+    while start < len(raw):
+        stop = start + 4 + int.from_bytes(raw[start : start + 4], "little")
+        items.append(raw[start + 4 : stop].decode("utf-8", "replace"))
+        start = stop
+    return items
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    """Read a body that is a JSON object.
+
+    Raises:
+        InvalidRequestError: It is not an object, is nested too deeply, or has duplicate names or half of a
+            surrogate pair.
+    """
+    try:
+        text = body.decode("utf-8")  # json.loads would guess the encoding and be lenient
+        document = json.loads(text, object_pairs_hook=_unique)
+        if _SURROGATE in text.lower():
+            json.dumps(document, ensure_ascii=False).encode("utf-8")  # raises for half of a pair
+        if not isinstance(document, dict) or _depth(document) > _MAX_DEPTH:
+            raise ValueError(f"{type(document).__name__}, nested {_depth(document)} deep")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            "the body cannot be read",
+            values=str(error)[:200] if isinstance(error, ValueError) else "nested too deeply",
+            limit=f"one JSON object in UTF-8, nested at most {_MAX_DEPTH} deep, each name once",
+            remedy="send the inputs of the model as the members of one object",
+        ) from None
+    return document
+
+
+def _member(parent: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Return one member of an object.
+
+    Args:
+        parent: The object.
+        name: Name of the member.
+        kind: ``dict``, ``list`` or ``str``.
+        default: Value if the member is absent; None if it is required.
+
+    Raises:
+        InvalidRequestError: The member is absent or has another type.
+    """
+    found = parent.get(name, default)
+    if not isinstance(found, kind):
+        words: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+        raise InvalidRequestError(
+            f"{name} is missing or has the wrong type",
+            values=quoted(json.dumps(found)),
+            limit=words[kind],
+            remedy="send the request as KServe's protocol describes it",
+        )
+    return found
+
+
+def to_array(name: str, datatype: str, value: Any) -> npt.NDArray[Any]:
+    """Convert a JSON value or nested arrays of values to an array of the input's type.
+
+    Args:
+        name: Name of the input.
+        datatype: KServe's type name.
+        value: Result of ``json.loads``.
+
+    Returns:
+        An array of ``bytes`` for BYTES, otherwise of the type itself; without dimensions for a single value.
+
+    Raises:
+        InvalidRequestError: A value does not fit the type, or rows have different lengths.
+    """
+    if datatype != "BYTES" and datatype not in NUMPY_TYPES:
+        raise InvalidRequestError(
+            f"the type of {quoted(name)} is unknown",
+            values=quoted(datatype),
+            limit=f"BYTES, {', '.join(NUMPY_TYPES)}",
+            remedy="send the type given in the model's configuration",
+        )
+    array = np.array(value, np.object_)
+    values: list[Any] = array.reshape(-1).tolist()
+    for each in values:
+        if isinstance(each, list):
+            raise InvalidRequestError(
+                f"the rows of {_shown(name)} have different lengths",
+                values=quoted(json.dumps(value)),
+                limit="all rows must have the same length",
+                remedy="send an array whose rows have the same length",
+            )
+        if not _fits(datatype, each):  # nor do NaN and Infinity, which Python accepts
+            raise InvalidRequestError(
+                f"{_shown(name)} has a value that does not fit its type",
+                values=f"{_shown(name)}="
+                + (repr(each) if isinstance(each, float) else quoted(json.dumps(each))),
+                limit=_range(datatype),
+                remedy="send a value of that type; numbers are never truncated",
+            )
+    if datatype != "BYTES":
+        return array.astype(NUMPY_TYPES[datatype])
+    encoded = np.empty(array.size, np.object_)
+    encoded[:] = [each.encode("utf-8") for each in values]
+    return encoded.reshape(array.shape)
+
+
+def _shown(name: str) -> str:
+    """Return a valid name as it is, and quote an invalid one."""
+    return name if name.isidentifier() and quoted(name) == repr(name) else quoted(name)
+
+
+def _fits(datatype: str, value: Any) -> bool:
+    if datatype == "BYTES":
+        return isinstance(value, str)
+    if datatype == "BOOL":
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    kind: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
+    if kind.kind == "f":
+        return abs(value) <= _largest(kind)
+    limits = np.iinfo(kind)
+    return isinstance(value, int) and int(limits.min) <= value <= int(limits.max)
+
+
+def _range(datatype: str) -> str:
+    if datatype in ("BYTES", "BOOL"):
+        return {"BYTES": "BYTES: a string", "BOOL": "BOOL: true or false"}[datatype]
+    kind: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
+    if kind.kind == "f":
+        return f"{datatype}: a number, at most {_largest(kind):g} in size"
+    limits = np.iinfo(kind)
+    return f"{datatype}: a whole number from {limits.min} to {limits.max}"
+
+
+def _largest(kind: np.dtype[Any]) -> float:
+    return float(np.finfo(kind.type).max)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("an object has a duplicate name")
+    return document
+
+
+def _depth(value: Any) -> int:
+    """Return the nesting depth of objects and arrays; 0 for a plain value."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

@@ -1,1 +1,0 @@
-"""Checks and rewrites requests for gRPC and HTTP."""

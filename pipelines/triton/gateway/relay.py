@@ -1,0 +1,139 @@
+"""Sends checked requests to Triton and hands its responses to the servers of both protocols.
+
+Each request is a ``ModelStreamInfer`` call of its own, for two reasons. The text models are decoupled, so
+that they can stream, and Triton 2.51 refuses ``ModelInfer`` on such models. And it never ends a request whose
+model's process has died: then the call is cancelled, and no other request is on it
+(``docs/decisions/request-path.md``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from pipelines.errors import DraftproofError, InvalidRequestError
+from pipelines.triton.gateway.model_names import ARM_PARAMETER, ModelNames
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.gateway.request_checks import LARGE_BODY_BYTES, asks_to_stream, check_request
+from pipelines.triton.gateway.triton import KEY_PARAMETER, Triton, error_behind, error_of
+from pipelines.triton.supervision.supervisor import Supervisor
+
+_FINAL = "triton_final_response"  # Triton's mark in streams, which calls for one response do not have
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that Triton may see.
+
+    Attributes:
+        asked: The model's name, as the client gave it.
+        message: The ``ModelInferRequest`` for Triton.
+    """
+
+    asked: str
+    message: Any
+
+
+class Relay:
+    """Relays requests to Triton's models.
+
+    Attributes:
+        names: The names by which clients ask for models.
+
+    Args:
+        triton: Connections to Triton.
+        supervisor: State of Triton and its models.
+        calls: Tracks open requests.
+        names: The names by which clients ask for models.
+    """
+
+    def __init__(self, triton: Triton, supervisor: Supervisor, calls: OpenCalls, names: ModelNames) -> None:
+        self.names = names
+        self._triton = triton
+        self._supervisor = supervisor
+        self._calls = calls
+
+    async def check(self, read: Callable[[], Any], num_bytes: int, *, is_operator: bool) -> CheckedRequest:
+        """Read and check a request.
+
+        Args:
+            read: Returns the client's ``ModelInferRequest``; called on another thread for a large one.
+            num_bytes: Its size.
+            is_operator: Whether the client sent the server's key.
+
+        Raises:
+            InvalidRequestError: The request is invalid or not allowed.
+            ServerUnavailableError: The model cannot answer now.
+        """
+
+        def work() -> CheckedRequest:
+            message = read()
+            check_request(message, is_operator=is_operator)
+            asked = message.model_name
+            served = self.names.served(asked)
+            message.model_name = served.model
+            message.parameters[KEY_PARAMETER].string_param = self._triton.server_key
+            if served.arm:
+                message.parameters[ARM_PARAMETER].string_param = served.arm
+            return CheckedRequest(asked, message)
+
+        request = work() if num_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(work)
+        self._supervisor.check_open(request.message.model_name)
+        return request
+
+    async def stream(self, request: CheckedRequest, take: Callable[[Any], Awaitable[None]]) -> None:
+        """Send a request and await ``take`` with each ``ModelInferResponse``.
+
+        Raises:
+            DraftproofError: The model's error, Triton or the model's process ended, or too many are open.
+        """
+        model = request.message.model_name
+
+        async def relay() -> None:
+            async with aclosing(self._triton.responses(request.message)) as arriving:
+                async for arrival in arriving:
+                    if arrival.error_message:
+                        raise error_behind(arrival.error_message)
+                    self._calls.hear(model)
+                    arrival.infer_response.model_name = request.asked
+                    await take(arrival.infer_response)
+
+        try:
+            await self._calls.run(model, relay())
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+
+    async def one_response(self, request: CheckedRequest) -> Any:
+        """Send a request and return its only response, a ``ModelInferResponse``.
+
+        Raises:
+            DraftproofError: See ``stream``; or the request asks for chunks, or the model sent more or less
+                than one response.
+        """
+        if asks_to_stream(request.message):
+            raise _not_one("stream is true")
+        responses = []
+
+        async def keep(response: Any) -> None:
+            if response.outputs:
+                responses.append(response)
+
+        await self.stream(request, keep)
+        if len(responses) != 1:
+            raise _not_one(f"the model sent {len(responses)}")
+        responses[0].parameters.pop(_FINAL, None)
+        return responses[0]
+
+
+def _not_one(values: str) -> DraftproofError:
+    return InvalidRequestError(
+        "the call needs exactly one response",
+        values=values,
+        limit="one response",
+        remedy="leave out stream=true; generate_stream and ModelStreamInfer send chunks",
+    )
