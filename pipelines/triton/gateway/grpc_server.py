@@ -167,7 +167,7 @@ class GrpcServer:
                 try:
                     await asyncio.shield(sending)
                 finally:
-                    await sending  # gRPC would go on with it even if this request has been cancelled
+                    await sending  # gRPC continues it even if this request has been cancelled
 
         async def write_response(response: Any) -> None:
             await write(service_pb2.ModelStreamInferResponse(infer_response=response))
