@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pipelines.client import CompletionRequest
 from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.place import prefix_of
 from tests.integration.conftest import grpc_client, wait_until
 from tests.integration.front_door.conftest import UNREAD, post, url_of
 
@@ -48,7 +50,7 @@ def metrics(server: Server) -> str:
 
 
 def gauge(server: Server, name: str) -> int:
-    [found] = re.findall(rf"^draftproof_front_door_{name} (\d+)$", metrics(server), re.MULTILINE)
+    [found] = re.findall(rf"^draftproof_front_door_{name} (\d+)\.0$", metrics(server), re.MULTILINE)
     return int(found)
 
 
@@ -94,13 +96,21 @@ def test_a_process_that_hangs_is_replaced(own: Server) -> None:
     assert not stopped.is_alive
 
 
-def test_a_gateway_that_is_killed_leaves_no_front_door(
+def test_a_gateway_that_is_killed_leaves_neither_processes_nor_shared_memory(
     new_door: Callable[..., AbstractContextManager[Server]],
 ) -> None:
+    """The front door ends them, so a server with one has no process for that."""
     with new_door() as server:
-        process = front_door(server)
+        prefix = prefix_of(server.directory)
+        processes = [process for process, _ in processes_with(prefix)]
+        models = list(server.directory.glob("model_repository/*/1/model.py"))
+        assert len(processes) == 1 + len(models), "Triton and one for each model"
+        of_openai = front_door(server)
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        assert len(children) == 2, "the front door and Triton"
         os.kill(server.process.pid, signal.SIGKILL)
-        assert wait_until(lambda: not process.is_alive)
+        assert wait_until(lambda: not any(each.is_alive for each in (of_openai, *processes)))
+        assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
 
 
 def test_a_drain_finishes_what_runs_and_refuses_the_rest(
