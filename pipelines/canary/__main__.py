@@ -17,14 +17,14 @@ from pathlib import Path
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
+from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import ORDERS, give_order
 from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.state import Store
 from pipelines.canary.gates.http import GateServer
-from pipelines.canary.report.html_page import as_html
-from pipelines.canary.report.live_view import LiveView, record_lines
 from pipelines.canary.report.record import RolloutRecord, judgement
-from pipelines.canary.report.rollout_report import as_document, report_of
+from pipelines.canary.report.rollout_report import report_of
+from pipelines.canary.report.text import cycle_lines, report_lines, status_lines
 from pipelines.canary.run_files import state_file
 from pipelines.canary.start import start
 from pipelines.deploy.server import run_directory
@@ -51,7 +51,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("start", _start, "start a rollout, or resume one whose controller has ended"),
         ("status", _status, "show the current phase and its reasons"),
         ("verdict", _verdict, "show the verdict, also as exit code"),
-        ("report", _report, "write the report as HTML page and as JSON"),
+        ("report", _report, "print the report, and write it as JSON"),
         ("serve", _serve, "serve the verdict to Argo Rollouts and Flagger over HTTP"),
         *((order, _order, text) for order, text in ORDERS.items()),
     ]
@@ -106,7 +106,12 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 
 def _start(options: argparse.Namespace) -> int:
-    show = LiveView(sys.stderr, ("--recipe", options.recipe)).show
+    chosen_by = ("--recipe", options.recipe)
+
+    def show(cycle: Cycle) -> None:
+        for line in cycle_lines(cycle, chosen_by):
+            print(line, file=sys.stderr, flush=True)
+
     print(f"{options.candidate}: building and measuring first if needed", file=sys.stderr)
     try:
         with stopped_by_signals():
@@ -137,7 +142,7 @@ def _verdict(options: argparse.Namespace) -> int:
 
 def _print(record: RolloutRecord) -> int:
     judged = judgement(record)
-    print("\n".join(record_lines(record, judged)))
+    print("\n".join(status_lines(record, judged)))
     print(json.dumps(asdict(judged)))
     return EXIT_CODES[judged.verdict]
 
@@ -149,14 +154,12 @@ def _order(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     record = _read(options)
-    report = report_of(record)
-    context = conditions("pipelines.canary", options.given, recipe=record.recipe_candidate)
-    page = options.results / f"canary-{record.canary_id}.html"
-    document = as_document(report, context)
-    write_whole(page, as_html(report, context))
-    write_whole(page.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
-    print(f"wrote {page} and {page.with_suffix('.json')}")
-    print(json.dumps(document))
+    report = report_of(record, conditions("pipelines.canary", options.given, recipe=record.recipe_candidate))
+    path = options.results / f"canary-{record.canary_id}.json"
+    write_whole(path, json.dumps(report, indent=1) + "\n")
+    for line in (*status_lines(record, judgement(record)), *report_lines(report), f"wrote {path}"):
+        print(line)
+    print(json.dumps(report))
     return EXIT_PASS
 
 

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pipelines.bench.reporting.section import Section, Table
 from pipelines.canary.judge.limits import Limit, Limits
 
 Found = Literal["pass", "held", "fail"]
 """``held``: the regression neither passes nor fails and needs review. State files contain the word."""
 
-_COLUMNS = ("metric", "verdict", "at the build", "now", "drop", "needs review above", "fails above")
 _ROUNDING = 1e-9  # of a ratio of counts, so that a drop equal to the limit is not above it
 _SEVERITY: tuple[Found, ...] = ("pass", "held", "fail")
 
@@ -95,38 +93,6 @@ def baseline_regressions(now: Counts, at_build: Counts, limits: Limits) -> tuple
 def worst(found: Iterable[Found]) -> Found:
     """Return the worst of several verdicts; ``pass`` if there are none."""
     return max(found, key=_SEVERITY.index, default="pass")
-
-
-def probes_section(evidence: dict[str, Any]) -> Section:
-    """Build the section of a report.
-
-    Args:
-        evidence: Evidence of ``cold_start`` from the state file, with a baseline.
-    """
-    holds, fails = (evidence["limits"][name] for name in ("drop_holds_above", "drop_fails_above"))
-    regressions = evidence["losses"]
-    rows = [
-        (
-            each["name"],
-            "needs review" if each["verdict"] == "held" else each["verdict"],
-            f"{each['at_build']:.4f}",
-            f"{each['now']:.4f}",
-            f"{each['drop']:+.2%}",
-            f"{holds:+.2%}",
-            f"{fails:+.2%}",
-        )
-        for each in regressions
-    ]
-    verdict = worst(each["verdict"] for each in regressions)
-    return Section(
-        "Acceptance of the probes, now and at the build",
-        "inconclusive" if verdict == "held" else verdict,
-        f"{len(evidence['prompts'])} prompts of the build's measurement, repeated before any client's "
-        "request. "
-        "The same engines give the same counts, so no difference is random.",
-        Table(_COLUMNS, tuple(rows)),
-        document={name: evidence[name] for name in ("probe", "losses", "limits")},
-    )
 
 
 def _figures(now: Counts, at_build: Counts, num_positions: int) -> Iterator[tuple[str, float, float]]:

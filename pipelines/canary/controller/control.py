@@ -26,11 +26,8 @@ from pipelines.canary.controller.phases import (
 from pipelines.canary.controller.rollout import Progress, Rollout, arm_table, weights_at
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import Outcome, World
-from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.pairing import NumPairs
-from pipelines.canary.judge.verdict import Analysis
 from pipelines.canary.report.record import Transition
-from pipelines.canary.report.sections import analysis_section
+from pipelines.canary.report.rollout_report import analysis_document
 from pipelines.errors import DraftproofError
 
 
@@ -39,22 +36,12 @@ class Cycle:
     """Findings and decision of one cycle, for people.
 
     Attributes:
-        rollout: Rollout of the state file.
         position: New position.
         transition: Change of phase; None if the phase stays.
-        analysis: Analysis of the requests; None without requests.
-        requests: Requests that were analysed.
-        num_pairs: Pairs of candidate and stable pair.
-        not_sampled: Why the latest sample of memory and CPU time could not be taken; "" if it could.
     """
 
-    rollout: Rollout
     position: Position
     transition: Transition | None
-    analysis: Analysis | None
-    requests: list[ObservedRequest]
-    num_pairs: NumPairs
-    not_sampled: str = ""
 
 
 class Controller:
@@ -131,15 +118,7 @@ class Controller:
         self._store.advance(self._rollout, progress, found, transition, order and order[0])
         self._progress = progress
         self._write_arms()
-        return Cycle(
-            self._rollout,
-            progress.position,
-            transition,
-            evidence.analysis,
-            evidence.requests,
-            evidence.num_pairs,
-            evidence.not_sampled,
-        )
+        return Cycle(progress.position, transition)
 
     def _work(self, progress: Progress) -> Outcome | None:
         """Do the work of the phase; returns None if the phase has none or its work is not done."""
@@ -215,7 +194,7 @@ class Controller:
             return None
         evidence, analysis = decision.evidence, self._evidence.analysis
         if before.is_judged and analysis is not None:
-            evidence = {**analysis_section(analysis).document, **evidence}
+            evidence = {**analysis_document(analysis), **evidence}
         weights = weights_at(after, self._rollout.plan)
         return Transition(now_s, before.phase, after.phase, decision.reason, evidence, weights)
 

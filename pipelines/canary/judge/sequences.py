@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.canary.judge.counts import Side
@@ -12,7 +12,6 @@ from pipelines.canary.judge.measures import Measure
 _EDGE = 1e-9  # relative distance from the ends of the range, which are not tested
 _STEPS = 40
 _MOST_GROWTH = 1e4
-_LOOK_GROWTH = 1.1
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,6 @@ def bounds(measure: Measure, confidence: float) -> Bounds:
     low = _last(lambda regression: measure.log_evidence("above", regression) >= needed, least, most)
     high = _last(lambda regression: measure.log_evidence("below", regression) >= needed, most, least)
     return Bounds(measure.num, measure.estimate, low, high)
-
-
-def sequence(measure: Measure, nums: Iterable[int], confidence: float) -> list[Bounds]:
-    """Compute the bounds after each of several numbers of trials, for a plot."""
-    return [bounds(measure.first(num), confidence) for num in nums if num <= measure.num]
-
-
-def looks(first: int, last: int) -> Iterator[int]:
-    """Yield numbers of trials from ``first`` to ``last``, each about a tenth larger than the one before."""
-    size = first
-    while size < last:
-        yield size
-        size = math.ceil(size * _LOOK_GROWTH)
-    yield last
 
 
 def trials_lacking(measure: Measure, side: Side, regression: float, needed: float) -> int | None:

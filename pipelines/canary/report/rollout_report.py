@@ -1,66 +1,33 @@
-"""Build the report of a rollout: its decisions, the evidence behind them, and the figures of each arm."""
+"""Build the report of a rollout as a JSON document: decisions, metrics, figures of each arm, differences."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from pipelines.bench.reporting.section import Section, Table
-from pipelines.canary.checks.acceptance import probes_section
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.quantiles import nearest_rank
-from pipelines.canary.judge.sequences import Bounds, looks, sequence
-from pipelines.canary.judge.verdict import Judged, analyse
-from pipelines.canary.report.plots import ARMS, acceptance_by_position
-from pipelines.canary.report.record import LEAVING, Judgement, RolloutRecord, is_waiting, judgement
-from pipelines.canary.report.sections import analysis_section, faults_section
+from pipelines.canary.judge.verdict import Analysis, Judged, analyse
+from pipelines.canary.report.record import LEAVING, RolloutRecord, is_waiting, judgement
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm
 
-_FIRST_LOOK = 10
-_MOST_LOOKS = 16
+ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
+
 _PERCENTILES = (0.5, 0.9, 0.99)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Evidence for one metric over the rollout.
-
-    Attributes:
-        judged: Current verdict on the metric.
-        seen: Bounds after increasing numbers of trials that have an estimate; may be empty.
-    """
-
-    judged: Judged
-    seen: tuple[Bounds, ...]
-
-
-@dataclass(frozen=True)
-class CanaryReport:
-    """Content of the report, for page and JSON.
-
-    Attributes:
-        record: Record of the rollout.
-        judgement: Judgement of the rollout.
-        sections: Sections in their order on the page.
-        evidence: Evidence for each metric in the order of ``metrics_of``.
-    """
-
-    record: RolloutRecord
-    judgement: Judgement
-    sections: tuple[Section, ...]
-    evidence: tuple[Evidence, ...]
-
-
-def report_of(record: RolloutRecord) -> CanaryReport:
-    """Build the report of a rollout.
+def report_of(record: RolloutRecord, conditions: dict[str, Any]) -> dict[str, Any]:
+    """Build the report of a rollout, with figures instead of single requests.
 
     Args:
         record: Record of a rollout that has a request, or was rolled back or needs review before the first.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
 
     Raises:
         CanaryError: There is nothing to report, or as for ``analyse``.
@@ -72,85 +39,60 @@ def report_of(record: RolloutRecord) -> CanaryReport:
             limit="at least one request, or a candidate that was rolled back or needs review",
             remedy="send requests through the router first",
         )
-    analysis = analyse(record.requests, record.limits, record.slo, record.samples)
-    sections = [analysis_section(analysis), _arms_section(record.requests)]
-    sections += faults_section(record.requests)
-    sections += [
-        probes_section(each.evidence) for each in record.transitions if each.evidence.get("baseline")
-    ]
-    evidence = tuple(Evidence(judged, _seen(judged)) for judged in analysis.judged)
-    return CanaryReport(record, judgement(record), tuple(sections), evidence)
-
-
-def as_document(report: CanaryReport, conditions: dict[str, Any]) -> dict[str, Any]:
-    """Return the report ready for JSON, with figures instead of single requests.
-
-    Args:
-        report: Report to convert.
-        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
-    """
-    record = report.record
     return {
-        **asdict(report.judgement),
+        **asdict(judgement(record)),
         "canary_id": record.canary_id,
         "recipe_stable": record.recipe_stable,
         "recipe_candidate": record.recipe_candidate,
         "began_at_s": record.began_at_s,
         "transitions": [asdict(transition) for transition in record.transitions],
+        "evidence": analysis_document(analyse(record.requests, record.limits, record.slo, record.samples)),
         "arms": {arm: _figures(record.requests, arm) for arm in ARMS},
-        "sections": [
-            {"title": each.title, "verdict": each.verdict, "summary": each.summary, "figures": each.document}
-            for each in report.sections
-        ],
-        "confidence_sequences": {
-            each.judged.metric.name: [asdict(bounds) for bounds in each.seen] for each in report.evidence
-        },
+        "faults": _faults(record.requests),
         "divergences": list(record.divergences),
         "conditions": conditions,
     }
 
 
-def _seen(judged: Judged) -> tuple[Bounds, ...]:
-    measure = judged.metric.measure
-    nums = list(looks(_FIRST_LOOK, measure.num)) if measure.num > _FIRST_LOOK else [measure.num]
-    chosen = sorted({nums[round(place)] for place in np.linspace(0, len(nums) - 1, _MOST_LOOKS)})
-    found = sequence(measure, chosen, judged.limits.confidence)
-    return tuple(each for each in found if each.estimate is not None and math.isfinite(each.estimate))
+def analysis_document(analysis: Analysis) -> dict[str, Any]:
+    """Return every metric with its bounds, limits and verdict, ready for JSON."""
+    return {
+        "action": analysis.action,
+        "still_needed": analysis.still_needed,
+        "limits": asdict(analysis.judged[0].limits) if analysis.judged else None,
+        "losses": [_metric(each) for each in analysis.judged],
+    }
 
 
-def _arms_section(requests: Sequence[ObservedRequest]) -> Section:
-    columns = (
-        *("arm", "requests", "replays", "errors", "timeouts", "compared", "differ"),
-        *("drafted per round", "accepted", "length"),
-        *(f"{name} p50/p90/p99 ms" for name in ("TTFT", "end-to-end")),
-    )
-    rows = []
-    for arm in ARMS:
-        figures = _figures(requests, arm)
-        rows.append(
-            (
-                arm,
-                *(
-                    str(figures[key])
-                    for key in ("requests", "replays", "errors", "timeouts", "compared", "differ")
-                ),
-                _number(figures["draft_tokens_per_round"], "{:.2f}"),
-                _number(figures["acceptance_rate"], "{:.3f}"),
-                _number(figures["mean_acceptance_length"], "{:.2f}"),
-                *(
-                    "/".join(_number(value, "{:.1f}") for value in figures[key])
-                    for key in ("ttft_ms", "e2e_latency_ms")
-                ),
-            )
-        )
-    summary = (
-        "Times are those of answered requests, without replays, as the router measured them. Acceptance "
-        "depends on the draft length and that on the load; the matched rounds above compare two arms."
-    )
-    return Section("Figures of each arm", "info", summary, Table(columns, tuple(rows)))
+def _metric(each: Judged) -> dict[str, Any]:
+    bounds = each.bounds
+    return {
+        "loss": each.metric.name,
+        "detail": each.metric.detail,
+        "verdict": each.verdict,
+        "is_held": each.needs_review,
+        "trials": bounds.num,
+        "estimate": _finite(bounds.estimate),
+        "low": bounds.low,
+        "high": bounds.high,
+        "pass_below": each.metric.limit.pass_below,
+        "rollback_above": None if each.metric.is_exact else each.metric.limit.rollback_above,
+        "log_evidence_of_harm": _finite(each.log_harm),
+        "still_needed": each.still_needed,
+    }
+
+
+def _faults(requests: Sequence[ObservedRequest]) -> list[dict[str, Any]]:
+    """Count what went wrong with requests, by arm."""
+    counts = Counter((each.arm, each.fault, each.is_replay) for each in requests if each.fault)
+    return [
+        {"arm": arm, "fault": fault, "of": "replays" if is_replay else "requests", "number": number}
+        for (arm, fault, is_replay), number in sorted(counts.items())
+    ]
 
 
 def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
+    """Return the figures of an arm; times are those of requests of clients, as the router measured them."""
     own = [request for request in requests if request.arm == arm]
     asked = [request for request in own if not request.is_replay]
     drafted = sum(request.total_draft_tokens for request in own)
@@ -166,11 +108,19 @@ def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
         "draft_tokens_per_round": drafted / rounds if rounds else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        "acceptance_by_position": acceptance_by_position(own, arm),
+        "acceptance_by_position": _acceptance_by_position(own),
         "ttft_ms": _percentiles([request.ttft_s for request in asked]),
         "itl_ms": _percentiles([request.itl_s for request in asked]),
         "e2e_latency_ms": _percentiles([request.e2e_latency_s for request in asked]),
     }
+
+
+def _acceptance_by_position(own: Sequence[ObservedRequest]) -> list[float]:
+    """Compute the share of rounds that accepted each position, of those that drafted it."""
+    drafted = np.array([num for each in own for num in each.drafted_per_round], np.int64)
+    accepted = np.array([num for each in own for num in each.accepted_per_round], np.int64)
+    most = int(drafted.max(initial=0))
+    return [float((accepted > position).sum() / (drafted > position).sum()) for position in range(most)]
 
 
 def _percentiles(times_s: Sequence[float | None]) -> list[float | None]:
@@ -179,5 +129,6 @@ def _percentiles(times_s: Sequence[float | None]) -> list[float | None]:
     return [nearest_rank(known, share) if len(known) else None for share in _PERCENTILES]
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _finite(value: float | None) -> float | None:
+    """Replace infinity, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None

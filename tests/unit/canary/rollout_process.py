@@ -30,7 +30,7 @@ def main(folder: Path, fault: str, pause_in: str) -> None:
 
         def show(cycle: Cycle) -> None:
             if cycle.transition is not None and cycle.position.phase == pause_in:
-                store.give(cycle.rollout, "pause")
+                store.give(rollout, "pause")
             print(cycle.position.phase, flush=True)
             time.sleep(0.01)
 

@@ -19,7 +19,6 @@ from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.sequences import looks
 from pipelines.canary.judge.verdict import Analysis, Word, judge
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm
@@ -210,3 +209,12 @@ def _replayed(request: ObservedRequest, rng: np.random.Generator) -> ObservedReq
         is_replay=True,
         num_common_tokens=request.num_output_tokens,
     )
+
+
+def looks(first: int, last: int) -> Iterator[int]:
+    """Yield numbers of trials from ``first`` to ``last``, each about a tenth larger than the one before."""
+    size = first
+    while size < last:
+        yield size
+        size = math.ceil(size * 1.1)
+    yield last

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from pipelines.canary.controller.control import Controller
+from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
@@ -75,6 +76,14 @@ PLAN = Plan(
 
 def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> Rollout:
     return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
+
+
+def give(folder: Path, order: Order) -> None:
+    """Give an order for the latest rollout of a folder."""
+    store = Store(folder / "canary.sqlite")
+    rollout = store.latest()
+    assert rollout is not None
+    store.give(rollout, order)
 
 
 def controller_of(store: Store, rollout: Rollout, world: SimulatedWorld) -> Controller:

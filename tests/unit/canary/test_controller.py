@@ -24,6 +24,7 @@ from tests.unit.canary.simulated_world import (
     SimulatedWorld,
     begun,
     controller_of,
+    give,
 )
 
 Act = Callable[[Cycle], None]
@@ -47,7 +48,7 @@ def ordering(world: SimulatedWorld, orders: dict[str, Order]) -> Act:
 
     def act(cycle: Cycle) -> None:
         if cycle.transition is not None and cycle.position.phase in orders:
-            Store(world.folder / "canary.sqlite").give(cycle.rollout, orders[cycle.position.phase])
+            give(world.folder, orders[cycle.position.phase])
 
     return act
 
@@ -216,7 +217,7 @@ def test_a_pause_is_kept_and_a_resume_leads_to_promotion(tmp_path: Path) -> None
             looks_paused += 1
             assert world.table.weights(world.clock())["candidate"] == 0.1
             if looks_paused == 30:
-                Store(tmp_path / "canary.sqlite").give(cycle.rollout, "resume")
+                give(tmp_path, "resume")
 
     record = roll_out(world, act=act)
     assert phases(record)[4:8] == ["step/1", "paused", "step/1", "step/2"]

@@ -23,7 +23,7 @@ from pipelines.canary.judge.counts import FloatArray, Side
 from pipelines.canary.judge.family import adjusted
 from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
 from pipelines.canary.judge.quantiles import QuantileRatio
-from pipelines.canary.judge.sequences import bounds, looks, sequence, trials_lacking
+from pipelines.canary.judge.sequences import bounds, trials_lacking
 
 ALPHA = 0.05
 NUM_RUNS = 1000
@@ -255,7 +255,7 @@ def test_bounds_hold_the_truth_at_all_times_together() -> None:
     missed: dict[str, list[bool]] = {"low": [], "high": []}
     for _ in range(200):
         drop = MeanRatio(0.8 * rng.beta(6, 2, 400), rng.beta(6, 2, 400), sign=-1)
-        seen = sequence(drop, (25, 50, 100, 200, 400, 800), 0.9)
+        seen = [bounds(drop.first(num), 0.9) for num in (25, 50, 100, 200, 400, 800)]
         assert [each.num for each in seen] == [25, 50, 100, 200, 400]
         missed["low"].append(any(each.low > 0.2 for each in seen))
         missed["high"].append(any(each.high < 0.2 for each in seen))
@@ -336,8 +336,3 @@ def test_adjusted_evidence_is_that_of_closed_testing_and_beats_bonferroni() -> N
         assert np.all(found >= evidence / 6 - 1e-12)
     assert adjusted([math.log(500), -math.inf, 0.0])[0] == pytest.approx(math.log(501 / 3))
     assert len(adjusted([])) == 0
-
-
-def test_looks_go_from_the_first_to_the_last_size() -> None:
-    assert list(looks(40, 60)) == [40, 44, 49, 54, 60]
-    assert list(looks(50, 50)) == [50]

@@ -1,41 +1,26 @@
-"""Tests of the report of a rollout, also in a real browser.
-
-Where no Chromium is installed, the tests with a browser are skipped.
-"""
+"""Tests of the report of a rollout."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.verdict import analyse
-from pipelines.canary.report.html_page import as_html
-from pipelines.canary.report.plots import (
-    acceptance_by_position,
-    charts_of,
-    evidence_chart,
-    matched_by_position,
-)
 from pipelines.canary.report.record import RolloutRecord, Transition
-from pipelines.canary.report.rollout_report import CanaryReport, as_document, report_of
-from pipelines.canary.report.sections import analysis_section
+from pipelines.canary.report.rollout_report import analysis_document, report_of
+from pipelines.canary.report.text import report_lines
 from pipelines.errors import CanaryError
-from tests.support.headless_browser import NAMES, Browser, find_browser
-from tests.unit.canary.requests import LIMITS, SLO, failed, recorded_traffic, replay, request
+from tests.unit.canary.requests import LIMITS, SLO, failed, recorded_traffic, request
 from tests.unit.canary.rollouts import rollout
 
 BEGAN_S = 1_700_000_000.0
 CONDITIONS = {"date": "2026-11-22", "command": "python -m pipelines.canary report", "num_cores": 2}
 NASTY = '<script>alert(1)</script> & "quotes" \u202e ⏎\n\n  indented\ttext'
-PROGRAM = find_browser()
-NO_BROWSER = f"no browser is installed: looked for {', '.join(NAMES)}"
 
 
 def traffic(num: int, seed: int = 0) -> list[ObservedRequest]:
@@ -98,13 +83,14 @@ FAILED = rollout(
 )
 
 
-@pytest.fixture(scope="module")
-def report() -> CanaryReport:
-    return report_of(FAILED)
+def report(record: RolloutRecord) -> tuple[dict[str, Any], str]:
+    """Return the report as JSON has it, and as text."""
+    found: dict[str, Any] = json.loads(json.dumps(report_of(record, CONDITIONS), allow_nan=False))
+    return found, "\n".join(report_lines(found))
 
 
-def test_the_document_says_what_the_page_shows(report: CanaryReport) -> None:
-    found = json.loads(json.dumps(as_document(report, CONDITIONS), allow_nan=False))
+def test_the_report_has_decisions_figures_and_differences() -> None:
+    found, text = report(FAILED)
     assert (found["verdict"], found["action"], found["phase"]) == ("fail", "roll_back", "rolled_back")
     assert found["arms"]["candidate"]["differ"] == found["arms"]["candidate"]["errors"] == 1
     assert found["arms"]["control"]["acceptance_rate"] is None
@@ -112,14 +98,22 @@ def test_the_document_says_what_the_page_shows(report: CanaryReport) -> None:
     assert [each["to_phase"] for each in found["transitions"]][-1] == "rolling_back"
     assert found["divergences"][1]["candidate_text"] == "one two"
     assert found["conditions"] == CONDITIONS
-    ttft = found["confidence_sequences"]["ttft"]
-    assert [each["num"] for each in ttft] == sorted({each["num"] for each in ttft})
-    assert ttft[-1]["high"] - ttft[-1]["low"] < ttft[0]["high"] - ttft[0]["low"]
+    for line in ("answers ", "candidate ", "The first of 2 answers that differ"):
+        assert f"\n{line}" in text
+    assert "1. from token 9 on; prompt: " in text
+    assert "2. finish_reason; prompt: ''\n   the candidate's target alone (length): 'one'\n" in text
+    assert "   candidate (stop): 'one two'" in text
+
+
+def test_texts_of_clients_change_nothing_on_a_terminal() -> None:
+    _, text = report(FAILED)
+    assert "\u202e" not in text and "\t" not in text
+    assert repr(NASTY)[1:-1] in text
 
 
 def test_a_report_without_data_is_refused() -> None:
     with pytest.raises(CanaryError) as caught:
-        report_of(rollout(phase="shadow"))
+        report_of(rollout(phase="shadow"), {})
     assert all((caught.value.what, caught.value.values, caught.value.limit, caught.value.remedy))
 
 
@@ -127,10 +121,8 @@ def test_a_candidate_that_was_refused_before_any_request_has_a_report() -> None:
     refused = Transition(
         BEGAN_S, "preflight", "rolled_back", "another tokenizer", {"verdict": "fail"}, {"stable": 1.0}
     )
-    found = report_of(rollout(phase="rolled_back", transitions=(refused,)))
-    assert (found.judgement.verdict, found.judgement.reason) == ("fail", "another tokenizer")
-    page = as_html(found, CONDITIONS)
-    assert "another tokenizer" in page
+    found, _ = report(rollout(phase="rolled_back", transitions=(refused,)))
+    assert (found["verdict"], found["reason"]) == ("fail", "another tokenizer")
 
 
 PROBES = {
@@ -162,195 +154,25 @@ WAITING = rollout(
 
 
 def test_a_candidate_that_waits_for_a_person_has_a_report_with_what_it_lost() -> None:
-    found = report_of(WAITING)
-    assert (found.judgement.action, found.judgement.reason) == ("hold", "acceptance_rate 0.45")
-    document = json.loads(json.dumps(as_document(found, CONDITIONS), allow_nan=False))
-    [section] = [each for each in document["sections"] if "at the build" in each["title"]]
-    assert section["verdict"] == "inconclusive"
-    assert section["figures"]["losses"] == PROBES["losses"]
-    page = as_html(found, CONDITIONS)
-    assert "+10.00%" in page and "no number of further requests would decide" in page
+    found, text = report(WAITING)
+    assert (found["action"], found["reason"]) == ("hold", "acceptance_rate 0.45")
+    assert found["transitions"][-1]["evidence"]["losses"] == PROBES["losses"]
+    assert "acceptance_rate  needs review  0.5000        0.4500  +10.00%" in text
+    assert "Needs review above +5.00%, fails above +15.00%." in text
 
 
-def test_sections_are_json_and_state_the_limits() -> None:
+def test_evidence_is_json_and_states_the_limits() -> None:
     requests = [*recorded_traffic(), *(request(number) for number in range(60))]
-    analysed, empty = (analysis_section(analyse(each, LIMITS, SLO)) for each in (requests, []))
+    analysed, empty = (analysis_document(analyse(each, LIMITS, SLO)) for each in (requests, []))
     for each in (analysed, empty):
-        json.dumps(each.document, allow_nan=False)
-    assert {entry["loss"] for entry in analysed.document["losses"]} >= {"errors", "speed_up/low"}
-    assert "1.00%" in analysed.power
-    assert empty.verdict == "inconclusive"
+        json.dumps(each, allow_nan=False)
+    assert {entry["loss"] for entry in analysed["losses"]} >= {"errors", "speed_up/low"}
+    text = "\n".join(report_lines(report(rollout(requests=tuple(requests)))[0]))
+    assert "rolled back with probability 1.00% at most" in text
 
 
 def test_acceptance_is_counted_by_position_over_the_rounds_that_drafted_it() -> None:
-    seen = [request(0), request(1, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0))]
-    assert acceptance_by_position(seen, "candidate") == (5 / 6, 3 / 5, 3 / 4, 2 / 4)
-    assert acceptance_by_position(seen, "control") == ()
-
-
-def test_replays_are_shown_beside_what_they_repeat_cut_to_one_depth() -> None:
-    shallow = replay(0, drafted_per_round=(2, 2, 3), accepted_per_round=(1, 2, 1))
-    found = matched_by_position([request(0, "stable"), shallow, request(1)])
-    assert found == {"stable": (1.0, 1.0, 1.0), "candidate": (1.0, 0.0, 0.0)}
-
-
-def test_requests_that_failed_are_missing_at_the_end_of_the_curves() -> None:
-    seen = (*(request(number) for number in range(3)), failed(3))
-    [curve] = [chart for chart in charts_of(rollout(requests=seen)) if chart.title == "End-to-end latency"]
-    [drawn] = curve.series
-    assert drawn.marks[-1].title.startswith("candidate: 0.75 at ")
-
-
-def test_replays_have_no_times() -> None:
-    titles = [chart.title for chart in charts_of(rollout(requests=(replay(0),)))]
-    assert titles == ["Acceptance by draft position, all requests"]
-
-
-def test_weights_are_steps_that_last_until_the_end() -> None:
-    [weights] = charts_of(rollout(transitions=FAILED.transitions, began_at_s=BEGAN_S))
-    candidate = weights.series[1]
-    assert candidate.name == "candidate"
-    heights = [mark.title for mark in candidate.marks]
-    assert heights[-3:] == ["candidate: 0.475 at 4", "candidate: 0 at 4", "candidate: 0 at 4"]
-    assert [tick.text for tick in weights.x_ticks] == ["0", "1", "2", "3", "4"]
-
-
-def test_a_confidence_sequence_keeps_its_limits_in_sight(report: CanaryReport) -> None:
-    for each in report.evidence:
-        if each.seen:
-            chart = evidence_chart(each.judged, each.seen)
-            assert len(chart.rules) == (1 if each.judged.metric.is_exact else 2)
-            for place in (*chart.rules, *chart.series[0].marks[len(each.seen) // 2 :]):
-                assert 10 < (place.place if hasattr(place, "place") else place.y) < chart.bottom
-
-
-def test_what_differs_is_named_where_both_texts_are_equal(report: CanaryReport) -> None:
-    page = as_html(report, CONDITIONS)
-    assert "1. From token 9 on" in page and "2. finish_reason" in page
-    assert "The candidate&#39;s target alone: length. Candidate: stop." in page
-
-
-# In a browser ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pages(report: CanaryReport, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write the pages of three rollouts: a failed one, a running one, and one with hardly any data."""
-    records: dict[str, RolloutRecord] = {
-        "going on": rollout(
-            requests=tuple(traffic(60)), transitions=transitions(("shadow", 0)), began_at_s=BEGAN_S
-        ),
-        "one request": rollout(requests=(request(0),)),
-        "waiting": WAITING,
-    }
-    reports = {"failed": report, **{name: report_of(record) for name, record in records.items()}}
-    folder = tmp_path_factory.mktemp("pages")
-    found = {}
-    for name, made in reports.items():
-        found[name] = folder / f"{name}.html"
-        found[name].write_text(as_html(made, CONDITIONS), encoding="utf-8")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if PROGRAM is None:
-        pytest.skip(NO_BROWSER)
-    with Browser(PROGRAM) as found:
-        yield found
-
-
-# For each plot: its title, and the size of the drawn parts in pixels.
-PLOTS = """
-Array.from(document.querySelectorAll('figure'), figure => ({
-    title: figure.querySelector('figcaption').textContent,
-    area: figure.querySelector('svg').getBoundingClientRect().toJSON(),
-    parts: Array.from(figure.querySelectorAll('.series'), series => series.getBoundingClientRect().toJSON()),
-    marks: figure.querySelectorAll('.series rect, .series circle, .series polyline').length,
-    texts: Array.from(figure.querySelectorAll('svg text'), text => text.textContent),
-    numbers: figure.querySelector('svg').innerHTML.match(/NaN|Infinity|undefined|None/g),
-}))
-"""
-
-
-@pytest.mark.parametrize("name", ["failed", "going on", "one request", "waiting"])
-def test_the_page_is_whole_in_a_browser(browser: Browser, pages: dict[str, Path], name: str) -> None:
-    browser.complaints.clear()
-    browser.open(pages[name])
-    assert browser.complaints == []
-    assert browser.value("document.scripts.length") == 0
-    plots = browser.value(PLOTS)
-    assert plots
-    for plot in plots:
-        assert plot["area"]["width"] > 200 and plot["area"]["height"] > 100, plot["title"]
-        assert plot["marks"] and plot["parts"], plot["title"]
-        for part in plot["parts"]:
-            assert part["width"] + part["height"] > 0, plot["title"]
-            assert plot["area"]["left"] <= part["left"] and part["right"] <= plot["area"]["right"] + 1, plot[
-                "title"
-            ]
-        assert all(plot["texts"]) and plot["numbers"] is None, plot["title"]
-
-
-def test_the_failed_rollout_shows_every_plot(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["failed"])
-    titles = [plot["title"] for plot in browser.value(PLOTS)]
-    assert titles[:6] == [
-        "Weights",
-        "Acceptance by draft position, replays and their originals",
-        "Acceptance by draft position, all requests",
-        "Time to first token",
-        "Time per output token",
-        "End-to-end latency",
-    ]
-    losses = [title.partition(":")[0] for title in titles[6:]]
-    assert {"answers", "errors", "ttft", "e2e_tail", "survival/1", "speed_up/low"} <= set(losses)
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("is_dark", [False, True])
-def test_nothing_sticks_out_and_all_text_can_be_read(
-    browser: Browser, pages: dict[str, Path], is_dark: bool, width: int
-) -> None:
-    browser.open(pages["failed"], is_dark, width)
-    assert browser.value("document.documentElement.scrollWidth") <= width
-    ground, text = (
-        sum(
-            map(
-                int,
-                browser.value(f"getComputedStyle(document.documentElement).{of}.match(/\\d+/g).slice(0, 3)"),
-            )
-        )
-        for of in ("backgroundColor", "color")
-    )
-    assert text > 600 if is_dark else text < 150, (ground, text)
-
-
-def test_texts_are_shown_as_they_are(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["failed"])
-    shown: Any = browser.value(
-        "Array.from(document.querySelectorAll('.sides pre'), each => each.textContent)"
-    )
-    assert shown == [
-        FAILED.divergences[0]["expected_text"],
-        FAILED.divergences[0]["candidate_text"],
-        "one(ends here)",
-        "one two",
-    ]
-    assert browser.value(
-        "Array.from(document.querySelectorAll('.sides > div'), each => each.firstChild.textContent)"
-    ) == ["Stable:", "Candidate:", "The candidate's target alone:", "Candidate:"]
-    marked = browser.value("Array.from(document.querySelectorAll('mark'), each => each.textContent)")
-    assert marked[1] == "write_text()"
-
-
-def test_the_browser_detects_defects(browser: Browser, tmp_path: Path) -> None:
-    """Negative control of the tests above."""
-    page = tmp_path / "bad.html"
-    page.write_text(
-        "<img src='gone.png'><script>console.error('x'); undefinedName()</script>", encoding="utf-8"
-    )
-    browser.complaints.clear()
-    browser.open(page)
-    kinds = {complaint.split()[0] for complaint in browser.complaints}
-    assert {"console:", "exception:", "log:", "asked"} <= kinds
+    seen = (request(0), request(1, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0)))
+    arms = report_of(rollout(requests=seen), {})["arms"]
+    assert arms["candidate"]["acceptance_by_position"] == [5 / 6, 3 / 5, 3 / 4, 2 / 4]
+    assert arms["control"]["acceptance_by_position"] == []

@@ -1,0 +1,156 @@
+"""Show a rollout on a terminal: each change of its phase, its status, and its report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from pipelines.canary.controller.control import Cycle
+from pipelines.canary.report.record import PROMOTING, Judgement, RolloutRecord, Transition
+
+_MOST_DIVERGENCES = 20
+_EXPECTED_OF = {"stable": "stable", "own_target": "the candidate's target alone", "itself": "its chunks"}
+_TERMS = (
+    "A candidate within all limits is ever rolled back with probability {alpha:.2%} at most, however often\n"
+    "it is judged; one that has reached a limit is promoted with probability {error:.1%} at most.\n"
+    "Each bound holds at all times together with confidence {confidence:.0%}."
+)
+
+
+def cycle_lines(cycle: Cycle, chosen_by: Sequence[str]) -> Iterator[str]:
+    """Describe a cycle's change of phase, if there is one.
+
+    Args:
+        cycle: Latest cycle.
+        chosen_by: Options with which the commands for the rollout find it, such as ``--recipe demo``.
+    """
+    if cycle.transition is not None:
+        yield _transition(cycle.transition)
+        if cycle.position.pause_reason:
+            resume = f"python -m pipelines.canary resume {shlex.join(chosen_by)}"
+            yield f"to decide: {resume}, or promote or abort instead"
+
+
+def status_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:
+    """Describe a rollout from its state file."""
+    yield f"{record.recipe_candidate} against {record.recipe_stable} ({record.canary_id}): {record.phase}"
+    yield from map(_transition, record.transitions)
+    more = "" if not judged.still_needed else f"; about {judged.still_needed} more requests would decide"
+    yield f"{judged.verdict}: {judged.reason.removeprefix(f'{judged.verdict}: ')}{more}"
+
+
+def report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Describe a report.
+
+    Args:
+        report: As ``report_of`` returns it.
+    """
+    evidence, transitions = report["evidence"], report["transitions"]
+    if evidence["losses"]:
+        yield from _titled("Candidate compared with the stable pair and the target alone")
+        yield from _metrics(evidence["losses"])
+        limits = evidence["limits"]
+        error = 1 - limits["confidence"]
+        yield _TERMS.format(alpha=limits["alpha"], confidence=limits["confidence"], error=error)
+        if not_judged := [name for name, value in limits.items() if value is None]:
+            yield f"Not judged, because the limits leave it out: {', '.join(not_judged)}."
+    yield from _titled("Figures of each arm (times: p50/p90/p99 of requests of clients)")
+    yield from _arms(report["arms"])
+    if report["faults"]:
+        yield from _titled("What went wrong")
+        for each in report["faults"]:
+            yield f"{each['arm']}: {each['fault']}, {each['number']} {each['of']}"
+    for transition in transitions:
+        if transition["evidence"].get("baseline"):
+            yield from _titled("Acceptance of the probes, now and at the build")
+            yield from _probes(transition["evidence"])
+    if report["divergences"]:
+        yield from _titled(f"The first of {len(report['divergences'])} answers that differ")
+        for number, found in enumerate(report["divergences"][:_MOST_DIVERGENCES], 1):
+            yield from _divergence(number, found)
+
+
+def _transition(transition: Transition) -> str:
+    at = datetime.fromtimestamp(transition.at_s, timezone.utc).strftime("%H:%M:%S")
+    share = 1.0 if transition.to_phase in PROMOTING else transition.weights.get("candidate", 0.0)
+    return f"{at}  {transition.to_phase:<13} {share:>6.1%}  {transition.reason}"
+
+
+def _titled(title: str) -> Iterator[str]:
+    yield from ("", title, "-" * len(title))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _metrics(losses: Sequence[dict[str, Any]]) -> Iterator[str]:
+    columns = ("metric", "verdict", "trials", "observed", "between", "passes below", "fails above", "needs")
+    rows = [
+        (
+            each["loss"],
+            "needs review" if each["is_held"] else each["verdict"],
+            str(each["trials"]),
+            _number(each["estimate"], "{:+.2%}"),
+            f"{each['low']:+.2%} to {each['high']:+.2%}",
+            f"{each['pass_below']:+.2%}",
+            "any" if each["rollback_above"] is None else f"{each['rollback_above']:+.2%}",
+            "no number decides" if each["still_needed"] is None else f"{each['still_needed']} more",
+        )
+        for each in losses
+    ]
+    yield from _table(columns, rows)
+    yield from (f"{each['loss']}: {each['detail']}" for each in losses if each["detail"])
+
+
+def _arms(arms: dict[str, dict[str, Any]]) -> Iterator[str]:
+    counts = ("requests", "replays", "errors", "timeouts", "compared", "differ")
+    columns = ("arm", *counts, "drafted", "accepted", "length", "TTFT ms", "ITL ms", "end-to-end ms")
+    rows = [
+        (
+            arm,
+            *(str(figures[name]) for name in counts),
+            _number(figures["draft_tokens_per_round"], "{:.2f}"),
+            _number(figures["acceptance_rate"], "{:.3f}"),
+            _number(figures["mean_acceptance_length"], "{:.2f}"),
+            *(
+                "/".join(_number(value, "{:.1f}") for value in figures[name])
+                for name in ("ttft_ms", "itl_ms", "e2e_latency_ms")
+            ),
+        )
+        for arm, figures in arms.items()
+    ]
+    yield from _table(columns, rows)
+
+
+def _probes(evidence: dict[str, Any]) -> Iterator[str]:
+    holds, fails = (evidence["limits"][name] for name in ("drop_holds_above", "drop_fails_above"))
+    rows = [
+        (
+            each["name"],
+            "needs review" if each["verdict"] == "held" else each["verdict"],
+            f"{each['at_build']:.4f}",
+            f"{each['now']:.4f}",
+            f"{each['drop']:+.2%}",
+        )
+        for each in evidence["losses"]
+    ]
+    yield from _table(("metric", "verdict", "at the build", "now", "drop"), rows)
+    yield f"{len(evidence['prompts'])} prompts. Needs review above {holds:+.2%}, fails above {fails:+.2%}."
+
+
+def _divergence(number: int, found: dict[str, Any]) -> Iterator[str]:
+    in_tokens = found["differs_in"] == "tokens"
+    differs = f"from token {found['first_difference']} on" if in_tokens else found["differs_in"]
+    yield f"{number}. {differs}; prompt: {found['prompt']!r}"
+    for name, key in ((_EXPECTED_OF[found["expected_of"]], "expected"), ("candidate", "candidate")):
+        value = f" ({found[key]})" if found[key] else ""
+        yield f"   {name}{value}: {found[f'{key}_text']!r}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
