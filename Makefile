@@ -50,7 +50,7 @@ BEFORE ?=
 TARGET ?=
 ##= checkpoint of the draft, for `try`, likewise
 DRAFT ?=
-##= your own prompts, a .jsonl or .txt file or a folder, for `demo`, `try`, `verify`, `bench` and `acceptance` (default: the recipe's)
+##= your own prompts, a .jsonl or .txt file or a folder, for `demo`, `try`, `verify` and `bench` (default: the recipe's)
 PROMPTS ?=
 ##= prompt for `ask`
 TEXT ?= def main():
@@ -117,14 +117,6 @@ llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for
 .PHONY: quantize
 quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, if the recipe asks for it
 	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
-
-.PHONY: acceptance
-acceptance: .venv/build.stamp .venv/torch.stamp ## predict what quantizing RECIPE's draft and target does to acceptance
-	@$(venv) -m pipelines.bench.calibration.quantizations --recipe "$(RECIPE)" $(prompts) $(ARGS)
-
-.PHONY: tune
-tune: .venv/run.stamp ## find the thread counts and the thread placement that are fastest for RECIPE's engines on this machine
-	@$(venv) -m pipelines.bench.calibration.threads --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: repository
 repository: .venv/run.stamp ## build RECIPE's engines and render its Triton model repository into .run/

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from scipy.stats import quantile_test
 
-from pipelines.bench.arms import Arm
-from pipelines.bench.loads import ClosedLoop
+from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import Arm, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.report.blocks import CONFIDENCE, Interval
 from pipelines.client import Generation
 
 MAX_TOKENS = 40

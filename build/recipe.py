@@ -89,7 +89,7 @@ class EngineRecipe:
             although every step reads all of it. INT8 makes it faster, but deviates from the checkpoint.
         num_threads: Threads of one step; embedded only.
         thread_placement: ``pinned`` to cores, or ``free`` for the operating system to move; embedded only.
-            Which is faster depends on what else runs; ``make tune`` measures it.
+            ``free`` suits a machine on which other programs run.
         attention: ``openvino``, or ``draftproof``: an operator of our own, which is faster with long contexts
             and alone computes networks that cap attention scores (Gemma 2). It is compiled with g++ when the
             engine is built; embedded only.

@@ -17,11 +17,6 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "preflight": ("build.preflight", "check a pair and plan its memory, from config.json files alone"),
     "llm-api": ("build.llm_api", "render a pair for TensorRT-LLM's LLM API"),
     "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
-    "acceptance": (
-        "pipelines.bench.calibration.quantizations",
-        "predict what quantizing draft and target does to acceptance",
-    ),
-    "tune": ("pipelines.bench.calibration.threads", "find the fastest thread counts and placement"),
     "repository": ("build.repository", "render a Triton model repository, engines first"),
     "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
     "deployment": ("build.deployment", "render a compose file, Kubernetes manifests and alerts"),

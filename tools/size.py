@@ -116,7 +116,7 @@ PARTS = (
         "bench",
         budget=1_900,
         paths=("pipelines/bench/",),
-        limit=2_890,
+        limit=2_100,
     ),
     Part(
         "deploy",

@@ -29,12 +29,10 @@ from benchmarks.two_ways import (
     in_turn,
     singles_in_turn,
 )
-from pipelines.bench.arms import Arm
-from pipelines.bench.loads import ClosedLoop
+from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.measuring import Measurement, run_once
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import Arm, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.report.blocks import Blocks, Interval
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.workers import Ask, Workers
 from pipelines.command_line.given_prompts import add_prompts_option

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.versions.pairs import Pair, Setting
+from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.report.blocks import CONFIDENCE, Interval
 from pipelines.errors import VerificationError
 
 _RESAMPLES = 10_000

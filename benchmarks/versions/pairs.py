@@ -11,10 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks.versions.version import RunningVersion, Version
-from pipelines.bench.arms import ADAPTIVE
-from pipelines.bench.loads import ClosedLoop
 from pipelines.bench.measuring import Measurement, num_different_answers, run_once
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import ADAPTIVE, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client.workers import Workers
 

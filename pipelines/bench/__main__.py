@@ -1,9 +1,9 @@
 """Measure the speed-up of speculation on a server against the target alone.
 
-``python -m pipelines.bench --recipe demo-large`` runs the full benchmark, with ``--quick`` a short one of a
-few minutes. It writes JSON and a page with plots to ``results/``. ``--compare`` judges the speed-ups by those
-of an earlier run. Exit codes: 0 measured; 1 a request failed, answers differ, or a speed-up is proven to have
-lost more than 3 %; 2 wrong usage. The last line of standard output is JSON.
+``draftproof bench --recipe demo-large`` runs the full benchmark, with ``--quick`` a short one of a few
+minutes. It writes JSON to ``results/``, also when Ctrl-C or SIGTERM stops it: then with the cells that it has
+measured. ``--compare`` judges the speed-ups by those of an earlier run. Exit codes: 0 measured; 1 a request
+failed, answers differ, or a speed-up is proven to have lost more than 3 %; 2 wrong usage; 130 stopped.
 """
 
 from __future__ import annotations
@@ -16,31 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.atomic_file import write_whole
-from pipelines.bench.costs.batcher_overhead import measure_all
-from pipelines.bench.costs.decode_step import DecodeStep, measure_decode_step
-from pipelines.bench.costs.domain_shift import Phase, measure_domain_shift
-from pipelines.bench.loads import NUM_ARRIVALS
-from pipelines.bench.measuring import Measurement, measure, num_different_answers, warm_up
+from pipelines.bench.changes import as_lines, changes, changes_document, read_earlier
+from pipelines.bench.figures import figures_of
+from pipelines.bench.measuring import (
+    Measurement,
+    MeasurementProgress,
+    measure,
+    num_different_answers,
+    warm_up,
+)
 from pipelines.bench.options import Size, make_parser, size_of
-from pipelines.bench.plan import Plan, describe, num_requests_needed
-from pipelines.bench.progress import MeasurementProgress
+from pipelines.bench.plan import NUM_ARRIVALS, ClosedLoop, Plan, describe
 from pipelines.bench.prompt_sets import (
     ADVERSARIAL,
-    GENERATED,
     PromptSet,
     adversarial_set,
     draw_sets,
     make_prompt_sets,
     names_of_sets,
 )
-from pipelines.bench.report.changes import as_lines, changes, changes_document, read_earlier
-from pipelines.bench.report.document import as_document
-from pipelines.bench.report.figures import figures_of
-from pipelines.bench.report.html_page import as_html
-from pipelines.bench.report.results import Results
-from pipelines.bench.report.text import as_text
+from pipelines.bench.report import as_document, as_text
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.reporting.slo import Slo, default_slo
+from pipelines.bench.verdicts import Results
 from pipelines.client import Client
 from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import check_chats_to_serve
@@ -49,7 +47,7 @@ from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories, running_server
 from pipelines.errors import DraftproofError, InvalidRequestError, RecipeError
-from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
+from pipelines.program import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, run_program, stopped_by_signals
 from pipelines.text.vocabulary import Vocabulary
 
 
@@ -58,23 +56,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     size = size_of(options)
-    count = num_requests_needed(size.concurrency, size.rates)
     try:
         prompts = choose_prompts(options.prompts, options.recipe).for_judging()
         names = names_of_sets(prompts, options.sets, is_quick=options.quick)
-        draw_sets(prompts, names, count)
+        draw_sets(prompts, names, *_prompts_needed(size))
         earlier = None if options.compare is None else read_earlier(options.compare)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
     command_line = sys.argv[1:] if arguments is None else list(arguments)
 
     def work() -> int:
-        check_chats_to_serve(prompts, options.url, options.recipe)
-        with running_server(options.url, options.recipe) as url:
-            results = _bench(url, size, prompts, names, options, command_line)
-        return _show(results, options.results, earlier)
+        with stopped_by_signals():
+            check_chats_to_serve(prompts, options.url, options.recipe)
+            with running_server(options.url, options.recipe) as url:
+                results = _bench(url, size, prompts, names, options, command_line)
+        return _show(results, options, earlier)
 
-    return run_program(work, result={})
+    return run_program(work, result={} if options.json else None)
+
+
+def _prompts_needed(size: Size) -> tuple[int, int]:
+    """Return how many prompts each set must have, and how many are used if there are as many."""
+    least = ClosedLoop(max(size.concurrency)).num_requests
+    return least, max(least, NUM_ARRIVALS) if size.rates else least
 
 
 def _bench(
@@ -85,22 +89,21 @@ def _bench(
     options: argparse.Namespace,
     command_line: list[str],
 ) -> Results:
-    count = num_requests_needed(size.concurrency, size.rates)
     with Client.connect(url) as client:
-        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, count)
+        drawn = draw_sets(fitting_prompts(prompts, client, size.max_tokens), names, *_prompts_needed(size))
         engine_dirs = engine_directories(client)
-        engines = engine_conditions(engine_dirs)
         context = conditions(
             "pipelines.bench",
             command_line,
             recipe=options.recipe,
             triton_version=client.server_version(),
-            engines=engines,
+            engines=engine_conditions(engine_dirs),
             prompts=drawn.document(),
             temperature=options.temperature,
         )
     for line in drawn.lines():
-        print(line, file=sys.stderr, flush=True)
+        _report(line)
+    count = min(_prompts_needed(size)[1], *map(len, drawn.sets.values()))
     prompt_sets = make_prompt_sets(drawn, names, count, options.temperature)
     if ADVERSARIAL in names:
         _add_adversarial(prompt_sets, count, engine_dirs.get("target"), is_required=bool(options.sets))
@@ -111,27 +114,35 @@ def _bench(
         draft_lengths=size.draft_lengths,
         max_tokens=size.max_tokens,
         repetitions=options.repetitions,
+        num_arrivals=min(NUM_ARRIVALS, count),
     )
-    with Workers.connect(url, max(*size.concurrency, NUM_ARRIVALS), streaming=True) as workers:
-        print("warming up ...", file=sys.stderr, flush=True)
+    measurements: list[Measurement] = []
+    was_stopped = False
+    with Workers.connect(url, max(*size.concurrency, plan.num_arrivals), streaming=True) as workers:
+        _report("warming up ...")
         pace, alone = warm_up(plan, workers)
-        print(describe(plan, pace), file=sys.stderr, flush=True)
-        measurements = measure(plan, pace, workers, MeasurementProgress(plan, pace))
-        phases = _domain_shift(plan, workers)
+        _report(describe(plan, pace))
+        show = MeasurementProgress(plan, pace)
+        try:
+            for measurement in measure(plan, pace, workers):
+                measurements.append(measurement)
+                show(measurement)
+        except KeyboardInterrupt:
+            was_stopped = True
     slo = _slo(options, alone[-1])
-    print("measuring memory bandwidth, decode step and overhead of the batcher ...", file=sys.stderr)
+    cells = figures_of(measurements, plan.arms, slo)
+    if not cells:
+        raise KeyboardInterrupt
     stamp = context["date"].replace(":", "").replace("-", "")
     return Results(
         run_id=f"bench-{Path(options.recipe).stem}-{stamp}",
         plan=plan,
         slo=slo,
         capacity_per_s=pace.capacity_per_s,
-        cells=tuple(figures_of(measurements, plan.arms, slo)),
-        phases=tuple(phases),
-        step=_decode_step(url, plan, engines.get("target", {})),
-        overheads=tuple(measure_all()),
+        cells=tuple(cells),
         num_different=num_different_answers([*alone, *measurements]),
         conditions=context,
+        was_stopped=was_stopped,
     )
 
 
@@ -144,7 +155,7 @@ def _add_adversarial(
     except InvalidRequestError as error:
         if is_required:
             raise
-        print(f"prompts: {error}", file=sys.stderr, flush=True)
+        _report(f"prompts: {error}")
 
 
 def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
@@ -165,49 +176,30 @@ def _slo(options: argparse.Namespace, single: Measurement) -> Slo:
     )
 
 
-def _domain_shift(plan: Plan, workers: Workers) -> list[Phase]:
-    sets = {each.name: each for each in plan.prompt_sets}
-    own = next((each for each in plan.prompt_sets if each.name not in GENERATED), None)
-    if own is None or ADVERSARIAL not in sets:
-        return []
-    print("measuring the domain shift ...", file=sys.stderr, flush=True)
-    return measure_domain_shift(own, sets[ADVERSARIAL], plan.max_tokens, plan.repetitions, workers)
-
-
-def _decode_step(url: str, plan: Plan, engine: dict[str, Any]) -> DecodeStep | None:
-    if "weight_bytes_per_step" not in engine:
-        print(
-            "skipping the decode step: the target's engine is not on this machine, or not embedded",
-            file=sys.stderr,
-        )
-        return None
-    with Client.connect(url) as client:
-        return measure_decode_step(
-            client.generate,
-            plan.single.first_requests,
-            plan.max_tokens,
-            engine["weight_bytes_per_step"],
-            engine["num_threads"],
-        )
-
-
-def _show(results: Results, folder: Path, earlier: dict[str, Any] | None) -> int:
+def _show(results: Results, options: argparse.Namespace, earlier: dict[str, Any] | None) -> int:
     document = as_document(results)
-    has_failed = results.num_different > 0
+    code = EXIT_FAIL if results.num_different else EXIT_INTERRUPTED if results.was_stopped else EXIT_PASS
     print(as_text(results))
     if earlier is not None:
         compared = changes(earlier, document)
-        has_failed |= any(each.is_regression for each in compared)
+        if any(each.is_regression for each in compared):
+            code = EXIT_FAIL
         document["compared"] = changes_document(earlier, compared)
         print("\n".join(as_lines(compared)))
     if results.num_different:
-        print(f"FAIL: {results.num_different} answers differ from the target's own; run 'make verify'")
-    page = folder / f"{results.run_id}.html"
-    write_whole(page, as_html(results))
-    write_whole(page.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
-    print(f"wrote {page} and {page.with_suffix('.json')}")
-    print(json.dumps(document))
-    return EXIT_FAIL if has_failed else EXIT_PASS
+        print(f"FAIL: {results.num_different} answers differ from the target's own; run 'draftproof verify'")
+    if results.was_stopped:
+        print(f"stopped: {len(results.cells)} of {len(results.plan.cells)} tables are measured")
+    file = options.results / f"{results.run_id}.json"
+    write_whole(file, json.dumps(document, indent=1) + "\n")
+    print(f"wrote {file}")
+    if options.json:
+        print(json.dumps(document))
+    return code
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

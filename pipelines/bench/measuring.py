@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.bench.arms import TARGET_ALONE, Arm
-from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
-from pipelines.bench.plan import Cell, Pace, Plan
+from pipelines.bench.plan import (
+    TARGET_ALONE,
+    Arm,
+    Cell,
+    ClosedLoop,
+    OpenLoop,
+    Pace,
+    Plan,
+    expected_seconds,
+    poisson_arrivals,
+)
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
@@ -87,10 +96,8 @@ def warm_up(plan: Plan, workers: Workers) -> tuple[Pace, list[Measurement]]:
     return pace, [*kept, single]
 
 
-def measure(
-    plan: Plan, pace: Pace, workers: Workers, on_measurement: Callable[[Measurement], None]
-) -> list[Measurement]:
-    """Run all measurements of a plan, after ``warm_up``.
+def measure(plan: Plan, pace: Pace, workers: Workers) -> Iterator[Measurement]:
+    """Run the measurements of a plan one by one, after ``warm_up``.
 
     Within a repetition the arms take turns, starting with a different one each time. The arrivals of an open
     loop are the same for all arms of a repetition.
@@ -98,7 +105,6 @@ def measure(
     Raises:
         DraftproofError: A request failed; figures of the others would flatter the server.
     """
-    measurements = []
     for cell in plan.cells:
         for arm in plan.arms:  # other cells may have taken the places of these prompts in the caches
             run_once(cell, arm, _TOKENS_TO_READ, workers)
@@ -107,10 +113,7 @@ def measure(
             if isinstance(cell.load, OpenLoop):
                 rate = cell.load.share_of_capacity * pace.capacity_per_s[cell.prompt_set.name]
                 arrivals_s = poisson_arrivals(rate, cell.load.num_requests, seed=repetition)
-            measurement = run_once(cell, arm, plan.max_tokens, workers, repetition, arrivals_s)
-            measurements.append(measurement)
-            on_measurement(measurement)
-    return measurements
+            yield run_once(cell, arm, plan.max_tokens, workers, repetition, arrivals_s)
 
 
 def run_once(
@@ -165,3 +168,34 @@ def num_different_answers(measurements: Sequence[Measurement]) -> int:
             wanted = expected.setdefault((measurement.cell.prompt_set.name, index), generation.output_ids)
             num_different += generation.output_ids != wanted
     return num_different
+
+
+class MeasurementProgress:
+    """Shows the progress of a plan; called with each measurement.
+
+    Args:
+        plan: Plan of the benchmark.
+        pace: Expected duration of each measurement; the remaining time is scaled by the actual durations.
+    """
+
+    def __init__(self, plan: Plan, pace: Pace) -> None:
+        self._pace = pace
+        self._num_left = self._num_all = len(plan.cells) * plan.repetitions * len(plan.arms)
+        self._expected_left_s = expected_seconds(plan, pace)
+        self._expected_s = self._actual_s = 0.0
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Print the measurement and the remaining time."""
+        expected_s = self._pace.seconds_of(measurement.cell)
+        self._expected_s += expected_s
+        self._expected_left_s -= expected_s
+        self._actual_s += measurement.wall_s
+        self._num_left -= 1
+        minutes = self._expected_left_s * self._actual_s / self._expected_s / 60
+        print(
+            f"[{self._num_all - self._num_left}/{self._num_all}, {minutes:.0f} min left] {measurement.cell}, "
+            f"repetition {measurement.repetition + 1}, {measurement.arm}: "
+            f"{measurement.output_tokens_per_s:.1f} tokens/s",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -113,7 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="result of an earlier run; a speed-up that is proven to have lost more than 3 %% is exit code 1",
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and page (results/)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result (results/)")
+    parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
     return parser
 
 

@@ -1,16 +1,105 @@
-"""The plan of a benchmark: its measurements, their order and their expected duration."""
+"""The plan of a benchmark: arms, loads, measurements, their order and their expected duration."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipelines.bench.arms import TARGET_ALONE, Arm, arms_with
-from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model with its draft length.
+
+    Attributes:
+        model: Model, ``generate_target`` or ``generate``.
+        num_draft_tokens: Draft tokens per round; None for the target alone, or to let the server choose.
+    """
+
+    model: str
+    num_draft_tokens: int | None = None
+
+    def __str__(self) -> str:
+        if self.model == TARGET_ALONE.model:
+            return "target alone"
+        return "adaptive" if self.num_draft_tokens is None else f"K={self.num_draft_tokens}"
+
+
+TARGET_ALONE = Arm("generate_target")
+ADAPTIVE = Arm("generate")
+
+
+def arms_with(draft_lengths: Sequence[int]) -> tuple[Arm, ...]:
+    """Return the arms: target alone, each fixed draft length, and adaptive draft length."""
+    return (TARGET_ALONE, *(Arm("generate", length) for length in draft_lengths), ADAPTIVE)
+
+
+LEAST_REQUESTS = 4  # per measurement, so that no single prompt dominates it
+NUM_ARRIVALS = 16  # per open-loop measurement
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A fixed number of concurrent requests; the next one starts when one is answered.
+
+    Attributes:
+        num_at_once: Number of concurrent requests.
+    """
+
+    num_at_once: int
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests of one measurement, at least two per worker."""
+        return max(LEAST_REQUESTS, 2 * self.num_at_once)
+
+    def __str__(self) -> str:
+        return f"{self.num_at_once} concurrent"
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests that arrive at random times, whether or not the server keeps up.
+
+    Attributes:
+        share_of_capacity: Mean arrival rate as a share of the requests per second that the target alone
+            answers at the greatest closed load.
+        num_requests: Number of requests of one measurement.
+    """
+
+    share_of_capacity: float
+    num_requests: int = NUM_ARRIVALS
+
+    def __str__(self) -> str:
+        return f"arrivals at {self.share_of_capacity:g} of capacity"
+
+
+Load = ClosedLoop | OpenLoop
+
+
+def poisson_arrivals(rate_per_s: float, count: int, seed: int) -> tuple[float, ...]:
+    """Draw arrival times of a Poisson process, whose gaps are independent and exponential.
+
+    Args:
+        rate_per_s: Mean arrivals per second.
+        count: Number of arrivals.
+        seed: The same seed gives the same times.
+
+    Returns:
+        Seconds from the start, increasing.
+    """
+    drawn = random.Random(seed)
+    times = []
+    now_s = 0.0
+    for _ in range(count):
+        now_s += drawn.expovariate(rate_per_s)
+        times.append(now_s)
+    return tuple(times)
 
 
 @dataclass(frozen=True)
@@ -40,6 +129,7 @@ class Plan:
         draft_lengths: ``num_draft_tokens`` of the arms with fixed draft length.
         max_tokens: Most output tokens per request.
         repetitions: Number of measurements of each arm in each cell.
+        num_arrivals: Number of requests of each open-loop measurement.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -48,6 +138,7 @@ class Plan:
     draft_lengths: tuple[int, ...]
     max_tokens: int
     repetitions: int
+    num_arrivals: int = NUM_ARRIVALS
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -59,7 +150,7 @@ class Plan:
         """Closed loops, followed by open loops."""
         return (
             *(ClosedLoop(num_at_once) for num_at_once in self.concurrency),
-            *(OpenLoop(share) for share in self.shares_of_capacity),
+            *(OpenLoop(share, self.num_arrivals) for share in self.shares_of_capacity),
         )
 
     @property
@@ -83,13 +174,6 @@ class Plan:
             first = repetition % len(self.arms)
             for arm in self.arms[first:] + self.arms[:first]:
                 yield repetition, arm
-
-
-def num_requests_needed(concurrency: tuple[int, ...], shares_of_capacity: tuple[float, ...]) -> int:
-    """Return how many requests each prompt set needs for these loads."""
-    loads: list[Load] = [ClosedLoop(num_at_once) for num_at_once in concurrency]
-    loads += [OpenLoop(share) for share in shares_of_capacity]
-    return max(load.num_requests for load in loads)
 
 
 @dataclass(frozen=True)

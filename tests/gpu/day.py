@@ -89,7 +89,7 @@ def day_steps(recipe: str, ports: Ports) -> tuple[Step, ...]:
         Step(
             "bench",
             "speed of generate and generate_target",
-            _module("pipelines.bench", *of_recipe, "--quick"),
+            _module("pipelines.bench", *of_recipe, "--quick", "--json"),
             20 * _MINUTE_S,
             ("serve",),
         ),

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench import loads
 from pipelines.bench.__main__ import main as bench
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
 from pipelines.client.__main__ import main as ask
@@ -165,27 +164,22 @@ def test_a_divergence_is_explained_by_the_targets_own_log_probabilities(server: 
 
 
 @pytest.mark.long  # tests/unit/bench runs the program with a stand-in of the server
-def test_the_bench_compares_arms_and_prints_step_and_floor(
+def test_the_bench_compares_arms(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However long the machine halts the server, it has a place for each arrival.
-    monkeypatch.setattr(loads, "NUM_ARRIVALS", MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
+    monkeypatch.setattr("pipelines.bench.__main__.NUM_ARRIVALS", MAX_BATCH_SIZE + MAX_QUEUE_SIZE)
     sets = ["--sets", "code,adversarial", "--draft-lengths", "3", "--max-tokens", "8"]
-    load = ["--concurrency", "1,2", "--rates", "0.3", "--results", str(tmp_path)]
+    load = ["--concurrency", "1,2", "--rates", "0.3", "--results", str(tmp_path), "--json"]
     assert bench(["--url", grpc_url(server), *sets, *load]) == 0
-    printed = capsys.readouterr().out
-    assert "floor_ms" in printed
-    document = last_document(printed)
+    document = last_document(capsys.readouterr().out)
     assert document["answers_that_differ"] == 0
-    assert isinstance(document["decode_step"], dict)
-    assert document["decode_step"]["floor_ms"] > 0
     assert len(document["cells"]) == 2 * 3
     arms = {arm["arm"]: arm for arm in document["cells"][0]["arms"]}
     assert list(arms) == ["target alone", "K=3", "adaptive"]
     rounds = arms["K=3"]["rounds_by_draft_length"]
     assert len(rounds) == 4 and rounds[3] > 0
-    assert [phase["prompt_set"] for phase in document["domain_shift"]] == ["code", "adversarial", "code"]
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".json"]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from build import built_pair, engines, preflight, quantize, repository, variants
+from build import built_pair, engines, preflight, quantize, repository
 from build.recipe import load_recipe
 from build.rendering.tensorrt_llm_repository import BuiltEngine
 from build.tensorrt_llm.rules.engine_limits import requested_limits
 from build.tensorrt_llm.rules.pair import read_pair
-from pipelines.bench.calibration import quantizations
 from pipelines.client import Client, CompletionRequest
 from tests.conftest import REPOSITORY_ROOT
 from tests.stand_in_tensorrt_llm.repository import stand_in
-from tests.support.modelopt_in_process import run_in_process, worker
+from tests.support.modelopt_in_process import run_in_process
 from tests.support.ready_server import ready_server
 from tests.support.stand_in_machine import StandInMachine
 
@@ -136,17 +135,3 @@ def test_a_pair_goes_all_the_way(
             assert mine.text == alone.text
             accepted += mine.total_accepted_draft_tokens
     assert accepted > 0
-
-
-@pytest.mark.long  # tests/unit/calibration/test_quantized_pair.py tests its parts
-def test_acceptance_is_predicted_before_a_gpu_is_rented(
-    recipe: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker()
-    monkeypatch.setattr(quantize, "_run_worker", run_in_process)
-    found = last_line(run(variants.main, "--recipe", recipe, "--engines", str(tmp_path / "engines")))
-    monkeypatch.setattr(quantizations, "build_recipe", lambda module, recipe, report: found)
-    document = last_line(run(quantizations.main, "--num-prompts", "4", "--max-tokens", "16"))
-    rates = [entry["acceptance_rate"] for entry in document["pairs"]]
-    assert len(rates) >= 16
-    assert all(0 < rate <= 1 for rate in rates)

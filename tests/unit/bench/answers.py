@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm, arms_with
-from pipelines.bench.costs.domain_shift import Phase
-from pipelines.bench.loads import ClosedLoop, Load, OpenLoop
+from pipelines.bench.figures import CellFigures, figures_of, pooled
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import Cell, Plan
+from pipelines.bench.plan import (
+    ADAPTIVE,
+    TARGET_ALONE,
+    Arm,
+    Cell,
+    ClosedLoop,
+    Load,
+    OpenLoop,
+    Plan,
+    arms_with,
+)
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.report.acceptance import pooled
-from pipelines.bench.report.blocks import Interval
-from pipelines.bench.report.figures import CellFigures, figures_of
-from pipelines.bench.report.results import Results
 from pipelines.bench.reporting.slo import Slo
+from pipelines.bench.verdicts import Results
 from pipelines.client import CompletionRequest, Generation
 
 REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
@@ -90,9 +95,6 @@ def results(recipe: str = "demo", adaptive_at_2: float = 0.5) -> Results:
         slo=SLO,
         capacity_per_s={"code": 2.0},
         cells=tuple(cells),
-        phases=(Phase("code", Interval(1.2, 1.1, 1.3), 0.4, (3, None)),),
-        step=None,
-        overheads=(),
         num_different=0,
         conditions={
             "recipe": recipe,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.bench.report.blocks import Blocks, Interval
-from pipelines.bench.report.changes import EVERYWHERE, as_lines, changes, read_earlier
+from pipelines.bench.blocks import Blocks, Interval
+from pipelines.bench.changes import EVERYWHERE, as_lines, changes, read_earlier
 from pipelines.errors import InvalidRequestError, VerificationError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -14,16 +15,15 @@ from typing import Any
 import pytest
 
 from pipelines.bench import __main__ as command
-from pipelines.bench.generated_prompts import adversarial_requests, repetitive_texts
-from pipelines.bench.loads import NUM_ARRIVALS
 from pipelines.bench.options import FULL, QUICK, make_parser, size_of
-from pipelines.bench.plan import num_requests_needed
 from pipelines.bench.prompt_sets import (
     PromptSet,
+    adversarial_requests,
     adversarial_set,
     draw_sets,
     make_prompt_sets,
     names_of_sets,
+    repetitive_texts,
 )
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Ask, Workers
@@ -42,7 +42,7 @@ def demo_sets() -> dict[str, PromptSet]:
     prompts = read_prompts(DEMO_PROMPTS).for_judging()
     names = names_of_sets(prompts, None, is_quick=False)
     assert names == ("code", "mixed", "adversarial", "repetitive")
-    return make_prompt_sets(draw_sets(prompts, names, 32), names, 32, 0.8)
+    return make_prompt_sets(draw_sets(prompts, names, 32, 32), names, 32, 0.8)
 
 
 def test_prompt_sets_are_the_same_each_time_and_large_enough() -> None:
@@ -60,7 +60,7 @@ def test_prompt_sets_are_the_same_each_time_and_large_enough() -> None:
 
 
 def test_a_file_of_a_generated_sets_name_is_not_read_and_this_is_said() -> None:
-    drawn = draw_sets(read_prompts(DEMO_PROMPTS), ("code", "adversarial"), 8)
+    drawn = draw_sets(read_prompts(DEMO_PROMPTS), ("code", "adversarial"), 8, 8)
     assert {name: len(of_set) for name, of_set in drawn.sets.items()} == {"code": 8}
     assert "the benchmark generates these sets itself: adversarial, repetitive" in drawn.notes[-1]
 
@@ -72,8 +72,9 @@ def test_sets_are_those_of_the_pairs_own_prompts() -> None:
     assert names_of_sets(prompts, ["repetitive"], is_quick=True) == ("repetitive",)
     with pytest.raises(InvalidRequestError, match=r"no such prompt set; code; prompts: mine; .*: mail;"):
         names_of_sets(prompts, ["mail", "code"], is_quick=False)
-    with pytest.raises(InvalidRequestError, match="mail of mine has 9; these loads need 10"):
-        draw_sets(prompts, ("mail",), 10)
+    assert len(draw_sets(prompts, ("mail",), 4, 16).sets["mail"]) == 9
+    with pytest.raises(InvalidRequestError, match="too few prompts; mine: mail: 9; 10 in each set"):
+        draw_sets(prompts, ("mail",), 10, 16)
     (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
     assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
 
@@ -102,11 +103,6 @@ def test_repetitive_texts_repeat_themselves() -> None:
     for text in repetitive_texts(10, 1):
         period = text[: len(text) // 4]
         assert any(text[start : start + len(period)] == period for start in range(1, len(text) // 2)), text
-
-
-def test_a_plan_asks_for_as_many_requests_as_its_greatest_load_needs() -> None:
-    assert num_requests_needed((1,), (0.5,)) == NUM_ARRIVALS
-    assert num_requests_needed((1, 16), (0.5,)) == 32
 
 
 def test_quick_is_smaller_and_an_option_beats_it() -> None:
@@ -152,11 +148,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     return patch
 
 
-SMALL = ["--sets", "code", "--concurrency", "1,2", "--rates", "0.9", "--draft-lengths", "3"]
+SMALL = ["--json", "--sets", "code", "--concurrency", "1,2", "--rates", "0.9", "--draft-lengths", "3"]
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_the_command_writes_its_result_and_page_with_their_conditions(
+def test_the_command_writes_its_result_with_its_conditions(
     is_right: bool, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ask(request: CompletionRequest, model: str) -> Generation:
@@ -169,16 +165,15 @@ def test_the_command_writes_its_result_and_page_with_their_conditions(
     shown = capsys.readouterr()
     assert "27 measurements, about" in shown.err
     printed = json.loads(shown.out.splitlines()[-1])
-    page, document = sorted(tmp_path.iterdir())
-    assert (page.suffix, document.suffix) == (".html", ".json")
+    (document,) = tmp_path.iterdir()
     assert json.loads(document.read_text(encoding="utf-8")) == printed
-    assert document.stem == printed["run_id"] == page.stem
-    assert ("differ from the target" in page.read_text(encoding="utf-8")) is not is_right
+    assert document.name == f"{printed['run_id']}.json"
+    assert ("differ from the target" in shown.out) is not is_right
     # Two speculative arms, three repetitions, 4 + 4 + 16 requests.
     assert printed["answers_that_differ"] == (0 if is_right else 2 * 3 * 24)
     assert printed["slo"] == {"ttft_s": 1.0, "itl_s": 1.0}  # twice the 0.5 s of an idle target alone
     conditions = printed["conditions"]
-    assert conditions["command"].startswith("python -m pipelines.bench --sets code")
+    assert conditions["command"].startswith("python -m pipelines.bench --json --sets code")
     prompts = conditions["prompts"]
     assert (prompts["source"], prompts["sets"]) == ("engines/demo_pair/prompts", {"code": 16})
     assert any("lengths are unknown" in note for note in prompts["notes"])
@@ -211,7 +206,17 @@ def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
     named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(lambda request, model: time.sleep(0.001) or answer())
-    loads = ["--concurrency", "1", "--rates", "0.9", "--draft-lengths", "3", "--results", str(tmp_path)]
+    loads = [
+        "--json",
+        "--concurrency",
+        "1",
+        "--rates",
+        "0.9",
+        "--draft-lengths",
+        "3",
+        "--results",
+        str(tmp_path),
+    ]
     given = ["--recipe", "qwen3-8b-int8", "--quick", *loads, *named]
     assert command.main(given) == code
     shown = capsys.readouterr()
@@ -268,6 +273,30 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     assert caught.value.code == 2
 
 
-def test_no_server_is_an_error_with_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--url", "grpc://127.0.0.1:9"]) == 1
-    assert "not ready" in json.loads(capsys.readouterr().out)["error"]
+@pytest.mark.parametrize("is_json", [False, True])
+def test_an_error_is_json_only_on_request(is_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--url", "grpc://127.0.0.1:9", *["--json"][:is_json]]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: the server is not ready")
+    assert ("not ready" in json.loads(shown.out)["error"]) if is_json else shown.out == ""
+
+
+@pytest.mark.parametrize(("num_answered", "num_tables"), [(45, 0), (90, 1)])
+def test_a_bench_that_is_stopped_writes_what_it_has_measured(
+    num_answered: int, num_tables: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered = itertools.count()
+
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        if next(answered) == num_answered:  # 28 warm up and read the prompts, 36 measure the first load
+            raise KeyboardInterrupt
+        time.sleep(0.001)
+        return answer()
+
+    serve(ask)
+    assert command.main([*SMALL, "--results", str(tmp_path)]) == 130
+    shown = capsys.readouterr()
+    results = [json.loads(file.read_text()) for file in tmp_path.iterdir()]
+    assert [len(each["cells"]) for each in results] == [num_tables][: num_tables > 0]
+    assert all(each["was_stopped"] for each in results)
+    assert ("interrupted" in shown.err) is (num_tables == 0)

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE
-from pipelines.bench.costs.batcher_overhead import measure_overhead
-from pipelines.bench.costs.decode_step import measure_decode_step
-from pipelines.bench.costs.domain_shift import measure_domain_shift
-from pipelines.bench.costs.memory_bandwidth import MemoryBandwidth, measure_memory_bandwidth
-from pipelines.bench.loads import NUM_ARRIVALS, ClosedLoop, OpenLoop
-from pipelines.bench.measuring import measure, num_different_answers, run_once, warm_up
-from pipelines.bench.plan import Cell, Pace, describe, expected_seconds
-from pipelines.bench.progress import MeasurementProgress
+from pipelines.bench.measuring import MeasurementProgress, measure, num_different_answers, run_once, warm_up
+from pipelines.bench.plan import (
+    ADAPTIVE,
+    NUM_ARRIVALS,
+    TARGET_ALONE,
+    Cell,
+    ClosedLoop,
+    OpenLoop,
+    Pace,
+    describe,
+    expected_seconds,
+)
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import EngineFailedError, ServerBusyError, VerificationError
@@ -41,9 +44,7 @@ class Asked:
 
 def test_arms_are_measured_in_turn_beginning_with_another_one_each_time() -> None:
     asked = Asked()
-    measurements = measure(
-        plan(concurrency=(1,), shares_of_capacity=()), FAST, Workers([asked]), lambda done: None
-    )
+    measurements = list(measure(plan(concurrency=(1,), shares_of_capacity=()), FAST, Workers([asked])))
     alone, k2, k4, adaptive = "generate_target:None", "generate:2", "generate:4", "generate:None"
     num_requests = ClosedLoop(1).num_requests
     assert asked.arms[::num_requests] == [
@@ -59,7 +60,7 @@ def test_every_cell_has_every_arm_equally_often() -> None:
     whole = plan(prompt_sets=(CODE, ODD))
     workers = Workers([Asked()] * NUM_ARRIVALS)
     pace = replace(FAST, capacity_per_s={"code": 1e4, "adversarial": 1e4})
-    measurements = measure(whole, pace, workers, lambda done: None)
+    measurements = list(measure(whole, pace, workers))
     assert len(measurements) == 2 * 3 * 4 * 3
     assert {str(each.cell) for each in measurements} == {
         f"{name}, {load}"
@@ -77,7 +78,7 @@ def test_all_arms_of_a_repetition_have_the_same_arrivals_and_each_repetition_oth
             return super().run(jobs, num_at_once, *args, **kwargs)
 
     whole = plan(concurrency=(1,), shares_of_capacity=(0.5,))
-    measure(whole, FAST, Watched([Asked()] * NUM_ARRIVALS), lambda done: None)
+    list(measure(whole, FAST, Watched([Asked()] * NUM_ARRIVALS)))
     arrivals = seen[4 + 12 + 4 :]  # after the closed loop and what reads the prompts
     assert [len(set(arrivals[first : first + 4])) for first in (0, 4, 8)] == [1, 1, 1]
     assert len(set(arrivals)) == 3
@@ -186,61 +187,3 @@ def test_progress_scales_what_is_left_by_what_was_needed(capsys: pytest.CaptureF
     progress(measured(Cell(CODE, ClosedLoop(1)), K2, 0, 8.0))  # twice the 4 s that were expected
     line = capsys.readouterr().err
     assert line.startswith("[1/12, 1 min left] code, 1 concurrent, repetition 1, K=2: 1.2 tokens/s")
-
-
-def test_the_domain_shift_is_asked_in_one_go_and_there_and_back() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        is_odd = request.prompt.startswith("odd")
-        asked.append((model, request.prompt[:3]))
-        time.sleep(0.001)
-        return answer(drafted_per_round=(0, *([0] * 4 if is_odd else [6] * 4)))
-
-    odd = replace(ODD, requests=tuple(replace(each, prompt=f"odd {each.prompt}") for each in REQUESTS))
-    phases = measure_domain_shift(CODE, odd, 8, 3, Workers([ask]))
-    assert [phase.prompt_set for phase in phases] == ["code", "adversarial", "code"]
-    assert [phase.settled_length for phase in phases] == [6, 0, 6]
-    assert [phase.rounds_to_follow for phase in phases] == [(), (0, 0, 0), (0, 0, 0)]
-    runs = [asked[first][0] for first in range(0, len(asked), 12)]
-    alone, both = "generate_target", "generate"
-    assert runs == [alone, both, both, alone, alone, both]
-    assert [prompt for _, prompt in asked[:12:4]] == ["tex", "odd", "tex"]
-
-
-def test_the_decode_step_is_the_time_between_tokens() -> None:
-    def ask(request: CompletionRequest, model: str) -> Generation:
-        assert (model, request.num_draft_tokens) == ("generate_target", None)
-        return answer(request.max_tokens, None, 0.100 + 0.020 * (request.max_tokens - 1))
-
-    bandwidths = iter([10e9, 20e9, 40e9])
-    step = measure_decode_step(
-        ask, REQUESTS[:2], 11, 200_000_000, 2, lambda n: MemoryBandwidth(next(bandwidths), 1.0, n)
-    )
-    assert step.step_ms == pytest.approx(20.0)
-    assert step.floor_ms == pytest.approx(10.0)  # 0.2 GB at 20 GB/s
-    assert step.ratio == pytest.approx(2.0)
-    assert step.bandwidth_range_gb_per_s == (10.0, 40.0)
-
-
-def test_answers_of_one_token_give_no_decode_step() -> None:
-    measure_nothing = lambda n: MemoryBandwidth(1e9, 1e9, n)  # noqa: E731
-    with pytest.raises(VerificationError, match="decode step"):
-        measure_decode_step(lambda request, model: answer(1), REQUESTS[:1], 8, 1, 2, measure_nothing)
-
-
-def test_memory_bandwidth_is_measured_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.bench.costs.memory_bandwidth._BUFFER_BYTES", 2**20)
-    for num_threads in (1, 3):
-        measured_now = measure_memory_bandwidth(num_threads)
-        assert measured_now.bytes_per_s >= measured_now.median_bytes_per_s > 0
-        assert measured_now.num_threads == num_threads
-
-
-def test_the_batcher_is_measured_on_engines_that_compute_nothing() -> None:
-    plain, speculative = measure_overhead(2, 0), measure_overhead(2, 4)
-    # 256 tokens each: one step per token; or 51 rounds of 4 draft steps and one verification that emit 5
-    # tokens each, after a step of the target for the prompts and two of the draft, of unknown speed.
-    assert plain.num_steps == 256
-    assert speculative.num_steps == 3 + 51 * 5
-    assert plain.ms_per_step > 0 and speculative.ms_per_step > 0

@@ -7,15 +7,11 @@ import statistics
 import numpy as np
 import pytest
 
-from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm
-from pipelines.bench.costs.domain_shift import rounds_to_follow, settled_length
-from pipelines.bench.loads import ClosedLoop, OpenLoop, poisson_arrivals
-from pipelines.bench.plan import Cell
-from pipelines.bench.report.acceptance import pooled
-from pipelines.bench.report.blocks import Blocks, Interval, mean_ratio
-from pipelines.bench.report.figures import figures_of, percentiles, spread
-from pipelines.bench.report.verdicts import crossovers, verdicts
+from pipelines.bench.blocks import Blocks, Interval, mean_ratio
+from pipelines.bench.figures import figures_of, percentiles, pooled, spread
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, Cell, ClosedLoop, OpenLoop, poisson_arrivals
 from pipelines.bench.reporting.slo import Slo, default_slo
+from pipelines.bench.verdicts import crossovers, verdicts
 from pipelines.errors import VerificationError
 from tests.unit.bench.answers import ARMS, CODE, K2, K4, SLO, answer, cells_with_ratios, measured
 
@@ -190,6 +186,15 @@ def test_an_open_loop_is_compared_by_latency_for_its_throughput_is_that_of_the_a
     assert [each.ratio_to_target.value for each in figures.arms] == pytest.approx([1.0, 1.5, 2.0, 0.5])
 
 
+def test_a_run_that_was_stopped_is_compared_where_every_arm_was_measured_twice() -> None:
+    whole, part = Cell(CODE, ClosedLoop(1)), Cell(CODE, ClosedLoop(2))
+    measurements = [measured(whole, arm, repetition, 1.0) for repetition in range(2) for arm in ARMS]
+    measurements.append(measured(whole, K2, 2, 9.0))
+    measurements += [measured(part, arm, 0, 1.0) for arm in ARMS]
+    (figures,) = figures_of(measurements, ARMS, SLO)
+    assert figures.cell == whole and figures.of(K2).output_tokens_per_s == spread([10.0] * 2)
+
+
 def test_measurements_without_output_are_not_compared() -> None:
     with pytest.raises(VerificationError, match="cannot be compared"):
         figures_of([measured(Cell(CODE, ClosedLoop(1)), K2, 0, 1.0, answer(0))], ARMS, SLO)
@@ -223,12 +228,3 @@ def test_the_crossover_lies_where_the_ratio_falls_through_one() -> None:
     found: dict[Arm, str] = {each.arm: str(each) for each in crossovers(cells)}
     # 1.25 and 1 / 1.25 lie as far above 1 as below: the crossing is half way from 4 to 16, at 8.
     assert found == {K2: "pays up to 8.0 concurrent", K4: "never pays", ADAPTIVE: "pays throughout"}
-
-
-def test_the_draft_length_has_followed_when_its_mean_over_three_rounds_is_nearer_the_new_one() -> None:
-    falling = [6, 6, 5, 2, 0, 0, 1, 0, 0, 0]
-    assert settled_length(falling) == pytest.approx(0.2)
-    assert rounds_to_follow(falling, before=6.0, settled=0.2) == 2  # 5, 2, 0: 2.3 on the mean
-    assert rounds_to_follow([6] * 8, before=6.0, settled=0.2) is None
-    assert rounds_to_follow([0, 0], before=6.0, settled=0.2) is None  # too short to tell
-    assert settled_length([]) == 0.0

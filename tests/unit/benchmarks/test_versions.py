@@ -12,9 +12,8 @@ from benchmarks.versions.__main__ import main
 from benchmarks.versions.figures import figures_of, median_interval, start_figures, table
 from benchmarks.versions.pairs import SETTINGS, Pair
 from benchmarks.versions.version import Engines, Version
-from pipelines.bench.arms import ADAPTIVE
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import ADAPTIVE, Cell
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.errors import VerificationError
 from tests.conftest import REPOSITORY_ROOT

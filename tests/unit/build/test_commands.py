@@ -20,7 +20,6 @@ COMMANDS = (
     "build.preflight",
     "build.quantize",
     "build.repository",
-    "build.variants",
 )
 WITH_RUNTIME = ("build.deployment", "build.engines", "build.preflight", "build.quantize", "build.repository")
 

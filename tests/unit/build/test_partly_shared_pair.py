@@ -13,7 +13,7 @@ import yaml
 
 from build.engines import build_engines
 from build.recipe import parse_recipe
-from pipelines.bench.calibration.pair_acceptance import answer_prompts
+from pipelines.bench.calibration.baseline import answer_prompts
 from pipelines.executor.engine import Engine
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits

@@ -1,20 +1,75 @@
-"""Summarize measurements: medians and spread, percentiles, ratios with intervals, goodput."""
+"""Summarize measurements: medians and spread, percentiles, ratios with intervals, goodput, acceptance."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipelines.bench.arms import TARGET_ALONE, Arm
+from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.plan import Cell
-from pipelines.bench.report.acceptance import Acceptance, pooled
-from pipelines.bench.report.blocks import Blocks, Interval
+from pipelines.bench.plan import TARGET_ALONE, Arm, Cell
 from pipelines.bench.reporting.slo import Slo
 from pipelines.client import Generation
 from pipelines.errors import VerificationError
+
+_LEAST_REPETITIONS = 2  # fewer say nothing about the noise
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts over all rounds.
+
+    Attributes:
+        num_rounds: Number of target passes; 0 for the target alone, which does not count them.
+        total_draft_tokens: Number of proposed draft tokens.
+        total_accepted_draft_tokens: Number of accepted draft tokens.
+        accepted_per_position: Entry i: number of rounds that accepted draft position i.
+        rounds_by_draft_length: Entry k: number of rounds that drafted k tokens.
+    """
+
+    num_rounds: int
+    total_draft_tokens: int
+    total_accepted_draft_tokens: int
+    accepted_per_position: tuple[int, ...]
+    rounds_by_draft_length: tuple[int, ...]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None if nothing was drafted."""
+        return self.total_accepted_draft_tokens / self.total_draft_tokens if self.total_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / rounds; None if no round was counted."""
+        return 1 + self.total_accepted_draft_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def mean_draft_length(self) -> float | None:
+        """Drafted / rounds; None if no round was counted."""
+        return self.total_draft_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def rounds_by_accepted(self) -> tuple[int, ...]:
+        """Entry n: number of rounds that accepted exactly n draft tokens."""
+        reached = (self.num_rounds, *self.accepted_per_position, 0)
+        return tuple(at_least - more for at_least, more in itertools.pairwise(reached))
+
+
+def pooled(generations: Sequence[Generation]) -> Acceptance:
+    """Add up the counts of answers."""
+    per_position = itertools.zip_longest(*(each.accepted_per_position for each in generations), fillvalue=0)
+    lengths = Counter(length for each in generations for length in each.drafted_per_round)
+    return Acceptance(
+        num_rounds=sum(each.num_rounds for each in generations),
+        total_draft_tokens=sum(each.total_draft_tokens for each in generations),
+        total_accepted_draft_tokens=sum(each.total_accepted_draft_tokens for each in generations),
+        accepted_per_position=tuple(sum(position) for position in per_position),
+        rounds_by_draft_length=tuple(lengths[length] for length in range(max(lengths, default=-1) + 1)),
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +158,8 @@ def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Sl
     """Summarize measurements, in the order in which cells were first measured.
 
     Args:
-        measurements: Measurements, equally many of every arm in each cell.
+        measurements: Measurements. Repetitions that lack an arm are left out, and so are cells with fewer
+            than two others: they belong to a run that was stopped.
         arms: Arms in the desired order, including the target alone.
         slo: Service-level objective of a good request.
 
@@ -121,7 +177,13 @@ def figures_of(measurements: Sequence[Measurement], arms: Sequence[Arm], slo: Sl
             )
         by_arm = cells.setdefault(measurement.cell, {arm: [] for arm in arms})
         by_arm[measurement.arm].append(measurement)
-    return [_cell_figures(cell, by_arm, slo) for cell, by_arm in cells.items()]
+    found = []
+    for cell, by_arm in cells.items():
+        num_whole = min(map(len, by_arm.values()))
+        if num_whole >= _LEAST_REPETITIONS:
+            whole = {arm: group[:num_whole] for arm, group in by_arm.items()}
+            found.append(_cell_figures(cell, whole, slo))
+    return found
 
 
 def _cell_figures(cell: Cell, by_arm: dict[Arm, list[Measurement]], slo: Slo) -> CellFigures:

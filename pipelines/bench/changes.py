@@ -19,10 +19,10 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from pipelines.bench.loads import ClosedLoop, OpenLoop
-from pipelines.bench.report.blocks import CONFIDENCE, Interval
-from pipelines.bench.report.document import FORMAT
-from pipelines.bench.report.verdicts import NEVER_BELOW
+from pipelines.bench.blocks import CONFIDENCE, Interval
+from pipelines.bench.plan import ClosedLoop, OpenLoop
+from pipelines.bench.report import FORMAT
+from pipelines.bench.verdicts import NEVER_BELOW
 from pipelines.errors import InvalidRequestError, VerificationError
 
 EVERYWHERE = "all cells"

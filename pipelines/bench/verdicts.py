@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from pipelines.bench.arms import ADAPTIVE, TARGET_ALONE, Arm
-from pipelines.bench.loads import ClosedLoop
-from pipelines.bench.report.blocks import Interval, mean_ratio
-from pipelines.bench.report.figures import CellFigures
+from pipelines.bench.blocks import Interval, mean_ratio
+from pipelines.bench.figures import CellFigures
+from pipelines.bench.plan import ADAPTIVE, TARGET_ALONE, Arm, ClosedLoop, Plan
+from pipelines.bench.reporting.slo import Slo
 
 NEVER_BELOW = 0.97
 
@@ -111,3 +111,43 @@ def _crossover(prompt_set: str, arm: Arm, points: list[tuple[float, float]]) -> 
             crossing = left + (right - left) * above / (above - below)
             return Crossover(prompt_set, arm, math.exp(crossing), pays)
     return Crossover(prompt_set, arm, None, pays)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of one run.
+
+    Attributes:
+        run_id: Name of its files.
+        plan: Plan of the run.
+        slo: Service-level objective of a good request.
+        capacity_per_s: Prompt set -> requests per second of the target alone at the greatest closed load.
+        cells: Figures of the cells in the order of the plan.
+        num_different: Number of answers that differ from the target's own.
+        conditions: Conditions from ``pipelines.bench.reporting.conditions``.
+        was_stopped: Whether the run was stopped before its plan was complete.
+    """
+
+    run_id: str
+    plan: Plan
+    slo: Slo
+    capacity_per_s: dict[str, float]
+    cells: tuple[CellFigures, ...]
+    num_different: int
+    conditions: dict[str, Any]
+    was_stopped: bool = False
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Verdicts of every cell."""
+        return verdicts(self.cells)
+
+    @property
+    def over_all_loads(self) -> dict[str, Interval]:
+        """Prompt set -> ratio of the adaptive arm to the target alone over all loads."""
+        return over_all_loads(self.cells)
+
+    @property
+    def crossovers(self) -> list[Crossover]:
+        """Crossovers of every prompt set and arm."""
+        return crossovers(self.cells)

@@ -1,1 +1,0 @@
-"""Measure single costs: decode step, memory bandwidth, batcher, change of domain."""

@@ -1,0 +1,166 @@
+"""Report the results: text for a terminal, and one JSON document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from pipelines.bench.blocks import METHOD, Interval
+from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
+from pipelines.bench.plan import ClosedLoop, Load
+from pipelines.bench.verdicts import NEVER_BELOW, Results, Verdict
+
+_HEAD = (
+    f"{'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} {'ITL ms':>13} "
+    f"{'end-to-end s':>13} {'good/s':>7} {'accepted':>8} {'length':>6}"
+)
+
+
+def as_text(results: Results) -> str:
+    """Render a table for each cell, followed by the conclusion."""
+    lines = [_table(figures) for figures in results.cells]
+    lines += [
+        "tokens/s: median (least..greatest) of the repetitions; times: p50/p99 of the requests",
+        f"to target alone: {METHOD}; closed loops by output tokens/s, open ones by mean latency",
+        f"good: TTFT at most {results.slo.ttft_s * 1e3:.0f} ms and ITL at most "
+        f"{results.slo.itl_s * 1e3:.1f} ms",
+        "prompts are cached for every arm, so TTFT does not include computing the prompt",
+        _conclusion(results),
+    ]
+    return "\n".join(lines)
+
+
+def _table(figures: CellFigures) -> str:
+    """Render one line per arm."""
+    lines = [f"\n{figures.cell}", _HEAD, "-" * len(_HEAD)]
+    for entry in figures.arms:
+        acceptance = entry.acceptance
+        lines.append(
+            f"{entry.arm!s:<12} {_spread(entry.output_tokens_per_s):>22} "
+            f"{_interval(entry.ratio_to_target):>20} {_percentiles(entry.ttft_s, 1e3, 0):>13} "
+            f"{_percentiles(entry.itl_s, 1e3, 1):>13} {_percentiles(entry.e2e_latency_s, 1, 2):>13} "
+            f"{entry.goodput_per_s.median:>7.2f} {_number(acceptance.acceptance_rate, 3):>8} "
+            f"{_number(acceptance.mean_acceptance_length, 2):>6}"
+        )
+    return "\n".join(lines)
+
+
+def _conclusion(results: Results) -> str:
+    """Summarize verdicts and crossovers."""
+    words = Counter(verdict.word for verdict in results.verdicts)
+    lines = [
+        f"adaptive at least {NEVER_BELOW} times the target alone and the best fixed length: "
+        f"{words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
+    ]
+    lines += [
+        f"  {verdict.word}: {verdict.figures.cell}: {_interval(verdict.ratio)} times {verdict.other}"
+        for verdict in results.verdicts
+        if verdict.word != "pass"
+    ]
+    lines += [
+        f"{name}, all loads: adaptive {_interval(ratio)} times the target alone"
+        for name, ratio in results.over_all_loads.items()
+    ]
+    lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in results.crossovers]
+    return "\n".join(lines)
+
+
+def _interval(ratio: Interval) -> str:
+    """Format an interval, such as ``1.31 (1.25..1.37)``."""
+    return f"{ratio.value:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"
+
+
+def _spread(value: Spread) -> str:
+    return f"{value.median:.1f} ({value.low:.1f}..{value.high:.1f})"
+
+
+def _percentiles(value: Percentiles | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value.p50 * factor:.{digits}f}/{value.p99 * factor:.{digits}f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+FORMAT = 2  # readers refuse other formats
+_DIGITS = 5  # significant digits
+
+
+def as_document(results: Results) -> dict[str, Any]:
+    """Return the results, ready for JSON."""
+    plan = results.plan
+    document = {
+        "format": FORMAT,
+        "run_id": results.run_id,
+        "max_tokens": plan.max_tokens,
+        "repetitions": plan.repetitions,
+        "draft_lengths": plan.draft_lengths,
+        "slo": asdict(results.slo),
+        "capacity_per_s": results.capacity_per_s,
+        "ratio_method": METHOD,
+        "cells": [
+            _cell(figures, [each for each in results.verdicts if each.figures is figures])
+            for figures in results.cells
+        ],
+        "over_all_loads": {name: asdict(ratio) for name, ratio in results.over_all_loads.items()},
+        "crossovers": [
+            {**asdict(each), "arm": str(each.arm), "says": str(each)} for each in results.crossovers
+        ],
+        "answers_that_differ": results.num_different,
+        "was_stopped": results.was_stopped,
+        "conditions": results.conditions,
+    }
+    rounded: dict[str, Any] = _rounded(document)
+    return rounded
+
+
+def _cell(figures: CellFigures, verdicts: list[Verdict]) -> dict[str, Any]:
+    return {
+        "prompt_set": figures.cell.prompt_set.name,
+        "load": _load(figures.cell.load),
+        "arms": [_arm(entry) for entry in figures.arms],
+        "adaptive_compared": [
+            {"to": str(each.other), "ratio": asdict(each.ratio), "limit": NEVER_BELOW, "verdict": each.word}
+            for each in verdicts
+        ],
+    }
+
+
+def _load(load: Load) -> dict[str, Any]:
+    kind = "closed" if isinstance(load, ClosedLoop) else "open"
+    return {"kind": kind, **asdict(load)}
+
+
+def _arm(entry: ArmFigures) -> dict[str, Any]:
+    acceptance = entry.acceptance
+    return {
+        "arm": str(entry.arm),
+        "model": entry.arm.model,
+        "num_draft_tokens": entry.arm.num_draft_tokens,
+        "output_tokens_per_s": asdict(entry.output_tokens_per_s),
+        "ratio_to_target": asdict(entry.ratio_to_target),
+        "ttft_s": asdict(entry.ttft_s) if entry.ttft_s else None,
+        "itl_s": asdict(entry.itl_s) if entry.itl_s else None,
+        "e2e_latency_s": asdict(entry.e2e_latency_s),
+        "goodput_per_s": asdict(entry.goodput_per_s),
+        "share_good": entry.share_good,
+        "num_requests": len(entry.generations),
+        "num_output_tokens": sum(generation.num_output_tokens for generation in entry.generations),
+        "acceptance_rate": acceptance.acceptance_rate,
+        "mean_acceptance_length": acceptance.mean_acceptance_length,
+        "mean_draft_length": acceptance.mean_draft_length,
+        "accepted_per_position": acceptance.accepted_per_position,
+        "rounds_by_accepted": acceptance.rounds_by_accepted,
+        "rounds_by_draft_length": acceptance.rounds_by_draft_length,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return value

@@ -1,1 +1,0 @@
-"""Summarize measurements as figures, and report them as text, page and JSON."""
