@@ -21,7 +21,7 @@ from pipelines.router.observation import (
     output_hash,
 )
 from pipelines.router.received_answer import ReceivedAnswer, first_difference, shown_value
-from pipelines.speculation.acceptance import count_accepted
+from pipelines.speculation.token_ids import count_accepted
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.calls import Call
 from pipelines.wire.tensors import read_scalar

@@ -8,7 +8,6 @@ counts.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +20,10 @@ from pipelines.errors import (
     NothingAllowedError,
     RequestRefusedError,
 )
-from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftLength, KeepDrafting, Proposal
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 TOKEN_SOURCES = ("target", "draft_model", "lookup", "grammar")
 """Sources of output tokens, by their numbers in ``Round.token_sources``."""
@@ -115,54 +113,69 @@ async def speculate(
         DraftproofError: The target failed. If the draft fails, the round continues without it; if it refuses
             the request, it is not asked again.
     """
-    known = request.input_ids
-    num_emitted = 0
-    has_begun = False
-    finish_reason = ""
-    plain: AsyncGenerator[Output, None] | None = None
+    loop = _Loop(request, draft, target, lengths, stream, use_draft_logits)
+    try:
+        while not loop.finish_reason:
+            proposal = await loop.propose()
+            verified = await loop.verify(proposal)
+            yield loop.take(proposal, verified)
+    finally:
+        await loop.close_stream()
 
-    def step(num_tokens: int, **fields: Any) -> GenerationRequest:
-        prompt_length = request.num_prompt_tokens
-        returns_prompt = request.prompt_log_probs and not has_begun
-        return replace(
-            request,
-            input_ids=known,
-            prompt_length=prompt_length,
-            max_tokens=num_tokens,
-            **{"prompt_log_probs": returns_prompt, **fields},
-        )
 
-    def forced_tokens(num_remaining: int) -> TokenIds:
-        limit = min(lengths.max_draft_len, num_remaining - 1)
-        if request.grammar is None or use_draft_logits or not num_emitted or not limit:
-            return NO_TOKENS
-        return request.grammar.forced_after(known[request.num_prompt_tokens :])[:limit]
+class _Loop:
+    """One request's output so far, and the steps of a round; arguments as for ``speculate``."""
 
-    async def propose(forced: TokenIds, num_tokens: int, keep_drafting: KeepDrafting | None) -> Output | None:
-        wanted = replace(
-            step(num_tokens),
-            input_ids=np.concatenate((known, forced)),
-            keep_drafting=keep_drafting,
-            num_log_probs=None,
-            independent_noise=use_draft_logits,
-            return_generation_logits=use_draft_logits,
-        )
-        with suppress(DraftproofError):  # ``WatchedDraft`` counts and logs it
-            try:
-                return await draft(wanted)
-            except NothingAllowedError:
-                return None  # it lacks all tokens that the grammar allows here
-            except (InvalidRequestError, RequestRefusedError):
-                lengths.note_refusal()  # it would refuse the next round, too
-        return None
+    def __init__(
+        self,
+        request: GenerationRequest,
+        draft: EngineCall,
+        target: EngineCall,
+        lengths: DraftLength,
+        stream: EngineStream | None,
+        use_draft_logits: bool,
+    ) -> None:
+        self.finish_reason = ""
+        self._request = request
+        self._draft = draft
+        self._target = target
+        self._lengths = lengths
+        self._stream = stream
+        self._use_draft_logits = use_draft_logits
+        self._known = request.input_ids
+        self._num_emitted = 0
+        self._has_begun = False
+        self._open_stream: AsyncGenerator[Output, None] | None = None
 
-    async def verify(proposal: Proposal) -> Output:
+    @property
+    def _num_remaining(self) -> int:
+        return self._request.max_tokens - self._num_emitted
+
+    async def propose(self) -> Proposal:
+        """Draft the tokens of a round: forced ones, then as ``lengths`` decides."""
+        forced = self._forced_tokens()
+        max_draft_len = self._lengths.max_draft_len
+        plan = self._lengths.next_round(self._num_remaining - len(forced)) if self._num_emitted else NO_DRAFT
+        num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
+        drafted = await self._call_draft(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
+        return plan.complete(drafted).behind(forced, max_draft_len)
+
+    async def verify(self, proposal: Proposal) -> Output:
+        """Return the target's tokens: accepted draft tokens and one of its own, or the next of its stream."""
+        if self._stream is not None and not len(proposal.token_ids):
+            if self._open_stream is None:
+                self._open_stream = self._stream(self._step(self._lengths.num_alone(self._num_remaining)))
+            verified = await anext(self._open_stream)
+            if verified.is_final:
+                await self.close_stream()
+            return verified
+        await self.close_stream()
         draft_logits = None
-        if len(proposal.token_ids) and use_draft_logits:
+        if len(proposal.token_ids) and self._use_draft_logits:
             assert proposal.drafted is not None
             draft_logits = proposal.drafted.generation_logits
-        return await target(
-            step(
+        return await self._target(
+            self._step(
                 len(proposal.token_ids) + 1,
                 draft_input_ids=proposal.token_ids,
                 draft_logits=draft_logits,
@@ -170,46 +183,70 @@ async def speculate(
             )
         )
 
-    try:
-        while not finish_reason:
-            num_remaining = request.max_tokens - num_emitted
-            forced = forced_tokens(num_remaining)
-            plan = lengths.next_round(num_remaining - len(forced)) if num_emitted else NO_DRAFT
-            num_wanted = min(plan.max_tokens, lengths.max_draft_len - len(forced))
-            drafted = await propose(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
-            proposal = plan.complete(drafted).behind(forced, lengths.max_draft_len)
-            draft_ids = proposal.token_ids
-            if stream is not None and not len(draft_ids):
-                plain = plain or stream(step(lengths.num_alone(num_remaining)))
-                verified = await anext(plain)
-                if verified.is_final:
-                    await plain.aclose()
-                    plain = None
-            else:
-                if plain is not None:
-                    await plain.aclose()
-                    plain = None
-                verified = await verify(proposal)
-            num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
-            lengths.observe(proposal, verified.token_ids)
-            has_begun = True
+    def take(self, proposal: Proposal, verified: Output) -> Round:
+        """Append the target's tokens to the output, and learn from the round."""
+        draft_ids = proposal.token_ids
+        num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
+        self._lengths.observe(proposal, verified.token_ids)
+        self._has_begun = True
+        self._known = np.concatenate((self._known, verified.token_ids))
+        self._num_emitted += len(verified.token_ids)
+        if verified.finish_reason == "stop":
+            self.finish_reason = "stop"
+        elif not self._num_remaining:
+            self.finish_reason = "length"
+        return Round(
+            token_ids=verified.token_ids,
+            num_draft_tokens=num_verified,
+            num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
+            finish_reason=self.finish_reason,
+            num_forced=min(proposal.num_forced, num_verified),
+            num_by_model=min(proposal.num_by_model, max(num_verified - proposal.num_forced, 0)),
+            log_probs=verified.log_probs,
+            prompt_log_probs=verified.prompt_log_probs,
+        )
 
-            known = np.concatenate((known, verified.token_ids))
-            num_emitted += len(verified.token_ids)
-            if verified.finish_reason == "stop":
-                finish_reason = "stop"
-            elif num_emitted == request.max_tokens:
-                finish_reason = "length"
-            yield Round(
-                token_ids=verified.token_ids,
-                num_draft_tokens=num_verified,
-                num_accepted_tokens=count_accepted(draft_ids[:num_verified], verified.token_ids),
-                finish_reason=finish_reason,
-                num_forced=min(len(forced), num_verified),
-                num_by_model=min(proposal.num_by_model, max(num_verified - len(forced), 0)),
-                log_probs=verified.log_probs,
-                prompt_log_probs=verified.prompt_log_probs,
-            )
-    finally:
-        if plain is not None:
-            await plain.aclose()
+    async def close_stream(self) -> None:
+        """Close the target's stream, if one is open."""
+        if self._open_stream is not None:
+            await self._open_stream.aclose()
+            self._open_stream = None
+
+    def _forced_tokens(self) -> TokenIds:
+        grammar = self._request.grammar
+        limit = min(self._lengths.max_draft_len, self._num_remaining - 1)
+        if grammar is None or self._use_draft_logits or not self._num_emitted or not limit:
+            return NO_TOKENS
+        return grammar.forced_after(self._known[self._request.num_prompt_tokens :])[:limit]
+
+    async def _call_draft(
+        self, forced: TokenIds, num_tokens: int, keep_drafting: KeepDrafting | None
+    ) -> Output | None:
+        wanted = replace(
+            self._step(num_tokens),
+            input_ids=np.concatenate((self._known, forced)),
+            keep_drafting=keep_drafting,
+            num_log_probs=None,
+            independent_noise=self._use_draft_logits,
+            return_generation_logits=self._use_draft_logits,
+        )
+        try:
+            return await self._draft(wanted)
+        except NothingAllowedError:  # it lacks all tokens that the grammar allows here
+            pass
+        except (InvalidRequestError, RequestRefusedError):
+            self._lengths.note_refusal()  # it would refuse the next round, too
+        except DraftproofError:  # ``WatchedDraft`` counts and logs it
+            pass
+        return None
+
+    def _step(self, num_tokens: int, **fields: Any) -> GenerationRequest:
+        request = self._request
+        return replace(
+            request,
+            input_ids=self._known,
+            prompt_length=request.num_prompt_tokens,
+            max_tokens=num_tokens,
+            prompt_log_probs=request.prompt_log_probs and not self._has_begun,
+            **fields,
+        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
-from pipelines.speculation.grammar import Grammar
 from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
 from pipelines.speculation.sampling.params import GREEDY, SamplingParams
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
@@ -207,3 +207,48 @@ class Output:
             generation_logits=np.concatenate(logits) if logits else None,
             num_verified=outputs[-1].num_verified,
         )
+
+
+class GrammarState(Protocol):
+    """The place in a grammar after some output."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end of the output may follow."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Return which tokens may come next, bool [vocab_size]; the end of the output is not among them."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output may end here."""
+
+    def look_ahead(self, draft_ids: TokenIds, limit_s: float) -> int:
+        """Compute what ``allowed`` will return here and after each of these tokens, int32 [k].
+
+        Runs on another thread while the engine computes the logits of these tokens.
+
+        Args:
+            draft_ids: int32 [k].
+            limit_s: Time for what follows the next token, in seconds.
+
+        Returns:
+            The number of leading tokens for which the time was enough.
+        """
+
+    def push(self, token_id: int) -> None:
+        """Add one output token, which is not an end token."""
+
+
+class Grammar(Protocol):
+    """The grammar of one request."""
+
+    def after(self, output_ids: TokenIds) -> GrammarState:
+        """Return the state after an output, int32 [n].
+
+        Raises:
+            InvalidRequestError: The output does not follow the grammar.
+        """
+
+    def forced_after(self, output_ids: TokenIds) -> TokenIds:
+        """Return the tokens that must follow an output, int32 [n]; empty if there is a choice."""

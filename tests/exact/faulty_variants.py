@@ -68,14 +68,13 @@ VARIANTS: dict[str, Variant] = {
     ),
     "bonus token from the draft": _changed(
         loop.speculate,
-        "            known = np.concatenate((known, verified.token_ids))\n",
+        "verified = await loop.verify(proposal)\n",
+        "verified = await loop.verify(proposal)\n"
+        "            draft_ids = proposal.token_ids\n"
         "            if draft_ids.size and len(verified.token_ids) > len(draft_ids):\n"
-        "                known = np.concatenate((known, draft_ids))\n"
-        "                bonus = await propose(NO_TOKENS, 1, None)\n"
-        "                known = known[: len(known) - len(draft_ids)]\n"
+        "                bonus = await loop._call_draft(draft_ids, 1, None)\n"
         "                token_ids = np.concatenate((draft_ids, bonus.token_ids))\n"
-        "                verified = replace(verified, token_ids=token_ids)\n"
-        "            known = np.concatenate((known, verified.token_ids))\n",
+        "                verified = replace(verified, token_ids=token_ids)\n",
     ),
     "reseeding per token": _changed(
         Sampler.choose, _DRAW, "return draws.draw_token(scores, self._sampling.seed, self._stream, 0)"
@@ -120,7 +119,7 @@ VARIANTS: dict[str, Variant] = {
         Sampler.__init__, "self.position - request.num_prompt_tokens", "0"
     ),
     "every token but the last counted as accepted": _changed(
-        loop.speculate,
+        loop._Loop.take,
         "count_accepted(draft_ids[:num_verified], verified.token_ids)",
         "len(verified.token_ids) - 1",
     ),

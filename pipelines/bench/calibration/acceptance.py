@@ -13,13 +13,12 @@ import numpy as np
 from pipelines.errors import IncompatiblePairError
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, Proposal, all_of
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, class_of
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import TokenIds, count_accepted
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.time_left import TimeLeft
 

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK, BlockPool
-from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
+from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 
 @dataclass(eq=False)

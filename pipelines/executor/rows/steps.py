@@ -6,8 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from pipelines.executor.lane import Work
-from pipelines.speculation.draft_length.speculation_overhead import Kind
-from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.draft_length.step_costs import Kind, StepCosts
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,14 @@ from collections.abc import Callable
 import numpy as np
 
 from pipelines.speculation.draft_length.goodput import Probabilities, Prospect, best_draft
-from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.probing import Probing
-from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
-from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength, UnreadText
+from pipelines.speculation.draft_length.step_costs import StepCosts, load_class
 from pipelines.speculation.draft_length.survival import (
     AcceptanceByMargin,
     RequestAcceptance,
     sample_survival,
 )
-from pipelines.speculation.draft_length.unread import UnreadText
 from pipelines.speculation.lookup.corpus import Corpus
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
@@ -53,14 +51,15 @@ class DraftLengths:
         depth: Maximum number of draft tokens per request; the draft steps all requests together.
         tokens_per_s: Expected throughput in output tokens per second.
         probing: Schedules trials at the current load while speculation does not pay.
-        count_read: Returns how many leading tokens of a prompt the draft need not read again.
-        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
+        corpus: See the argument.
 
     Args:
         acceptance: Acceptance rates of the pair by margin.
         draft_costs: Step costs of the draft.
         target_costs: Step costs of the target.
         max_draft_len: Upper limit.
+        count_read: Returns how many leading tokens of a prompt the draft need not read again.
+        corpus: Returns the texts in which the drafts of a new request are looked up; None for none.
     """
 
     def __init__(
@@ -69,6 +68,8 @@ class DraftLengths:
         draft_costs: StepCosts,
         target_costs: StepCosts,
         max_draft_len: int,
+        count_read: Callable[[TokenIds], int] = lambda token_ids: 0,
+        corpus: Callable[[], Corpus | None] = lambda: None,
     ) -> None:
         self.acceptance = acceptance
         self.max_draft_len = max_draft_len
@@ -83,8 +84,8 @@ class DraftLengths:
         self._probing_by_load = {0: Probing()}
         self.probing = self._probing_by_load[0]
         self._gain = 0.0
-        self.count_read: Callable[[TokenIds], int] = lambda token_ids: 0
-        self.corpus: Callable[[], Corpus | None] = lambda: None
+        self.corpus = corpus
+        self._count_read = count_read
         self._is_new = True
         self._is_checking = False
 
@@ -207,7 +208,7 @@ class DraftLengths:
 
     def unread(self, prompt_ids: TokenIds) -> UnreadText:
         """Return what the draft has to read before it drafts for a new request."""
-        num_read = self.count_read(prompt_ids)
+        num_read = self._count_read(prompt_ids)
         return UnreadText(len(prompt_ids), num_read, self._draft_costs, self._target_costs)
 
     def is_probed(self, request: RequestDraftLength) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipelines.speculation.acceptance import count_accepted
-from pipelines.speculation.lookup.corpus import Corpus
-from pipelines.speculation.lookup.corpus_lookup import CorpusLookup
+from pipelines.speculation.lookup.corpus import Corpus, CorpusLookup
 from pipelines.speculation.lookup.prompt_lookup import MAX_MATCH, PromptLookup
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import TokenIds, count_accepted
 
 # Prior acceptance rate of a token by length of the match: longer matches are less likely to be chance. These
 # are guesses that a request's own history soon outweighs.

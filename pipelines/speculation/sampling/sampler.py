@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import EngineFailedError, InvalidRequestError, NothingAllowedError
-from pipelines.speculation.grammar import GrammarState
-from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.request import GenerationRequest, GrammarState
 from pipelines.speculation.sampling import draws
-from pipelines.speculation.sampling.logits_processing import penalize, truncate
+from pipelines.speculation.sampling.logits_processing import TokenCounts, penalize, truncate
 from pipelines.speculation.sampling.noise import NoiseStream
-from pipelines.speculation.sampling.token_counts import TokenCounts
 from pipelines.speculation.token_ids import Logits, Scores, TokenIds
 
 

@@ -231,14 +231,21 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             for role, measured in (("draft", calibration.draft), ("target", calibration.target))
         }
         acceptance = AcceptanceByMargin(calibration.acceptance_rates, calibration.margin_shares)
-        lengths = by_margin = DraftLengths(acceptance, costs["draft"], costs["target"], setting.max_draft_len)
+        # The engines size their steps by the throughput that the controller, made next, expects.
         engines = InProcessEngines(parameters, calibration, costs, lambda: by_margin.tokens_per_s)
-        by_margin.count_read = engines.executors["draft"].count_cached
+        corpus = None
         if "lookup_corpus_file" in parameters.values:  # a pair that an older version promoted has none
             vocab_size = engines.executors["target"].config.vocab_size
             corpus = LiveCorpus(parameters.path("lookup_corpus_file"), vocab_size)
-            by_margin.corpus = corpus.read
             gauges.add("draftproof_lookup_corpus_tokens", lambda: corpus.num_tokens)
+        lengths = by_margin = DraftLengths(
+            acceptance,
+            costs["draft"],
+            costs["target"],
+            setting.max_draft_len,
+            engines.executors["draft"].count_cached,
+            (lambda: None) if corpus is None else corpus.read,
+        )
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     else:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import EngineFailedError, RequestTimeoutError
 from pipelines.manifest import EngineFiles
-from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.loop import EngineStream
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.noise import NoiseStream, words_at
+from pipelines.speculation.token_ids import count_accepted
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, Proposal
-from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
+from pipelines.speculation.draft_length.step_costs import load_class
 from pipelines.speculation.request import Output
-from pipelines.speculation.token_ids import NO_TOKENS
+from pipelines.speculation.token_ids import NO_TOKENS, count_accepted
 from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, ROWS, Machine, World
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from pipelines.errors import EngineFailedError, RequestRefusedError
-from pipelines.speculation.draft_length.by_trial import TriedDraftLengths
+from pipelines.speculation.draft_length.by_trial import RoundTimes, TriedDraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
-from pipelines.speculation.draft_length.round_times import RoundTimes
 from pipelines.speculation.draft_length.survival import RequestAcceptance
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError
-from pipelines.speculation.acceptance import count_accepted
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.lookup.prompt_lookup import PromptLookup
 from pipelines.speculation.loop import TOKEN_SOURCES, Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.statistics import SpeculationStatistics
-from pipelines.speculation.token_ids import TokenIds
+from pipelines.speculation.token_ids import TokenIds, count_accepted
 
 PROMPT = [7, 8, 9]
 

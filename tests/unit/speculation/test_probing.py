@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.speculation.draft_length.load_class import load_class
 from pipelines.speculation.draft_length.probing import Probing
+from pipelines.speculation.draft_length.step_costs import load_class
 
 
 def rounds(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.speculation.draft_length.goodput import Prospect, best_draft
-from pipelines.speculation.draft_length.speculation_overhead import Kind
-from pipelines.speculation.draft_length.step_costs import StepCosts
+from pipelines.speculation.draft_length.step_costs import Kind, StepCosts
 
 ROWS, SECONDS = (2, 9, 16), (0.010, 0.012, 0.020)
 

@@ -22,9 +22,14 @@ DRAFT = (ROWS, (0.008, 0.010, 0.025), 2e-7)
 LONG = 32_000
 
 
-def controller() -> DraftLengths:
+def controller(num_unread: int | None = None) -> DraftLengths:
+    """Return a controller whose draft has read all but some tokens of each prompt; None if nothing."""
     return DraftLengths(
-        AcceptanceByMargin(RATES, SHARES), StepCosts(*DRAFT), StepCosts(*TARGET), MAX_DRAFT_LEN
+        AcceptanceByMargin(RATES, SHARES),
+        StepCosts(*DRAFT),
+        StepCosts(*TARGET),
+        MAX_DRAFT_LEN,
+        lambda token_ids: 0 if num_unread is None else len(token_ids) - num_unread,
     )
 
 
@@ -52,15 +57,11 @@ def test_it_is_read_when_the_answer_is_long_or_the_draft_knows_it() -> None:
     request = begin(controller(), LONG)
     generate(request, 20_000)
     assert drafts(request)
-    lengths = controller()
-    lengths.count_read = lambda token_ids: len(token_ids) - 50
-    assert drafts(begin(lengths, LONG))
+    assert drafts(begin(controller(num_unread=50), LONG))
 
 
 def test_what_was_read_for_a_draft_is_known() -> None:
-    lengths = controller()
-    lengths.count_read = lambda token_ids: len(token_ids) - 50
-    request = begin(lengths, LONG)
+    request = begin(controller(num_unread=50), LONG)
     plan = request.next_round(1000)
     drafted = Output(np.array([3], np.int32), "length", True, margins=np.array([1.0], np.float32))
     request.observe(plan.complete(drafted), np.array([4], np.int32))
