@@ -123,58 +123,51 @@ async def speculate(
         await loop.close_stream()
 
 
+@dataclass
 class _Loop:
     """One request's output so far, and the steps of a round; arguments as for ``speculate``."""
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        draft: EngineCall,
-        target: EngineCall,
-        lengths: DraftLength,
-        stream: EngineStream | None,
-        use_draft_logits: bool,
-    ) -> None:
-        self.finish_reason = ""
-        self._request = request
-        self._draft = draft
-        self._target = target
-        self._lengths = lengths
-        self._stream = stream
-        self._use_draft_logits = use_draft_logits
-        self._known = request.input_ids
-        self._num_emitted = 0
-        self._has_begun = False
-        self._open_stream: AsyncGenerator[Output, None] | None = None
+    request: GenerationRequest
+    draft: EngineCall
+    target: EngineCall
+    lengths: DraftLength
+    stream: EngineStream | None
+    use_draft_logits: bool
+    num_emitted: int = 0
+    finish_reason: str = ""
+    open_stream: AsyncGenerator[Output, None] | None = None
+
+    def __post_init__(self) -> None:
+        self.known = self.request.input_ids
 
     @property
     def _num_remaining(self) -> int:
-        return self._request.max_tokens - self._num_emitted
+        return self.request.max_tokens - self.num_emitted
 
     async def propose(self) -> Proposal:
         """Draft the tokens of a round: forced ones, then as ``lengths`` decides."""
         forced = self._forced_tokens()
-        max_draft_len = self._lengths.max_draft_len
-        plan = self._lengths.next_round(self._num_remaining - len(forced)) if self._num_emitted else NO_DRAFT
+        max_draft_len = self.lengths.max_draft_len
+        plan = self.lengths.next_round(self._num_remaining - len(forced)) if self.num_emitted else NO_DRAFT
         num_wanted = min(plan.max_tokens, max_draft_len - len(forced))
         drafted = await self._call_draft(forced, num_wanted, plan.keep_drafting()) if num_wanted else None
         return plan.complete(drafted).behind(forced, max_draft_len)
 
     async def verify(self, proposal: Proposal) -> Output:
         """Return the target's tokens: accepted draft tokens and one of its own, or the next of its stream."""
-        if self._stream is not None and not len(proposal.token_ids):
-            if self._open_stream is None:
-                self._open_stream = self._stream(self._step(self._lengths.num_alone(self._num_remaining)))
-            verified = await anext(self._open_stream)
+        if self.stream is not None and not len(proposal.token_ids):
+            if self.open_stream is None:
+                self.open_stream = self.stream(self._step(self.lengths.num_alone(self._num_remaining)))
+            verified = await anext(self.open_stream)
             if verified.is_final:
                 await self.close_stream()
             return verified
         await self.close_stream()
         draft_logits = None
-        if len(proposal.token_ids) and self._use_draft_logits:
+        if len(proposal.token_ids) and self.use_draft_logits:
             assert proposal.drafted is not None
             draft_logits = proposal.drafted.generation_logits
-        return await self._target(
+        return await self.target(
             self._step(
                 len(proposal.token_ids) + 1,
                 draft_input_ids=proposal.token_ids,
@@ -187,10 +180,9 @@ class _Loop:
         """Append the target's tokens to the output, and learn from the round."""
         draft_ids = proposal.token_ids
         num_verified = len(draft_ids) if verified.num_verified is None else verified.num_verified
-        self._lengths.observe(proposal, verified.token_ids)
-        self._has_begun = True
-        self._known = np.concatenate((self._known, verified.token_ids))
-        self._num_emitted += len(verified.token_ids)
+        self.lengths.observe(proposal, verified.token_ids)
+        self.known = np.concatenate((self.known, verified.token_ids))
+        self.num_emitted += len(verified.token_ids)
         if verified.finish_reason == "stop":
             self.finish_reason = "stop"
         elif not self._num_remaining:
@@ -208,45 +200,43 @@ class _Loop:
 
     async def close_stream(self) -> None:
         """Close the target's stream, if one is open."""
-        if self._open_stream is not None:
-            await self._open_stream.aclose()
-            self._open_stream = None
+        if self.open_stream is not None:
+            await self.open_stream.aclose()
+            self.open_stream = None
 
     def _forced_tokens(self) -> TokenIds:
-        grammar = self._request.grammar
-        limit = min(self._lengths.max_draft_len, self._num_remaining - 1)
-        if grammar is None or self._use_draft_logits or not self._num_emitted or not limit:
+        grammar = self.request.grammar
+        limit = min(self.lengths.max_draft_len, self._num_remaining - 1)
+        if grammar is None or self.use_draft_logits or not self.num_emitted or not limit:
             return NO_TOKENS
-        return grammar.forced_after(self._known[self._request.num_prompt_tokens :])[:limit]
+        return grammar.forced_after(self.known[self.request.num_prompt_tokens :])[:limit]
 
     async def _call_draft(
         self, forced: TokenIds, num_tokens: int, keep_drafting: KeepDrafting | None
     ) -> Output | None:
         wanted = replace(
             self._step(num_tokens),
-            input_ids=np.concatenate((self._known, forced)),
+            input_ids=np.concatenate((self.known, forced)),
             keep_drafting=keep_drafting,
             num_log_probs=None,
-            independent_noise=self._use_draft_logits,
-            return_generation_logits=self._use_draft_logits,
+            independent_noise=self.use_draft_logits,
+            return_generation_logits=self.use_draft_logits,
         )
         try:
-            return await self._draft(wanted)
-        except NothingAllowedError:  # it lacks all tokens that the grammar allows here
-            pass
-        except (InvalidRequestError, RequestRefusedError):
-            self._lengths.note_refusal()  # it would refuse the next round, too
-        except DraftproofError:  # ``WatchedDraft`` counts and logs it
-            pass
-        return None
+            return await self.draft(wanted)
+        except DraftproofError as error:  # ``WatchedDraft`` counts and logs it
+            lacks_tokens = isinstance(error, NothingAllowedError)  # of those that the grammar allows here
+            if isinstance(error, InvalidRequestError | RequestRefusedError) and not lacks_tokens:
+                self.lengths.note_refusal()  # it would refuse the next round, too
+            return None
 
     def _step(self, num_tokens: int, **fields: Any) -> GenerationRequest:
-        request = self._request
+        request = self.request
         return replace(
             request,
-            input_ids=self._known,
+            input_ids=self.known,
             prompt_length=request.num_prompt_tokens,
             max_tokens=num_tokens,
-            prompt_log_probs=request.prompt_log_probs and not self._has_begun,
+            prompt_log_probs=request.prompt_log_probs and not self.num_emitted,
             **fields,
         )
