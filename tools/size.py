@@ -168,7 +168,6 @@ PARTS = (
         "benchmarks",
         budget=2_500,
         paths=("benchmarks/",),
-        limit=2_670,
     ),
     Part(
         "docs generators",

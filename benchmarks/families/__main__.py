@@ -4,14 +4,12 @@ Networks are small and random, and have every feature of their family. For each,
 logits of the float32 engine and 64 greedy tokens with transformers in float32, on texts longer than the
 attention windows; counts rows of a verification whose bits differ from those of plain decoding, and positions
 of a prompt whose bits depend on how it is cut; and measures how far INT8 and INT4 are from float32, which
-random weights exaggerate. The last line of standard output is JSON. Exit codes: 0 success; 1 a family
-differs; 2 wrong usage.
+random weights exaggerate. Exit codes: 0 success; 1 a family differs; 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -20,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.families.divergence import Divergence
 from benchmarks.families.engines import (
+    Logits,
     TokenIds,
     attention_for,
     compile_network,
@@ -30,10 +28,11 @@ from benchmarks.families.engines import (
     prompt_logits,
 )
 from benchmarks.families.networks import FAMILY_CONFIGS, save_model
+from benchmarks.harness import Result, markdown, run_benchmark, say
 from build.networks.source import open_network
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.executor.step import Chunk
-from pipelines.program import EXIT_FAIL, EXIT_PASS, run_program
+from pipelines.program import EXIT_FAIL, EXIT_PASS
 
 EXACT = 1e-4
 """Largest difference between float32 logits; those of our networks are at most about 130."""
@@ -45,16 +44,29 @@ _OTHER_CUTS = 2, 63, 148
 _OTHER = Chunk(np.arange(7, dtype=np.int32), 20, tuple(range(10, 14)), as_rows=True, num_logits=7)
 
 
+def mean_kl(reference: Logits, logits: Logits) -> float:
+    """Return the mean over positions of KL(reference || logits), nats."""
+    p, q = _log_softmax(reference), _log_softmax(logits)
+    return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def _log_softmax(logits: Logits) -> Any:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
 @dataclass(frozen=True)
 class Closeness:
     """A quantized network beside its float32 one.
 
     Attributes:
-        divergence: Over a random text.
+        kl: Mean over positions of a random text of KL(float32 || quantized), nats.
+        same_argmax: Share of positions with the same most likely token.
         num_rows_differing: As ``count_rows_differing`` counts them.
     """
 
-    divergence: Divergence
+    kl: float
+    same_argmax: float
     num_rows_differing: int
 
 
@@ -106,7 +118,8 @@ def compare(name: str, folder: Path) -> Family:
     def closeness(quantization: str) -> Closeness:
         engine = compile_network(folder / quantization, network, quantization, attention)
         found = prompt_logits(engine, ids, _NUM_PROMPT)
-        return Closeness(Divergence.measure(logits, found, ids), count_rows_differing(engine, ids))
+        same_argmax = float((logits.argmax(axis=1) == found.argmax(axis=1)).mean())
+        return Closeness(mean_kl(logits, found), same_argmax, count_rows_differing(engine, ids))
 
     return Family(
         largest_error=float(np.abs(logits - truth).max()),
@@ -150,38 +163,40 @@ def _num_equal(first: list[int], second: list[int]) -> int:
     return next((index for index, (one, other) in pairs if one != other), len(first))
 
 
-def _compare_all(names: list[str], command_line: list[str]) -> int:
+def _compare_all(options: argparse.Namespace, command_line: list[str]) -> Result:
+    about = conditions("benchmarks.families", command_line)
     found = {}
-    for name in names or FAMILY_CONFIGS:
+    for name in options.names or FAMILY_CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            family = found[name] = compare(name, Path(folder))
-        print(
-            f"{name}: logits {family.largest_error:.1e}, {family.num_greedy_equal} of {NUM_GREEDY} greedy "
-            f"tokens, {'exact' if family.is_exact else 'NOT EXACT'}",
-            flush=True,
-        )
-    document = {
-        "conditions": conditions("benchmarks.families", command_line),
-        "limit": EXACT,
-        "num_greedy": NUM_GREEDY,
-        "families": {name: {**asdict(family), "is_exact": family.is_exact} for name, family in found.items()},
-    }
-    print(json.dumps(document))
-    return EXIT_PASS if all(family.is_exact for family in found.values()) else EXIT_FAIL
+            found[name] = compare(name, Path(folder))
+        say(f"{name}: {'exact' if found[name].is_exact else 'NOT EXACT'}")
+    rows = [
+        [
+            f"`{name}`",
+            f"{family.largest_error:.1e}",
+            f"{family.num_greedy_equal} of {NUM_GREEDY}",
+            *(f"{each.kl:.1e}, {each.same_argmax:.1%}" for each in (family.int8, family.int4)),
+            sum(each.num_rows_differing for each in (family, family.int8, family.int4)),
+        ]
+        for name, family in found.items()
+    ]
+    heads = ["Family", "Float32: largest difference of a logit", "Greedy tokens equal"]
+    heads += ["INT8: KL, same argmax", "INT4: KL, same argmax", "Rows whose bits differ"]
+    families = {name: {**asdict(family), "is_exact": family.is_exact} for name, family in found.items()}
+    is_exact = all(family.is_exact for family in found.values())
+    document = {"limit": EXACT, "families": families, "conditions": about}
+    return Result(markdown(heads, rows), document, EXIT_PASS if is_exact else EXIT_FAIL)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(FAMILY_CONFIGS)} (default: all)"
-    )
+    names = ", ".join(FAMILY_CONFIGS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{names} (default: all)")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.names) - set(FAMILY_CONFIGS))
-    if unknown:
+    if unknown := sorted(set(options.names) - set(FAMILY_CONFIGS)):
         parser.error(f"there is no network {unknown[0]}")
-    command_line = sys.argv[1:] if arguments is None else arguments
-    return run_program(lambda: _compare_all(options.names, command_line))
+    return run_benchmark(parser, _compare_all, arguments)
 
 
 if __name__ == "__main__":

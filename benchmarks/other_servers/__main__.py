@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.other_servers.checkpoints import folder_for
 from benchmarks.other_servers.engines import ENGINES, PAIR, Engine, model_of, serving, version
-from benchmarks.peers.environment import ensure_environment
+from benchmarks.peers.running_peers import ensure_environment
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.command_line.options import whole_number

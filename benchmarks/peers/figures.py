@@ -1,4 +1,4 @@
-"""Compute medians and spreads of rates, and of ratios within repetitions, from measurements."""
+"""Compute medians and spreads of rates, and of ratios within repetitions, and write them as a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.harness import markdown
+from benchmarks.peers.measuring import Measurement
 from benchmarks.peers.peers import OURS, OURS_ADAPTIVE, OURS_ALONE, Arm
-from benchmarks.peers.schedule import Measurement
 
 ALL_SETS = "all"
 
@@ -34,7 +35,6 @@ class ArmFigures:
         ours_to_this: Tokens per second of our adaptive arm divided by those of this arm.
         num_answers: Answers in all repetitions.
         num_different: Answers that differ from the same engine's target alone, in the same repetition.
-        num_unsteady: Answers that differ from those of the same arm in its first repetition.
         same_as_ours: Share of output tokens before the first that differs from our target's answer, 0 to 1.
     """
 
@@ -46,7 +46,6 @@ class ArmFigures:
     ours_to_this: Spread
     num_answers: int
     num_different: int
-    num_unsteady: int
     same_as_ours: float
 
 
@@ -84,7 +83,6 @@ def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> Arm
     alone = groups.get((arm.alone, prompt_set, num_at_once), {})
     ours = groups.get((OURS_ADAPTIVE, prompt_set, num_at_once), {})
     ours_alone = groups.get((OURS_ALONE, prompt_set, num_at_once), {})
-    first = entries[min(entries)].answers
     to_alone = [_rate(entry) / _rate(alone[index]) for index, entry in entries.items() if index in alone]
     return ArmFigures(
         arm=arm,
@@ -101,7 +99,6 @@ def _figures(key: _Key, groups: Mapping[_Key, Mapping[int, Measurement]]) -> Arm
             for index, entry in entries.items()
             if index in alone
         ),
-        num_unsteady=sum(_num_different(entry.answers, first) for entry in entries.values()),
         same_as_ours=_common_share(
             [
                 (mine, wanted)
@@ -135,14 +132,41 @@ def _common_share(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> f
     return common / total if total else 1.0
 
 
-def best_lengths(figures: Sequence[ArmFigures]) -> list[ArmFigures]:
-    """Return the speculative arm with the highest median rate for each peer, set and load."""
-    best: dict[tuple[str, str, int], ArmFigures] = {}
-    for entry in figures:
-        if entry.arm.engine == OURS or entry.arm.num_draft_tokens == 0:
-            continue
-        key = (entry.arm.engine, entry.prompt_set, entry.num_at_once)
-        current = best.get(key)
-        if current is None or entry.output_tokens_per_s.median > current.output_tokens_per_s.median:
-            best[key] = entry
-    return list(best.values())
+def table(figures: Sequence[ArmFigures], titles: Mapping[str, str]) -> str:
+    """Return a line for each load and engine, each at its fastest draft length.
+
+    Args:
+        figures: Those of all arms.
+        titles: Name for readers of each engine, in the order of the lines.
+    """
+    sets = list(dict.fromkeys(entry.prompt_set for entry in figures))
+    rows = []
+    for load in sorted({entry.num_at_once for entry in figures}):
+        for engine, title in titles.items():
+            arms = [each for each in figures if (each.num_at_once, each.arm.engine) == (load, engine)]
+            drafting = [
+                each for each in arms if each.arm.num_draft_tokens != 0 and each.prompt_set != ALL_SETS
+            ]
+            cells = [_cell([each for each in arms if each.prompt_set == name]) for name in sets]
+            different = sum(each.num_different for each in drafting)
+            if any(cells):
+                of_all = f"{different} of {sum(each.num_answers for each in drafting)}"
+                rows.append([load, title, *(cell or "-" for cell in cells), of_all])
+    return markdown(["Concurrent", "Engine", *sets, "Answers unlike its target"], rows)
+
+
+def _cell(arms: Sequence[ArmFigures]) -> str:
+    """Return the speeds of an engine's target alone and of its fastest arm, and how ours compares."""
+    drafting = [each for each in arms if each.arm.num_draft_tokens != 0]
+    if not drafting:
+        return ""
+    best = max(drafting, key=lambda each: each.output_tokens_per_s.median)
+    alone = next((each for each in arms if each.arm.num_draft_tokens == 0), None)
+    before = "-" if alone is None else f"{alone.output_tokens_per_s.median:.0f}"
+    speeds = f"{before} -> {best.output_tokens_per_s.median:.0f}"
+    if best.arm.engine == OURS:
+        return speeds
+    ours = best.ours_to_this
+    return (
+        f"{speeds} (K={best.arm.num_draft_tokens}): **{ours.median:.2f}** ({ours.low:.2f} to {ours.high:.2f})"
+    )

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.held_out_code import held_out_texts
-from benchmarks.peers.messages import LoadRequest
+from tokenizers import Tokenizer
+
+from benchmarks.harness import held_out_code
+from benchmarks.peers.measuring import TokenizedPrompt
 from benchmarks.peers.peers import Arm, Peer
-from benchmarks.peers.runners import TokenizedPrompt
+from benchmarks.peers.protocol import LoadRequest
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.deploy.server import run_directory
 from pipelines.errors import PeerError
@@ -80,11 +82,7 @@ class PeerModels:
 
     def code(self, num_texts: int, length: int) -> Prompts:
         """Return prompts of held-out code of this many tokens each."""
-        tokenizer = self._tokenizer()
-        texts = [
-            tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
-            for token_ids in held_out_texts(self._tokenizer_path.parent, num_texts, length)
-        ]
+        texts = held_out_code(self._tokenizer(), num_texts, length)
         code = tuple(Prompt(f"code-{index}", text, length) for index, text in enumerate(texts))
         return Prompts("held-out modules of the standard library", {"code": code})
 
@@ -95,12 +93,7 @@ class PeerModels:
             TokenizedPrompt(prompt.text, tuple(tokenizer.encode(prompt.text).ids)) for prompt in prompts
         )
 
-    @property
-    def _tokenizer_path(self) -> Path:
-        form: str = self.content["target"]["hugging_face"]
-        return self.folder / form / "tokenizer.json"
-
-    def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(self._tokenizer_path))
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(
+            str(self.folder / self.content["target"]["hugging_face"] / "tokenizer.json")
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.peers.messages import (
+from benchmarks.peers.protocol import (
     Loaded,
     LoadRequest,
     Outcome,

@@ -1,19 +1,85 @@
-"""Start the programs of all peers, and stop them at the end of the comparison."""
+"""Install peers, each in a virtual environment of its own, and run their programs."""
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.environment import ensure_environment
-from benchmarks.peers.messages import Loaded
+from benchmarks.peers.measuring import PeerRunner, Runner
 from benchmarks.peers.models import PeerModels
 from benchmarks.peers.peers import Arm, Peer, arms_of
 from benchmarks.peers.process import PeerProcess
-from benchmarks.peers.runners import PeerRunner, Runner
-from pipelines.errors import DraftproofError
+from benchmarks.peers.protocol import Loaded
+from pipelines.errors import DraftproofError, PeerError
+
+_ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = _ROOT / ".venv-peers"
+REQUIREMENTS = _ROOT / "requirements"
+
+_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--only-binary", ":all:")
+_LAST_LINES = 5  # lines of a failed installation that an error quotes
+
+
+def _run(command: Sequence[str], log: Path) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        telling = [line for line in lines if line.strip() and not line.startswith("WARNING")]
+        last = " | ".join(telling[-_LAST_LINES:])
+        raise PeerError(
+            "an environment could not be created",
+            values=f"{' '.join(command[1:])} exited with code {done.returncode}: {last}",
+            limit="needs Linux on x86-64, Python 3.11 for vLLM, and a package index with the pinned versions",
+            remedy=f"read {log}; the other engines are measured without it",
+        )
+
+
+def ensure_environment(
+    name: str,
+    *,
+    needs_torch: bool,
+    environments: Path = ENVIRONMENTS,
+    requirements: Path = REQUIREMENTS,
+    run: Callable[[Sequence[str], Path], None] = _run,
+) -> Path:
+    """Create an environment, unless it exists with the same requirements.
+
+    Args:
+        name: Its name; ``peers-<name>.txt`` has its requirements.
+        needs_torch: Whether those in ``torch.txt`` belong to it.
+        environments: Folder of all environments.
+        requirements: Folder with the files of requirements.
+        run: Run a command with its output appended to a log; raises ``PeerError``.
+
+    Returns:
+        Path of its interpreter.
+
+    Raises:
+        PeerError: The installation failed.
+    """
+    folder = environments / name
+    interpreter = folder / "bin" / "python"
+    files = [requirements / f"peers-{name}.txt", *([requirements / "torch.txt"] * needs_torch)]
+    identity = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    stamp = folder / "installed.sha256"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == identity:
+        return interpreter
+    environments.mkdir(parents=True, exist_ok=True)
+    log = environments / f"{name}.log"
+    log.write_text("", encoding="utf-8")
+    run([sys.executable, "-m", "venv", "--clear", str(folder)], log)
+    run([str(interpreter), *_INSTALL, "--no-deps", "--require-hashes", "-r", str(files[0])], log)
+    if needs_torch:
+        # Without hashes, because the user chooses the build of torch.
+        run([str(interpreter), *_INSTALL, "--no-deps", "-r", str(files[1])], log)
+    stamp.write_text(identity, encoding="utf-8")
+    return interpreter
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Summarize pairs of measurements: medians with bootstrap intervals, as a table and as JSON.
-
-Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13, for percentile intervals.
-"""
+"""Summarize pairs of measurements: medians with bootstrap intervals, as a table."""
 
 from __future__ import annotations
 
@@ -9,17 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from benchmarks.versions.pairs import Pair, Setting
-from pipelines.bench.blocks import CONFIDENCE, Interval
+from benchmarks.harness import interval_cell, markdown, median_interval
+from benchmarks.versions.pairs import GRPC, OPENAI, Pair, Setting
 from pipelines.bench.measuring import Measurement
+from pipelines.bench.report.blocks import Interval
 from pipelines.errors import VerificationError
 
-_RESAMPLES = 10_000
 # Even the range of fewer values contains their true median less often than the confidence says.
 _LEAST_PAIRS = 6
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -27,7 +21,7 @@ class SettingFigures:
     """Figures of one protocol at one load.
 
     Attributes:
-        protocol: ``grpc`` or ``http``.
+        protocol: ``gRPC`` or ``OpenAI``.
         num_at_once: Concurrent requests.
         num_pairs: Pairs of batches.
         tokens_per_s_before: Median of the batches of the commit.
@@ -46,20 +40,24 @@ class SettingFigures:
 
 
 @dataclass(frozen=True)
-class StartFigures:
-    """Start-up times in seconds: median before, and median of the differences, after minus before."""
+class Change:
+    """A time before, its median over the pairs, and the median of the differences, after minus before."""
 
     num_pairs: int
-    start_s_before: float
-    start_s_difference: Interval
+    before: float
+    difference: Interval
 
+    @classmethod
+    def of(cls, times: Sequence[tuple[float, float]]) -> Change:
+        """Summarize pairs of times, before and after."""
+        return cls(
+            len(times),
+            statistics.median(before for before, _ in times),
+            median_interval([after - before for before, after in times]),
+        )
 
-def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of independent values with its 95 % percentile bootstrap interval."""
-    rng = np.random.default_rng(_SEED)
-    resampled = np.median(rng.choice(np.asarray(values), (_RESAMPLES, len(values))), axis=1)
-    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
-    return Interval(statistics.median(values), low, high)
+    def __str__(self) -> str:
+        return f"{self.before:.2f} before, after - before {interval_cell(self.difference, 2)}"
 
 
 def figures_of(pairs: Mapping[Setting, Sequence[Pair]]) -> list[SettingFigures]:
@@ -67,38 +65,44 @@ def figures_of(pairs: Mapping[Setting, Sequence[Pair]]) -> list[SettingFigures]:
     return [_setting_figures(setting, measured) for setting, measured in pairs.items()]
 
 
-def start_figures(times: Sequence[tuple[float, float]]) -> StartFigures:
-    """Summarize pairs of start-up times, before and after."""
-    return StartFigures(
-        len(times),
-        statistics.median(before for before, _ in times),
-        median_interval([after - before for before, after in times]),
+def front_doors_share(pairs: Mapping[Setting, Sequence[Pair]]) -> Change:
+    """Return what OpenAI's API adds to the first token of one request, in ms, in both versions."""
+    single = {setting.protocol: each for setting, each in pairs.items() if setting.load.num_at_once == 1}
+    return Change.of(
+        [
+            (_ttft_ms(openai.before) - _ttft_ms(grpc.before), _ttft_ms(openai.after) - _ttft_ms(grpc.after))
+            for grpc, openai in zip(single[GRPC], single[OPENAI], strict=True)
+        ]
     )
 
 
-def table(settings: Sequence[SettingFigures], starts: StartFigures) -> str:
-    """Format the figures with one line per setting."""
-    head = (
-        f"{'':<22} {'tokens/s before':>15} {'after / before':>24} {'TTFT before':>12} {'after - before':>30}"
-    )
-    lines = [head, "-" * len(head)]
-    lines += [
-        f"{f'{each.protocol}, {each.num_at_once} concurrent':<22} {each.tokens_per_s_before:>15.1f} "
-        f"{_cell(each.tokens_per_s_ratio, 3):>24} {f'{each.ttft_ms_before:.2f} ms':>12} "
-        f"{_cell(each.ttft_ms_difference, 2, ' ms'):>30}"
+def table(settings: Sequence[SettingFigures], share_ms: Change, starts_s: Change) -> str:
+    """Return a table with one line per setting, then the front door's share and the start-up."""
+    rows = [
+        [
+            each.protocol,
+            each.num_at_once,
+            f"{each.tokens_per_s_before:.1f}",
+            interval_cell(each.tokens_per_s_ratio, 3),
+            f"{each.ttft_ms_before:.2f}",
+            interval_cell(each.ttft_ms_difference, 2),
+        ]
         for each in settings
     ]
-    lines.append(
-        f"start-up: {starts.start_s_before:.2f} s before, after - before "
-        f"{_cell(starts.start_s_difference, 2, ' s')}, {starts.num_pairs} pairs"
-    )
-    if starts.num_pairs < _LEAST_PAIRS:
-        lines.append(f"the intervals are too narrow: {_LEAST_PAIRS} pairs at least, better 30")
+    heads = ["Protocol", "Concurrent requests", "Tokens/s before", "after / before", "TTFT before, ms"]
+    lines = [
+        markdown([*heads, "after - before, ms"], rows),
+        "",
+        f"The front door adds to the first token, ms: {share_ms}. Start-up, s: {starts_s}. Medians of "
+        f"{starts_s.num_pairs} pairs with 95 % intervals.",
+    ]
+    if starts_s.num_pairs < _LEAST_PAIRS:
+        lines.append(f"The intervals are too narrow: {_LEAST_PAIRS} pairs at least, better 30.")
     return "\n".join(lines)
 
 
 def _setting_figures(setting: Setting, pairs: Sequence[Pair]) -> SettingFigures:
-    ttft_ms = [(_ttft_ms(pair.before), _ttft_ms(pair.after)) for pair in pairs]
+    ttft = Change.of([(_ttft_ms(pair.before), _ttft_ms(pair.after)) for pair in pairs])
     return SettingFigures(
         protocol=setting.protocol,
         num_at_once=setting.load.num_at_once,
@@ -107,8 +111,8 @@ def _setting_figures(setting: Setting, pairs: Sequence[Pair]) -> SettingFigures:
         tokens_per_s_ratio=median_interval(
             [pair.after.output_tokens_per_s / pair.before.output_tokens_per_s for pair in pairs]
         ),
-        ttft_ms_before=statistics.median(before for before, _ in ttft_ms),
-        ttft_ms_difference=median_interval([after - before for before, after in ttft_ms]),
+        ttft_ms_before=ttft.before,
+        ttft_ms_difference=ttft.difference,
     )
 
 
@@ -122,8 +126,3 @@ def _ttft_ms(measurement: Measurement) -> float:
             remedy="use prompts that the target answers with at least one token",
         )
     return 1e3 * statistics.median(times_s)
-
-
-def _cell(interval: Interval, digits: int, unit: str = "") -> str:
-    value, low, high = (f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high))
-    return f"{value}{unit} ({low} to {high})"

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from benchmarks.completions_client import CompletionsClient
+from benchmarks.harness import num_different_texts
 from benchmarks.versions.version import RunningVersion, Version
-from pipelines.bench.measuring import Measurement, num_different_answers, run_once
-from pipelines.bench.plan import ADAPTIVE, Cell, ClosedLoop
+from pipelines.bench.arms import ADAPTIVE
+from pipelines.bench.loads import ClosedLoop
+from pipelines.bench.measuring import Measurement, run_once
+from pipelines.bench.plan import Cell
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.client.workers import Workers
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.workers import Ask, Workers
+from pipelines.deploy.ports import HOST
 
 BEFORE, AFTER = "before", "after"
-PROTOCOLS = ("grpc", "http")
+GRPC, OPENAI = PROTOCOLS = ("gRPC", "OpenAI")
 LOADS = (ClosedLoop(1), ClosedLoop(8))
 MAX_TOKENS = 64
 _SEED = 0  # of the orders
@@ -51,7 +57,7 @@ class Batches:
 
     Attributes:
         pairs: Setting -> its pairs in the order in which they were measured.
-        num_different: Answers that differ from the first answer to the same prompt, in either version.
+        num_different: Answers of the two versions whose texts differ.
     """
 
     pairs: dict[Setting, list[Pair]]
@@ -92,15 +98,14 @@ def measure_batches(
     """
     num_workers = max(load.num_at_once for load in LOADS)
     pairs: dict[Setting, list[Pair]] = {setting: [] for setting in SETTINGS}
-    everything: list[Measurement] = []
+    num_different = 0
     with ExitStack() as stack:
-        workers = {
-            (name, protocol): stack.enter_context(
-                Workers.connect(server.url(protocol), num_workers, streaming=True)
-            )
-            for name, server in servers.items()
-            for protocol in PROTOCOLS
-        }
+        workers = {}
+        for name, server in servers.items():
+            doors = [CompletionsClient(HOST, server.ports.openai) for _ in range(num_workers)]
+            workers[name, OPENAI] = Workers([_ask_of(stack.enter_context(closing(door))) for door in doors])
+            direct = Workers.connect(f"grpc://{HOST}:{server.ports.grpc}", num_workers, streaming=True)
+            workers[name, GRPC] = stack.enter_context(direct)
         for number, order in enumerate(_orders(num_pairs + 1)):
             for setting in SETTINGS:
                 cell = Cell(prompt_set, setting.load)
@@ -108,11 +113,18 @@ def measure_batches(
                     name: run_once(cell, ADAPTIVE, MAX_TOKENS, workers[name, setting.protocol], number)
                     for name in order
                 }
-                everything += measured.values()
+                num_different += num_different_texts(measured[BEFORE], measured[AFTER])
                 if number:  # the first is the warm-up
                     pairs[setting].append(Pair(measured[BEFORE], measured[AFTER]))
             report(f"batches {number}/{num_pairs}" if number else "warmed up")
-    return Batches(pairs, num_different_answers(everything))
+    return Batches(pairs, num_different)
+
+
+def _ask_of(door: CompletionsClient) -> Ask:
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        return door.generate(request)
+
+    return ask
 
 
 def _orders(count: int) -> Iterator[list[str]]:

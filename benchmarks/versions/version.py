@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.rendering.template_values import calibration_file
-from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, VerificationError
 
@@ -54,16 +54,12 @@ class RunningVersion:
     """A server of a version.
 
     Attributes:
-        ports: Ports that it listens on.
+        ports: Ports that it listens on, one of them for OpenAI's API.
         start_s: Seconds from the start of the command until it was ready.
     """
 
     ports: Ports
     start_s: float
-
-    def url(self, protocol: str) -> str:
-        """Return its address for ``grpc`` or ``http``."""
-        return f"{protocol}://{HOST}:{getattr(self.ports, protocol)}"
 
 
 @dataclass(frozen=True)
@@ -130,12 +126,13 @@ class Version:
     @contextmanager
     def running(self) -> Iterator[RunningVersion]:
         """Run a server on free ports; raises VerificationError if it does not start."""
-        ports = Ports.free()
+        ports = Ports.free(with_openai=True)
         started_s = time.monotonic()
         try:
             self._run(
                 *("pipelines.deploy", "serve", "--recipe", self.recipe, "--http-port", str(ports.http)),
                 *("--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)),
+                *("--openai-port", str(ports.openai)),
             )
             yield RunningVersion(ports, time.monotonic() - started_s)
         finally:
@@ -143,11 +140,7 @@ class Version:
 
     def _program(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", module, *arguments]
-        # Not an option, which earlier versions do not know. Both versions would use the same port.
-        environment = {**os.environ, "DRAFTPROOF_OPENAI_PORT": "0"}
-        return subprocess.run(
-            command, cwd=self.tree, env=environment, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, cwd=self.tree, capture_output=True, text=True, check=False)
 
     def _run(self, module: str, *arguments: str) -> str:
         done = self._program(module, *arguments)

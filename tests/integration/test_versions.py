@@ -36,12 +36,12 @@ def test_a_commit_compared_with_itself(
     assert document["num_different"] == 0
     assert document["has_same_engines"]
     assert [(each["protocol"], each["num_at_once"]) for each in document["settings"]] == [
-        *(("grpc", 1), ("grpc", 8), ("http", 1), ("http", 8))
+        *(("gRPC", 1), ("gRPC", 8), ("OpenAI", 1), ("OpenAI", 8))
     ]
     for each in document["settings"]:
         ratio = each["tokens_per_s_ratio"]
         assert 0.2 < ratio["low"] <= ratio["value"] <= ratio["high"] < 5  # the machine may be busy
         assert each["ttft_ms_before"] > 0
-    assert document["starts"]["start_s_before"] > 0.5
+    assert document["starts_s"]["before"] > 0.5
     assert document["conditions"]["before"] == document["conditions"]["git_sha"]
     assert list(scratch.iterdir()) == []

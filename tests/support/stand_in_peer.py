@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import time
 
-from benchmarks.peers.messages import Loaded, LoadRequest, Outcome, RunRequest
-from benchmarks.peers.program import serve
+from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, serve
 
 MODE = sys.argv[1]
 

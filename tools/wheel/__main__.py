@@ -9,18 +9,19 @@ version is the one in ``pyproject.toml``.
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.errors import DraftproofError
 from pipelines.program import EXIT_PASS, run_program
-from tools.wheel.modules import ROOT, imported_by
 
+ROOT = Path(__file__).resolve().parents[2]
 PIPELINES = ROOT / "pipelines"
 CLIENT = PIPELINES / "client"
 
@@ -97,10 +98,46 @@ def write_sources(folder: Path, version: str) -> None:
 def _sources() -> dict[Path, Path]:
     """Return each file of the wheel and its name there."""
     client = {path for path in CLIENT.rglob("*.py") if path.name != "__main__.py"}
-    needed = client | imported_by("pipelines.validation.openai.command")
+    needed = client | _imported_by("pipelines.validation.openai.command")
     needed -= {PIPELINES / "__init__.py"}  # the client's is the package's
     names = {path: path.relative_to(CLIENT if path.is_relative_to(CLIENT) else PIPELINES) for path in needed}
     return names | {path: Path(path.name) for path in ADDED.glob("*.py") if path.name != "__init__.py"}
+
+
+def _imported_by(name: str) -> set[Path]:
+    """Return the files of a module and of all that it imports from ``pipelines``.
+
+    Args:
+        name: Dotted name of the module.
+    """
+    found: set[Path] = set()
+    waiting = [name]
+    while waiting:
+        file = _file(waiting.pop())
+        if file is not None and file not in found:
+            found.add(file)
+            waiting += _names(file)
+    return found
+
+
+def _names(file: Path) -> Iterator[str]:
+    """Yield the dotted names in a file's imports, and those of the packages around them."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        imported: list[str] = []
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in imported:
+            parts = name.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _file(name: str) -> Path | None:
+    """Return the file of a module of ``pipelines``; None if a name is none."""
+    path = ROOT.joinpath(*name.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None) if name.startswith("pipelines") else None
 
 
 if __name__ == "__main__":

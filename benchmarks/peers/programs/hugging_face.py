@@ -9,8 +9,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.peers.messages import Loaded, LoadRequest, Outcome, RunRequest
-from benchmarks.peers.program import serve
+from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, serve
 
 
 class _Generator:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.messages import Loaded, LoadRequest, Outcome, RunRequest
-from benchmarks.peers.program import run_stepped, serve
+from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, run_stepped, serve
 
 _KV_CACHE_GB = 1  # for all requests; GenAI divides it between target and draft
 

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.peers.messages import Loaded, LoadRequest, Outcome, RunRequest
-from benchmarks.peers.program import run_stepped, serve
+from benchmarks.peers.protocol import Loaded, LoadRequest, Outcome, RunRequest, run_stepped, serve
 
 _KV_CACHE_GIB = 1
 _SETTINGS = {

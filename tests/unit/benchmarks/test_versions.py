@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import median_interval
 from benchmarks.versions.__main__ import main
-from benchmarks.versions.figures import figures_of, median_interval, start_figures, table
-from benchmarks.versions.pairs import SETTINGS, Pair
+from benchmarks.versions.figures import Change, figures_of, front_doors_share, table
+from benchmarks.versions.pairs import GRPC, OPENAI, SETTINGS, Pair
 from benchmarks.versions.version import Engines, Version
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import ADAPTIVE, Cell
@@ -34,7 +35,7 @@ def test_a_machine_that_slows_down_tenfold_hides_nothing() -> None:
     ratio, ttft_ms = figures.tokens_per_s_ratio, figures.ttft_ms_difference
     assert (ratio.low, ratio.value, ratio.high) == pytest.approx((0.8, 0.8, 0.8))
     assert (ttft_ms.low, ttft_ms.value, ttft_ms.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert (figures.protocol, figures.num_at_once, figures.num_pairs) == ("grpc", 1, 30)
+    assert (figures.protocol, figures.num_at_once, figures.num_pairs) == (GRPC, 1, 30)
 
 
 def test_the_interval_contains_the_true_median_about_as_often_as_it_says() -> None:
@@ -44,19 +45,21 @@ def test_the_interval_contains_the_true_median_about_as_often_as_it_says() -> No
     assert np.median([each.high - each.low for each in intervals]) < 0.35
 
 
-def test_start_ups_are_compared_within_their_pair() -> None:
-    figures = start_figures([(2.0, 2.5), (8.0, 8.5), (4.0, 4.5)])
-    assert (figures.num_pairs, figures.start_s_before, figures.start_s_difference.value) == (3, 4.0, 0.5)
-
-
-def test_the_table_has_a_line_for_each_setting_and_one_for_the_start() -> None:
-    pairs = [Pair(batch(1.0, 0.010), batch(0.5, 0.012))] * 2
-    text = table(figures_of(dict.fromkeys(SETTINGS, pairs)), start_figures([(2.0, 2.5), (3.0, 3.5)]))
-    assert text.count("2.000 (2.000 to 2.000)") == len(SETTINGS)
-    assert "http, 8 concurrent" in text
-    assert "after - before 0.50 s (0.50 to 0.50), 2 pairs" in text
-    assert "the intervals are too narrow" in text
-    assert "too narrow" not in table([], start_figures([(2.0, 2.5)] * 6))
+def test_the_front_doors_share_is_what_openais_api_adds_in_each_version() -> None:
+    ttft_s = {GRPC: (0.010, 0.010), OPENAI: (0.014, 0.011)}
+    pairs = {
+        setting: [Pair(*(batch(1.0, each) for each in ttft_s[setting.protocol]))] * 2 for setting in SETTINGS
+    }
+    share = front_doors_share(pairs)
+    assert share.before == pytest.approx(4.0)
+    assert share.difference.value == pytest.approx(-3.0)
+    starts = Change.of([(2.0, 2.5), (8.0, 8.5), (4.0, 4.5)])
+    assert (starts.num_pairs, starts.before, starts.difference.value) == (3, 4.0, 0.5)
+    text = table(figures_of(pairs), share, starts)
+    assert "| OpenAI | 8 | 5.0 | 1.000 (1.000 to 1.000) | 14.00 | -3.00 (-3.00 to -3.00) |" in text
+    assert "first token, ms: 4.00 before, after - before -3.00 (-3.00 to -3.00)" in text
+    assert "too narrow" in text
+    assert "too narrow" not in table([], share, Change.of([(2.0, 2.5)] * 6))
 
 
 def test_a_batch_without_output_is_no_figure() -> None:

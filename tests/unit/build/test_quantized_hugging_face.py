@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.families.__main__ import EXACT, count_rows_differing
-from benchmarks.families.divergence import mean_kl
+from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
 from benchmarks.families.engines import compile_network, prompt_logits
 from benchmarks.families.networks import save_model
 from build.checkpoints.tensor_file import Float32Array, Tensor

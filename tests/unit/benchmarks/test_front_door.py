@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 import pytest
 
-from benchmarks.front_door import cost
-from benchmarks.front_door.http_client import CompletionsClient
+from benchmarks import front_door as cost
+from benchmarks.completions_client import CompletionsClient
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Workers
@@ -22,17 +23,6 @@ from tests.unit.bench.answers import answer
 PROMPTS = tuple(CompletionRequest(f"text {number}", seed=number) for number in range(32))
 
 
-class Cpu(cost.CpuTime):
-    """CPU time that grows by a millisecond with each look."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def seconds(self) -> float:
-        self._now_s += 1e-3
-        return self._now_s
-
-
 def ask(request: CompletionRequest, model: str) -> Generation:
     added_s = 0.25 if model == cost.OPENAI.model else 0.0
     return answer(ttft=1.0 + added_s, e2e=3.0 + added_s, text=request.prompt)
@@ -40,7 +30,7 @@ def ask(request: CompletionRequest, model: str) -> Generation:
 
 def test_both_ways_are_compared_and_the_cpu_time_is_that_of_the_front_door() -> None:
     workers = Workers([ask] * max(cost.CONCURRENCY))
-    found = cost.measure(PromptSet("code", PROMPTS), 2, workers, Cpu())
+    found = cost.measure(PromptSet("code", PROMPTS), 2, workers, count(0, 1e-3).__next__)
     assert found.ttft.added_ms.value == pytest.approx(250)
     assert found.itl.added_ms.value == pytest.approx(0)
     assert [load.num_at_once for load in found.loads] == [8, 16]
@@ -48,13 +38,14 @@ def test_both_ways_are_compared_and_the_cpu_time_is_that_of_the_front_door() -> 
         pytest.approx(1e3 / (5 * 2 * num_at_once)) for num_at_once in (8, 16)
     ]
     assert found.num_different == 0
+    assert "| first token | 1000.00 ms | 1250.00 ms | 250.00 (250.00 to 250.00) ms |" in cost.table(found)
 
 
 def test_another_text_over_one_way_is_counted() -> None:
     def other(request: CompletionRequest, model: str) -> Generation:
         return replace(ask(request, model), text=model)
 
-    found = cost.measure(PromptSet("code", PROMPTS), 2, Workers([other] * 16), Cpu())
+    found = cost.measure(PromptSet("code", PROMPTS), 2, Workers([other] * 16), count(0, 1e-3).__next__)
     assert found.num_different == 2 * (32 + 16 + 32)
 
 

@@ -1,1 +1,0 @@
-"""Measures what OpenAI's API and structured output cost."""

@@ -1,0 +1,216 @@
+"""Gives every benchmark its command line, prompts, intervals, and a result as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from build.quantization.corpus import load_corpus
+from pipelines.bench.measuring import Measurement
+from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
+from pipelines.bench.report.blocks import CONFIDENCE, Interval
+from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.client import Client
+from pipelines.command_line.chat_prompts import check_chats
+from pipelines.command_line.given_prompts import add_prompts_option
+from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.prompts import Prompts
+from pipelines.command_line.running_server import engine_directories
+from pipelines.errors import InvalidRequestError
+from pipelines.program import EXIT_PASS, run_program, stopped_by_signals
+
+_RESAMPLES = 10_000
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a benchmark.
+
+    Attributes:
+        table: Markdown to be pasted into a page; the conditions are printed below it.
+        document: Everything, ready for JSON, with ``conditions``.
+        exit_code: What the program ends with.
+    """
+
+    table: str
+    document: dict[str, Any]
+    exit_code: int = EXIT_PASS
+
+
+def parser_of(program: str, description: str, recipe: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark of a pair has.
+
+    Args:
+        program: Module that runs.
+        description: What it does.
+        recipe: Recipe that it measures by default.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    parser.add_argument("--recipe", default=recipe, help="name of a recipe, or its file (%(default)s)")
+    add_prompts_option(parser)
+    return parser
+
+
+def run_benchmark(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace, list[str]], Result],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Measure, print the table, its conditions and one line of JSON, and return the exit code.
+
+    Args:
+        parser: Reads the options.
+        measure: Takes the options and the command line.
+        arguments: The command line; None for that of the process.
+    """
+    options = parser.parse_args(arguments)
+    command_line = sys.argv[1:] if arguments is None else list(arguments)
+
+    def work() -> int:
+        with stopped_by_signals():
+            result = measure(options, command_line)
+        print(result.table, conditions_line(result.document["conditions"]), sep="\n\n")
+        print(json.dumps(result.document))
+        return result.exit_code
+
+    return run_program(work, result={})
+
+
+def say(line: str) -> None:
+    """Report progress on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def conditions_line(about: dict[str, Any]) -> str:
+    """Say in one line what figures depend on.
+
+    Args:
+        about: From ``conditions``, possibly with ``recipe``, ``engines`` and ``triton_version``.
+    """
+    known = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}
+    widest = next((words for flag, words in known.items() if flag in about["cpu_flags"]), "no AVX2")
+    versions = [f"OpenVINO {about['packages']['openvino']}", f"Python {about['python']}"]
+    if "triton_version" in about:
+        versions.insert(0, f"Triton {about['triton_version']}")
+    parts = [f"recipe `{about['recipe']}`"] if "recipe" in about else []
+    for role, engine in sorted(about.get("engines", {}).items(), reverse=True):
+        if engine:
+            size = f"{engine['num_parameters'] / 1e6:.1f} M"
+            parts.append(f"{role} {size} parameters, {engine['quantization']}")
+    parts += [
+        f"{about['cpu']} ({widest}), {about['num_cores']} cores",
+        f"load {about['load_average_1min']} at the start",
+        ", ".join(versions),
+        f"{about['date'][:10]}, commit {about['git_sha'][:10]}, `{about['command']}`",
+    ]
+    return f"Conditions: {'; '.join(parts)}."
+
+
+def server_conditions(
+    program: str, command_line: Sequence[str], recipe: str, url: str, prompts: Prompts, **more: Any
+) -> dict[str, Any]:
+    """Collect the conditions of a measurement on a server, ready for JSON.
+
+    Args:
+        program: Module that runs.
+        command_line: Its arguments.
+        recipe: Recipe of the server.
+        url: Address of the server.
+        prompts: Prompts that are sent.
+        more: Conditions that only the caller knows.
+
+    Raises:
+        DraftproofError: The server does not answer.
+    """
+    with Client.connect(url) as client:
+        return conditions(
+            program,
+            command_line,
+            recipe=recipe,
+            triton_version=client.server_version(),
+            engines=engine_conditions(engine_directories(client)),
+            prompts=prompts.document(),
+            **more,
+        )
+
+
+def drawn_prompts(options: argparse.Namespace, count: int) -> tuple[Prompts, PromptSet]:
+    """Draw prompts of the largest set, and make greedy requests of them.
+
+    Args:
+        options: ``prompts`` and ``recipe`` of the command line.
+        count: Number of prompts.
+
+    Raises:
+        InvalidRequestError: There are too few.
+    """
+    judged = choose_prompts(options.prompts, options.recipe).for_judging().of_largest_set()
+    prompts = judged.draw(count, least=count)
+    check_chats(prompts, None)
+    (prompt_set,) = make_prompt_sets(prompts, tuple(prompts.sets), count, 0.0).values()
+    return prompts, prompt_set
+
+
+def held_out_code(tokenizer: Tokenizer, num_texts: int, length: int) -> list[str]:
+    """Return the beginnings of equal parts of the standard library's held-out modules.
+
+    Args:
+        tokenizer: Counts tokens.
+        num_texts: Number of parts.
+        length: Tokens of each beginning.
+
+    Raises:
+        InvalidRequestError: The modules are too short.
+    """
+    text = "\n\n".join(document.text for document in load_corpus().held_out)
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if num_texts * length > len(token_ids):
+        raise InvalidRequestError(
+            "there is too little held-out code",
+            values=f"{num_texts} texts of {length:,} tokens",
+            limit=f"{len(token_ids):,} tokens in all",
+            remedy="use fewer or shorter texts",
+        )
+    starts = [index * (len(token_ids) // num_texts) for index in range(num_texts)]
+    return [
+        tokenizer.decode(token_ids[start : start + length], skip_special_tokens=False) for start in starts
+    ]
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of independent values with its 95 % percentile bootstrap interval.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13.
+    """
+    rng = np.random.default_rng(_SEED)
+    resampled = np.median(rng.choice(np.asarray(values), (_RESAMPLES, len(values))), axis=1)
+    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return Interval(statistics.median(values), low, high)
+
+
+def interval_cell(interval: Interval, digits: int, unit: str = "") -> str:
+    """Return such as ``1.02 (0.98 to 1.05) ms``."""
+    value, low, high = (f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high}){unit}"
+
+
+def num_different_texts(one: Measurement, other: Measurement) -> int:
+    """Count the answers of two measurements of the same requests whose texts differ."""
+    return sum(
+        first.text != second.text for first, second in zip(one.generations, other.generations, strict=True)
+    )

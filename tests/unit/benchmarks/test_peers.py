@@ -1,0 +1,382 @@
+"""Tests of the comparison with other engines, on scripted engines and stand-in programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import __main__ as command
+from benchmarks.peers.figures import ALL_SETS, ArmFigures, Spread, figures_of, table
+from benchmarks.peers.measuring import Measurement, Plan, Schedule, TokenizedPrompt, num_requests
+from benchmarks.peers.models import PeerModels
+from benchmarks.peers.peers import OURS_ADAPTIVE, OURS_ALONE, PEERS, Arm, Peer
+from benchmarks.peers.process import PeerProcess
+from benchmarks.peers.protocol import (
+    Loaded,
+    LoadRequest,
+    Outcome,
+    RunRequest,
+    process_requests,
+    read_request,
+    run_stepped,
+    write_request,
+)
+from benchmarks.peers.running_peers import ensure_environment, running_peers
+from pipelines.bench.reporting.conditions import conditions
+from pipelines.client import CompletionRequest, Generation
+from pipelines.client.workers import Workers
+from pipelines.errors import PeerError
+from tests.conftest import REPOSITORY_ROOT
+from tests.support.tiny_engines import write_tokenizer
+
+ALONE, SHORT, LONG = Arm("other", 0), Arm("other", 2), Arm("other", 4)
+PROMPTS = tuple(TokenizedPrompt(f"text {index}", (index, index)) for index in range(16))
+LOAD = LoadRequest("target", "draft", 4, 2, 8, 1024, 512, (999, 998), {"NUM_STREAMS": "1"})
+RUN = RunRequest(((10, 11), (20,), (30,)), max_tokens=3, num_at_once=2)
+
+
+class ScriptedRunner:
+    """A runner that records its name when it is asked, and fails from a given time on."""
+
+    def __init__(self, name: Arm, log: list[tuple[str, int]], fails_at: int = 99) -> None:
+        self.name, self.log, self.fails_at, self.num_runs = name, log, fails_at, 0
+
+    def run(self, prompts: Sequence[TokenizedPrompt], max_tokens: int, num_at_once: int) -> Outcome:
+        self.num_runs += 1
+        if self.num_runs > self.fails_at:
+            raise PeerError("it broke")
+        self.log.append((str(self.name), num_at_once))
+        return Outcome(tuple(prompt.ids for prompt in prompts), (1.0,) * len(prompts), 2.0)
+
+
+def run_schedule(*arms: Arm, log: list[tuple[str, int]], **changes: object) -> Schedule:
+    """Run a schedule in which ``SHORT`` breaks at its third request."""
+    plan = replace(Plan({"code": PROMPTS}, (1, 4), 8, 2, {}), **changes)  # type: ignore[arg-type]
+    runners = {arm: ScriptedRunner(arm, log, 2 if arm == SHORT else 99) for arm in arms}
+    schedule = Schedule(plan, runners, lambda entry: None)
+    schedule.run()
+    return schedule
+
+
+def test_arms_take_turns_and_each_repetition_begins_with_another() -> None:
+    log: list[tuple[str, int]] = []
+    arms = (OURS_ALONE, OURS_ADAPTIVE, ALONE)
+    schedule = run_schedule(*arms, log=log)
+    a, b, c = map(str, arms)
+    assert [name for name, num_at_once in log if num_at_once == 4] == [a, b, c, a, b, c, b, c, a]
+    assert len(schedule.measurements) == 2 * 2 * 3  # without the first, which warms up
+    assert {len(entry.answers) for entry in schedule.measurements} == {num_requests(1), num_requests(4)}
+
+
+def test_an_engine_gets_no_more_concurrent_requests_than_it_takes() -> None:
+    log: list[tuple[str, int]] = []
+    run_schedule(OURS_ALONE, ALONE, log=log, max_concurrency={"other": 1})
+    assert {num_at_once for name, num_at_once in log if name.startswith("other")} == {1}
+    assert {num_at_once for name, num_at_once in log if name.startswith("draftproof")} == {1, 4}
+
+
+def test_a_peer_that_breaks_is_left_out_with_its_reason() -> None:
+    schedule = run_schedule(OURS_ALONE, ALONE, SHORT, log=[], concurrency=(1,))
+    assert schedule.failures == {SHORT: "it broke"}
+    assert [entry.repetition for entry in schedule.measurements if entry.arm == SHORT] == [0]
+    assert [entry.repetition for entry in schedule.measurements if entry.arm == ALONE] == [0, 1]
+
+
+def test_our_own_server_may_not_break() -> None:
+    plan = Plan({"code": PROMPTS}, (1,), 8, 2, {})
+    with pytest.raises(PeerError, match="it broke"):
+        Schedule(plan, {OURS_ALONE: ScriptedRunner(OURS_ALONE, [], 1)}, lambda entry: None).run()
+
+
+def measured(
+    arm: Arm, repetition: int, wall_s: float, *answers: tuple[int, ...], kind: str = "code"
+) -> Measurement:
+    return Measurement(arm, kind, 1, repetition, answers or ((1, 2), (3, 4)), wall_s)
+
+
+def figures_by_arm(*measurements: Measurement) -> dict[tuple[Arm, str], ArmFigures]:
+    return {(entry.arm, entry.prompt_set): entry for entry in figures_of(measurements)}
+
+
+def test_ratios_are_taken_within_a_repetition() -> None:
+    found = figures_by_arm(
+        *(measured(OURS_ALONE, index, 1.0) for index in range(3)),
+        *(measured(OURS_ADAPTIVE, index, wall_s) for index, wall_s in enumerate((0.5, 1.0, 2.0))),
+        *(measured(ALONE, index, wall_s) for index, wall_s in enumerate((2.0, 4.0, 1.0))),
+        *(measured(SHORT, index, wall_s) for index, wall_s in enumerate((1.0, 1.0, 2.0))),
+    )
+    short = found[SHORT, "code"]
+    assert short.output_tokens_per_s == Spread(4.0, 2.0, 4.0)
+    assert short.ratio_to_alone == Spread(2.0, 0.5, 4.0)
+    assert short.ours_to_this == Spread(1.0, 1.0, 2.0)
+    assert found[OURS_ADAPTIVE, "code"].ratio_to_alone == Spread(1.0, 0.5, 2.0)
+
+
+def test_answers_that_differ_are_counted_against_the_engines_own_target() -> None:
+    found = figures_by_arm(
+        measured(OURS_ALONE, 0, 1.0),
+        measured(OURS_ADAPTIVE, 0, 1.0),
+        measured(ALONE, 0, 1.0, (1, 9), (3, 4)),
+        measured(SHORT, 0, 1.0, (1, 9), (3, 5)),
+    )
+    short, alone = found[SHORT, "code"], found[ALONE, "code"]
+    assert (short.num_answers, short.num_different, short.same_as_ours) == (2, 1, 0.5)
+    assert (alone.num_different, alone.same_as_ours) == (0, 0.75)
+
+
+def test_all_sets_together_weigh_by_time() -> None:
+    found = figures_by_arm(
+        *(
+            measured(arm, 0, wall_s, kind=kind)
+            for arm, walls in ((OURS_ALONE, (1.0, 1.0)), (OURS_ADAPTIVE, (0.5, 1.5)), (ALONE, (3.0, 1.0)))
+            for kind, wall_s in zip(("code", "mixed"), walls, strict=True)
+        ),
+        measured(SHORT, 0, 1.0, kind="code"),  # failed before the other set
+    )
+    assert found[ALONE, ALL_SETS].output_tokens_per_s.median == 8 / 4.0
+    assert found[ALONE, ALL_SETS].ours_to_this.median == 2.0
+    assert (SHORT, ALL_SETS) not in found
+
+
+def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
+    entries = [measured(arm, 0, 1.0) for arm in (OURS_ALONE, OURS_ADAPTIVE, ALONE)]
+    figures = figures_of([*entries, measured(SHORT, 0, 2.0), measured(LONG, 0, 0.5, (1, 2), (9, 9))])
+    lines = table(figures, {"draftproof": "Ours", "other": "Another engine"}).splitlines()
+    assert lines[2:] == [
+        "| 1 | Ours | 4 -> 4 | 0 of 2 |",
+        "| 1 | Another engine | 4 -> 8 (K=4): **0.50** (0.50 to 0.50) | 1 of 4 |",
+    ]
+
+
+@pytest.mark.parametrize("message", [LOAD, RUN])
+def test_a_request_survives_the_wire(message: LoadRequest | RunRequest) -> None:
+    assert read_request(write_request(message)) == message
+
+
+class CountingEngine:
+    """An engine that ends request i after 1 + i % 3 steps, with the prompt doubled as its answer."""
+
+    loaded = Loaded({}, "")
+
+    def __init__(self, request: LoadRequest | None = None) -> None:
+        self.running: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.most_running = 0
+
+    def add(self, index: int, prompt: tuple[int, ...], max_tokens: int) -> None:
+        self.running[index] = (1 + index % 3, prompt)
+        self.most_running = max(self.most_running, len(self.running))
+
+    def step(self) -> Iterator[tuple[int, list[int]]]:
+        for index, (steps, prompt) in list(self.running.items()):
+            self.running[index] = (steps - 1, prompt)
+            if steps == 1:
+                del self.running[index]
+                yield index, [*prompt, *prompt]
+
+    def run(self, request: RunRequest) -> Outcome:
+        if request.max_tokens == 3:
+            raise RuntimeError("no")
+        return run_stepped(self, request)
+
+
+@pytest.mark.parametrize("num_at_once", [1, 2, 5])
+def test_the_closed_loop_keeps_so_many_requests_running_and_the_order_of_answers(num_at_once: int) -> None:
+    engine = CountingEngine()
+    outcome = run_stepped(engine, RunRequest(tuple((index,) for index in range(7)), 3, num_at_once))
+    assert outcome.answers == tuple((index, index) for index in range(7))
+    assert engine.most_running == num_at_once
+    assert 0 < max(outcome.seconds) <= outcome.wall_s
+
+
+def test_a_program_answers_every_line_also_those_that_it_cannot_carry_out() -> None:
+    lines = [write_request(RUN), "not JSON", write_request(LOAD), write_request(RUN)]
+    lines.append(write_request(RunRequest(((1,),), 4, 1)))
+    answers = io.StringIO()
+    assert process_requests(CountingEngine, lines, answers) == 0
+    documents = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert documents[0] == {"error": "no models are loaded"}
+    assert "JSONDecodeError" in documents[1]["error"]
+    assert documents[3] == {"error": "RuntimeError: no"}
+    assert documents[4]["answers"] == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("good", ""),
+        ("noisy", ""),
+        ("no-load", "MemoryError: no room for the weights"),
+        ("dies", "exited with code 3: fatal: out of luck"),
+        ("short", "2 answers to 3 prompts"),
+        ("hangs", r"no response within 0\.5 s"),
+    ],
+)
+def test_a_program_answers_or_says_why_it_does_not(
+    mode: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.peers.process._END_TIMEOUT_S", 0.2)
+    command_line = [sys.executable, "-m", "tests.support.stand_in_peer", mode]
+    with PeerProcess(mode, command_line, tmp_path / "logs" / "peer.log", {}, 120.0) as peer:
+        if not reason:
+            assert peer.load(LOAD) == Loaded({"stand-in": "1.0"}, "2 threads")
+            assert peer.run(RUN).answers == ((10, 11, 999), (20, 21, 999), (30, 31, 999))
+            return
+        with pytest.raises(PeerError, match=reason):
+            peer.load(LOAD)
+            peer._timeout_s = 0.5 if mode == "hangs" else 120.0
+            peer.run(RUN)
+    assert peer._process.poll() is not None
+
+
+def stand_in(mode: str, name: str = "other") -> Peer:
+    return Peer(name, "A stand-in", "other", mode, ("openvino",), (2, 4), needs_torch=False)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> PeerModels:
+    write_tokenizer(tmp_path / "target" / "hugging_face" / "tokenizer.json")
+    forms = {form: f"target/{form}" for form in ("hugging_face", "openvino")}
+    content = {
+        "end_ids": [999],
+        "num_threads": 2,
+        "compile_properties": {"NUM_STREAMS": "1"},
+        "max_seq_len": 1024,
+        "max_num_tokens": 512,
+    }
+    return PeerModels(tmp_path, {**content, "target": forms, "draft": {"openvino": "draft/openvino"}})
+
+
+def test_long_prompts_are_held_out_code_of_the_requested_length(models: PeerModels) -> None:
+    tokenized = models.tokenized(models.code(3, 200).sets["code"])
+    assert len({prompt.ids for prompt in tokenized}) == 3
+    # Where a text was cut, the tokenizer may split it otherwise.
+    assert all(abs(len(prompt.ids) - 200) <= 2 for prompt in tokenized)
+
+
+def test_a_program_gets_the_best_form_of_the_weights_that_there_is(models: PeerModels) -> None:
+    vllm = next(peer for peer in PEERS if peer.name == "vllm")
+    request = models.load_request(vllm, Arm("vllm", 0), 8)
+    assert (request.target, request.draft) == (str(models.folder / "target" / "hugging_face"), None)
+    request = models.load_request(stand_in(""), LONG, 8)
+    assert (request.draft, request.num_draft_tokens) == (str(models.folder / "draft" / "openvino"), 4)
+    assert request.compile_properties == {"NUM_STREAMS": "1"}
+    with pytest.raises(PeerError, match="no weights in a format"):
+        models.load_request(replace(vllm, forms=("compressed_tensors",)), Arm("vllm", 0), 8)
+
+
+def interpreter_for(folder: Path, peer: Peer) -> Path:
+    """Return a command that runs the stand-in in the peer's mode, whatever module it is to run."""
+    if peer.name == "absent":
+        raise PeerError("no wheel for this machine")
+    script = folder / "bin" / peer.module
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.support.stand_in_peer {peer.module}\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_what_cannot_be_installed_or_loaded_is_named_and_the_rest_runs(
+    models: PeerModels, tmp_path: Path
+) -> None:
+    peers = [stand_in("good", "absent"), stand_in("no-load", "broken"), stand_in("good", "whole")]
+    install = partial(interpreter_for, tmp_path)
+    with running_peers(peers, models, 8, 60.0, lambda line: None, install) as running:
+        assert list(running.runners) == [Arm("whole", 0), Arm("whole", 2), Arm("whole", 4)]
+        outcome = running.runners[Arm("whole", 2)].run(PROMPTS[3:5], 4, 2)
+        assert outcome.answers == ((3, 4, 5), (4, 5, 6))  # the end token is removed
+    assert set(running.failures) == {"absent", "broken target alone", "broken K=2", "broken K=4"}
+    assert "no room for the weights" in running.failures["broken K=2"]
+
+
+def test_an_environment_is_made_once_and_anew_when_its_requirements_change(tmp_path: Path) -> None:
+    (tmp_path / "peers-other.txt").write_text("a==1\n", encoding="utf-8")
+    (tmp_path / "torch.txt").write_text("torch==2.13.0\n", encoding="utf-8")
+    commands: list[list[str]] = []
+
+    def make() -> None:
+        def run(line: Sequence[str], log: Path) -> None:
+            commands.append(list(line))
+            (tmp_path / "environments" / "other").mkdir(exist_ok=True)
+
+        folders = {"environments": tmp_path / "environments", "requirements": tmp_path}
+        ensure_environment("other", needs_torch=True, run=run, **folders)
+
+    make()
+    make()
+    assert [line[1:3] for line in commands][:1] == [["-m", "venv"]]
+    assert len(commands) == 3  # the second time it existed
+    assert "--require-hashes" in commands[1] and "--require-hashes" not in commands[2]
+    (tmp_path / "torch.txt").write_text("torch==2.14.0\n", encoding="utf-8")
+    make()
+    assert len(commands) == 6
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_peer_has_its_program_and_its_requirements(peer: Peer) -> None:
+    assert (REPOSITORY_ROOT / f"{peer.module.replace('.', '/')}.py").is_file()
+    text = (REPOSITORY_ROOT / "requirements" / f"peers-{peer.environment}.txt").read_text(encoding="utf-8")
+    assert "--hash=sha256:" in text
+
+
+@pytest.mark.parametrize(
+    ("peers", "is_right", "exit_code"),
+    [(("good",), True, 0), (("good",), False, 1), (("good", "dies"), True, 3), (("different",), True, 0)],
+)
+def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
+    peers: tuple[str, ...],
+    is_right: bool,
+    exit_code: int,
+    models: PeerModels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def ask(request: CompletionRequest, model: str) -> Generation:
+        ids = (1, 2) if is_right or model == "generate_target" else (1, 3)
+        return Generation("", ids, (), "length", 0, 0, 0, (), None, 0.25)
+
+    @contextmanager
+    def server(url: str, recipe: str) -> Iterator[str]:
+        yield "grpc://127.0.0.1:1"
+
+    start = partial(running_peers, install=partial(interpreter_for, tmp_path))
+    monkeypatch.setattr(command, "running_server", server)
+    monkeypatch.setattr(command, "server_conditions", lambda *given, **more: conditions("x", [], **more))
+    monkeypatch.setattr(command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count))
+    monkeypatch.setattr(command.PeerModels, "of", lambda recipe: models)
+    monkeypatch.setattr(command, "PEERS", tuple(stand_in(mode, mode) for mode in peers))
+    monkeypatch.setattr(command, "running_peers", start)
+    arguments = ["--concurrency", "1,2", "--prompt-sets", "code,mixed", "--repetitions", "1"]
+    assert command.main(arguments) == exit_code
+    output = capsys.readouterr().out
+    printed = json.loads(output.splitlines()[-1])
+    broken = {f"dies {way}" for way in ("target alone", "K=2", "K=4")} if "dies" in peers else set()
+    assert set(printed["not_measured"]) == broken
+    assert printed["conditions"]["peers"][peers[0]]["versions"] == {"stand-in": "1.0"}
+    different = {arm["arm"]: arm["num_different"] for arm in printed["arms"] if arm["prompt_set"] == "code"}
+    assert (different[f"{peers[0]} K=2"] > 0) == (peers[0] == "different")
+    assert (different["draftproof adaptive"] > 0) != is_right
+    assert "| Concurrent | Engine | code | mixed | all |" in output
+
+
+@pytest.mark.parametrize("wrong", ["--peers=tensorrt", "--prompt-sets=code,code", "--max-tokens=1"])
+def test_wrong_usage_is_exit_code_2(wrong: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main([wrong])
+    assert caught.value.code == 2
+
+
+def test_models_that_are_not_there_are_an_error_with_its_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nowhere.yaml").write_text("name: no-such-recipe\n", encoding="utf-8")
+    assert command.main(["--recipe", str(tmp_path / "nowhere.yaml")]) == 1
+    assert "python -m benchmarks.peer_models" in json.loads(capsys.readouterr().out)["error"]
