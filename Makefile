@@ -307,7 +307,7 @@ lock: ## update the locks in requirements/*.txt (needs uv)
 	$(uv_compile) --excludes requirements/unneeded-by-run.txt -c requirements/test.txt --extra otel -o requirements/otel.txt
 	$(uv_compile_any) --python-version 3.11 --extra docs -o requirements/docs.txt
 	for extra in peers-genai peers-hf; do $(uv_compile_peers) --python-version 3.10 --extra $$extra -o requirements/$$extra.txt; done
-	for extra in peers-vllm peers-llama-cpp peers-transformers clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
+	for extra in peers-vllm peers-llama-cpp clients; do $(uv_compile_peers) --python-version 3.11 --extra $$extra -o requirements/$$extra.txt; done
 
 uv_compile_any = uv pip compile -q --universal --generate-hashes --custom-compile-command 'make lock' pyproject.toml
 uv_compile = $(uv_compile_any) --python-version 3.10 --excludes requirements/unneeded.txt

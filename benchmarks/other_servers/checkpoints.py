@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from build.checkpoints.checkpoint import read_checkpoint
@@ -41,19 +40,10 @@ def checkpoint(folder: Path, pair: Path, role: str, quantization: str) -> Path:
         weights = apply_quantization(network, quantization, "checkpoint")
         made = folder / f"{directory.name}.part"
         write_hugging_face(made, weights, pair / "target" / "tokenizer.json", [_END])
-        _change(made / "tokenizer_config.json", chat_template=_TEMPLATE)
+        path = made / "tokenizer_config.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(
+            json.dumps({**document, "chat_template": _TEMPLATE}, indent=2) + "\n", encoding="utf-8"
+        )
         made.rename(directory)
     return directory
-
-
-def looking_up(folder: Path, original: Path, num_draft_tokens: int) -> Path:
-    """Return a copy with which transformers drafts from the prompt."""
-    directory = folder / "lookup"
-    shutil.copytree(original, directory, dirs_exist_ok=True)
-    _change(directory / "generation_config.json", prompt_lookup_num_tokens=num_draft_tokens)
-    return directory
-
-
-def _change(path: Path, **values: object) -> None:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**document, **values}, indent=2) + "\n", encoding="utf-8")

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.other_servers.checkpoints import checkpoint, looking_up
+from benchmarks.other_servers.checkpoints import checkpoint
 from build.recipe import REPOSITORY_ROOT
 from pipelines.errors import PeerError
 
 PAIR = Path("engines/demo_pair")
+MODEL = "demo"
 _NUM_DRAFT_TOKENS = 4
 _READY_WITHIN_S = 600.0
 _STOPS_WITHIN_S = 60.0
@@ -60,16 +61,7 @@ VLLM = Engine(
 LLAMA_CPP = Engine(
     "llama-cpp", "llama.cpp", "xllamacpp", "the draft model, its default length", needs_torch=False
 )
-TRANSFORMERS = Engine(
-    "transformers",
-    "transformers serve",
-    "transformers",
-    f"look-up in the prompt, {_NUM_DRAFT_TOKENS} tokens",
-    needs_torch=True,
-    # Without that folder its list of models fails.
-    settings={"HF_HUB_CACHE": "."},
-)
-ENGINES = (VLLM, LLAMA_CPP, TRANSFORMERS)
+ENGINES = (VLLM, LLAMA_CPP)
 
 
 @dataclass(frozen=True)
@@ -106,17 +98,8 @@ class Serving:
         return self.url
 
 
-def model_of(engine: Engine, *, speculative: bool) -> str:
-    """Return the name of the model that clients ask for."""
-    if engine is TRANSFORMERS:
-        return "lookup" if speculative else "target-none"
-    return "demo"
-
-
 @contextlib.contextmanager
-def serving(
-    engine: Engine, python: Path, folder: Path, port: int, *, speculative: bool, target: str = "none"
-) -> Iterator[Serving]:
+def serving(engine: Engine, python: Path, folder: Path, port: int, *, speculative: bool) -> Iterator[Serving]:
     """Serve the pair during the block.
 
     Args:
@@ -125,7 +108,6 @@ def serving(
         folder: Where checkpoints and the server's log lie.
         port: Port to serve.
         speculative: Whether the server drafts.
-        target: Quantization of the target's weights; "none" or "int8".
 
     Yields:
         The server, which is not ready yet.
@@ -136,7 +118,7 @@ def serving(
     folder, url = folder.resolve(), f"http://127.0.0.1:{port}"
     if _is_ready(url):
         raise PeerError("another server answers", values=url, limit="a free port", remedy="stop that server")
-    arguments = _arguments(engine, folder, port, target, speculative=speculative)
+    arguments = _arguments(engine, folder, port, speculative=speculative)
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY_ROOT)}
     path = folder / f"{engine.name}-{port}.log"
     with path.open("wb") as log:
@@ -166,22 +148,13 @@ def version(engine: Engine, python: Path) -> str:
     ).stdout.strip()
 
 
-def _arguments(engine: Engine, folder: Path, port: int, target: str, *, speculative: bool) -> list[str]:
+def _arguments(engine: Engine, folder: Path, port: int, *, speculative: bool) -> list[str]:
     if engine is LLAMA_CPP:
         arguments = ["-m", "benchmarks.other_servers.programs.llama_cpp", str(PAIR.resolve())]
         return [*arguments, "--files", ".", "--port", str(port), *["--speculative"] * speculative]
-    served = checkpoint(folder, PAIR, "target", target)
-    if engine is TRANSFORMERS:
-        served = looking_up(folder, served, _NUM_DRAFT_TOKENS) if speculative else served
-        return [
-            "-m",
-            "transformers.cli.transformers",
-            *("serve", served.name, "--port", str(port)),
-            "--device",
-            "cpu",
-        ]
+    served = checkpoint(folder, PAIR, "target", "none")
     arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", served.name, "--port", str(port)]
-    arguments += ["--served-model-name", model_of(engine, speculative=speculative), "--dtype", "bfloat16"]
+    arguments += ["--served-model-name", MODEL, "--dtype", "bfloat16"]
     arguments += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
     if speculative:
         draft = checkpoint(folder, PAIR, "draft", "none").name

@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.peers.protocol import (
@@ -30,7 +29,7 @@ _END_TIMEOUT_S = 10.0  # for a program to end after its stdin was closed
 
 
 class PeerProcess:
-    """A running program, which ends with the ``with`` block.
+    """A running program, until ``close``.
 
     Args:
         name: Name for error messages.
@@ -134,11 +133,3 @@ class PeerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._reader.join(_END_TIMEOUT_S)
-
-    def __enter__(self) -> PeerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

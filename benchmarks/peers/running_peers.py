@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def running_peers(
             for arm in arms_of(peer):
                 report(f"{arm}: loading")
                 try:
-                    process = stack.enter_context(_start(peer, arm, interpreter, models, timeout_s))
+                    process = stack.enter_context(closing(_start(peer, arm, interpreter, models, timeout_s)))
                     request = models.load_request(
                         peer, arm, min(max_concurrency, peer.max_concurrency or 2**31)
                     )

@@ -56,16 +56,16 @@ def _compare(options: argparse.Namespace, command_line: list[str]) -> Result:
         starts_s = Change.of(measure_starts(versions, options.pairs, say))
         with ExitStack() as stack:
             servers = {name: stack.enter_context(version.running()) for name, version in versions.items()}
-            batches = measure_batches(servers, prompts, options.pairs, say)
-    settings, share_ms = figures_of(batches.pairs), front_doors_share(batches.pairs)
+            pairs, num_different = measure_batches(servers, prompts, options.pairs, say)
+    settings, share_ms = figures_of(pairs), front_doors_share(pairs)
     notes = [] if has_same_engines else ["The engines differ, and each version has calibrated its own."]
-    notes.append(f"{batches.num_different} answers differ.")
+    notes.append(f"{num_different} answers differ.")
     document = {
         "settings": [asdict(each) for each in settings],
         "front_doors_share_ms": asdict(share_ms),
         "starts_s": asdict(starts_s),
         "max_tokens": MAX_TOKENS,
-        "num_different": batches.num_different,
+        "num_different": num_different,
         "has_same_engines": has_same_engines,
         "conditions": about,
     }

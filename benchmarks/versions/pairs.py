@@ -51,19 +51,6 @@ class Pair:
     after: Measurement
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Results of all pairs of batches.
-
-    Attributes:
-        pairs: Setting -> its pairs in the order in which they were measured.
-        num_different: Answers of the two versions whose texts differ.
-    """
-
-    pairs: dict[Setting, list[Pair]]
-    num_different: int
-
-
 def measure_starts(
     versions: Mapping[str, Version], num_pairs: int, report: Callable[[str], None]
 ) -> list[tuple[float, float]]:
@@ -84,7 +71,7 @@ def measure_batches(
     prompt_set: PromptSet,
     num_pairs: int,
     report: Callable[[str], None],
-) -> Batches:
+) -> tuple[dict[Setting, list[Pair]], int]:
     """Send the same batches to both servers in turn, after a batch of each setting as a warm-up.
 
     Args:
@@ -92,6 +79,10 @@ def measure_batches(
         prompt_set: Enough requests for every load.
         num_pairs: Pairs of each setting.
         report: Called with a line after each pair of every setting.
+
+    Returns:
+        Setting -> its pairs in the order in which they were measured; the number of answers of the two
+        versions whose texts differ.
 
     Raises:
         DraftproofError: A request failed.
@@ -117,7 +108,7 @@ def measure_batches(
                 if number:  # the first is the warm-up
                     pairs[setting].append(Pair(measured[BEFORE], measured[AFTER]))
             report(f"batches {number}/{num_pairs}" if number else "warmed up")
-    return Batches(pairs, num_different)
+    return pairs, num_different
 
 
 def _ask_of(door: CompletionsClient) -> Ask:

@@ -148,9 +148,10 @@ class Version:
             if line.startswith("warning: "):
                 print(f"{self.name}: {line}", file=sys.stderr)
         if done.returncode:
+            end = " | ".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
             raise VerificationError(
                 f"a program of {self.name} failed",
-                values=f"{module}: exit code {done.returncode}: {_end_of(done.stderr)}",
+                values=f"{module}: exit code {done.returncode}: {end}",
                 limit=f"it must run with the packages of {sys.executable}",
                 remedy="fix the error, or compare with a commit that needs the same packages",
             )
@@ -181,7 +182,3 @@ def _link(source: Path, destination: Path) -> None:
         destination.hardlink_to(source)
     except OSError:
         shutil.copy2(source, destination)
-
-
-def _end_of(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-_LAST_LINES:])

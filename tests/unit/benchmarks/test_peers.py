@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -224,7 +224,8 @@ def test_a_program_answers_or_says_why_it_does_not(
 ) -> None:
     monkeypatch.setattr("benchmarks.peers.process._END_TIMEOUT_S", 0.2)
     command_line = [sys.executable, "-m", "tests.support.stand_in_peer", mode]
-    with PeerProcess(mode, command_line, tmp_path / "logs" / "peer.log", {}, 120.0) as peer:
+    log = tmp_path / "logs" / "peer.log"
+    with closing(PeerProcess(mode, command_line, log, {}, 120.0)) as peer:
         if not reason:
             assert peer.load(LOAD) == Loaded({"stand-in": "1.0"}, "2 threads")
             assert peer.run(RUN).answers == ((10, 11, 999), (20, 21, 999), (30, 31, 999))
