@@ -30,12 +30,10 @@ from benchmarks.harness import (
     say,
     server_conditions,
 )
-from pipelines.bench.arms import Arm
-from pipelines.bench.loads import ClosedLoop
+from pipelines.bench.blocks import Blocks, Interval
 from pipelines.bench.measuring import Measurement, run_once
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import Arm, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
-from pipelines.bench.report.blocks import Blocks, Interval
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.workers import Ask, Workers
 from pipelines.command_line.options import whole_number

@@ -14,9 +14,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from build.quantization.corpus import load_corpus
+from pipelines.bench.blocks import CONFIDENCE, Interval
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
-from pipelines.bench.report.blocks import CONFIDENCE, Interval
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client
 from pipelines.command_line.chat_prompts import check_chats

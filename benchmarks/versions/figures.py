@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.harness import interval_cell, markdown, median_interval
 from benchmarks.versions.pairs import GRPC, OPENAI, Pair, Setting
+from pipelines.bench.blocks import Interval
 from pipelines.bench.measuring import Measurement
-from pipelines.bench.report.blocks import Interval
 from pipelines.errors import VerificationError
 
 # Even the range of fewer values contains their true median less often than the confidence says.

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from benchmarks.completions_client import CompletionsClient
 from benchmarks.harness import num_different_texts
 from benchmarks.versions.version import RunningVersion, Version
-from pipelines.bench.arms import ADAPTIVE
-from pipelines.bench.loads import ClosedLoop
 from pipelines.bench.measuring import Measurement, run_once
-from pipelines.bench.plan import Cell
+from pipelines.bench.plan import ADAPTIVE, Cell, ClosedLoop
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Ask, Workers
