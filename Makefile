@@ -10,8 +10,6 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 RECIPE ?= demo
 ##= runtime, embedded or tensorrt_llm (default: the recipe's)
 RUNTIME ?=
-##= image that the cluster pulls, for `deployment` (default: the one built on this machine)
-IMAGE ?=
 ##= HTTP port of the server, on loopback
 HTTP_PORT ?= 8000
 ##= port of the server for gRPC, on loopback
@@ -32,7 +30,7 @@ PACKAGE ?=
 OUTPUT ?=
 ##= Ed25519 private key, a PEM file, with which `package` signs
 SIGN ?=
-##= Ed25519 public key, a PEM file; `serve` and servers of `deployment` then refuse packages that it has not signed
+##= Ed25519 public key, a PEM file; `serve` then refuses packages that it has not signed
 PUBLIC_KEY ?=
 ##= how long `serve` and `ready` wait for the server, seconds (default: 600, or 1800 with TensorRT-LLM)
 TIMEOUT_S ?=
@@ -125,10 +123,6 @@ repository: .venv/run.stamp ## build RECIPE's engines and render its Triton mode
 .PHONY: package
 package: .venv/run.stamp ## write RECIPE's compiled pair as a package that any machine can serve
 	@$(venv) -m build.package --recipe "$(RECIPE)" --runtime "$(RUNTIME)" --output "$(OUTPUT)" --sign "$(SIGN)"
-
-.PHONY: deployment
-deployment: .venv/run.stamp ## render RECIPE's compose file, Kubernetes manifests and alerts into .run/
-	@$(venv) -m build.deployment --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(if $(IMAGE),--image "$(IMAGE)") --public-key "$(PUBLIC_KEY)"
 
 ##@ Serve
 .PHONY: serve

@@ -9,6 +9,7 @@ first; nothing is built.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,18 +19,21 @@ from typing import Any
 from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
 from build.packaging.read import read_package
-from build.packaging.run_directory import begin_anew, check_name
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
-from build.rendering.launch import PackageOrigin, write_launch_file
+from build.rendering.launch import write_launch_file
 from build.rendering.pair_record import pair_record
 from build.rendering.second_pair import models_of_other_pairs, render_second_pair
 from build.rendering.template_values import PairNames, template_values
 from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
+from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
+from pipelines.deploy.triton.launch import PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
+from pipelines.errors import RepositoryError
 from pipelines.manifest import checked_engine
+from pipelines.socket_path import is_listening
 
 RUN = REPOSITORY_ROOT / ".run"
 
@@ -42,6 +46,7 @@ def render_recipe(
     memory: MemoryPlan | None = None,
     free: Callable[[], float] = available_bytes,
     package: PackageOrigin | None = None,
+    name: str | None = None,
 ) -> Path:
     """Check the engines of a recipe against their hashes and render its repository.
 
@@ -53,9 +58,10 @@ def render_recipe(
         memory: How the engines share their GPUs; required on TensorRT-LLM.
         free: Returns the bytes that a server may use, on the embedded runtime.
         package: The package that holds the engines; None for engines of this checkout.
+        name: Name of the run directory; None: the recipe's.
 
     Returns:
-        ``<run>/<recipe>/model_repository``.
+        ``<run>/<name>/model_repository``.
 
     Raises:
         EngineLoadError: A file of an engine is missing or has changed since the build.
@@ -64,7 +70,7 @@ def render_recipe(
     """
     draft, target = checked_engine(draft_engine), checked_engine(target_engine)
     manifests = draft.manifest, target.manifest
-    destination = run / recipe.name / "model_repository"
+    destination = run / (name or recipe.name) / "model_repository"
     names = PairNames()
     kept = models_of_other_pairs(destination.parent, recipe.runtime, *manifests)
 
@@ -104,14 +110,54 @@ def _render(options: argparse.Namespace) -> dict[str, Any]:
         return record.document()
     origin = None
     run = (options.run_directory or RUN / pair.recipe.name).resolve()
-    check_name(run, pair.recipe.name)
     if package is not None:
         origin = PackageOrigin(str(package.directory), package.sha256)
-        begin_anew(run, origin)
-    destination = render_recipe(pair.recipe, *engines, run.parent, pair.memory, free, origin)
+        _begin_anew(run, origin)
+    destination = render_recipe(pair.recipe, *engines, run.parent, pair.memory, free, origin, run.name)
     if package is not None:
         package.check_rendered(PairRecord.read(destination / PairNames().speculative))
     return {"model_repository": str(destination), "recipe": pair.recipe.name}
+
+
+def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
+    """Empty a run directory that was rendered for another package, or for the checkout.
+
+    Pairs that were promoted there go with the table of arms that names them: a server of this package begins
+    with the package's own pair. ``launch.json`` says which package it was; it is written
+    last, so that an interrupted rendering begins anew as well.
+
+    Args:
+        run_directory: Run directory; it need not exist.
+        package: The package that is going to be rendered.
+
+    Raises:
+        RepositoryError: A server uses the directory.
+    """
+    repository = run_directory / "model_repository"
+    if _rendered_from(run_directory) == package.sha256:
+        return
+    try:
+        socket = REPOSITORY_ROOT / PairRecord.read(repository / PairNames().speculative).socket
+    except RepositoryError:  # there is none, or one of another version
+        socket = None
+    if socket is not None and is_listening(socket):
+        raise RepositoryError(
+            "a server uses this run directory with another pair",
+            values=str(run_directory),
+            limit=f"only a server of {package.directory} may run there",
+            remedy="stop it with 'make stop' before another package is served",
+        )
+    (run_directory / "arms.json").unlink(missing_ok=True)
+    remove_directory(repository)
+
+
+def _rendered_from(run_directory: Path) -> str | None:
+    """Return the digest of the package that a directory was rendered from; None if of none."""
+    try:
+        launch = json.loads((run_directory / "launch.json").read_text(encoding="utf-8"))
+        return str(launch["package"]["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--run-directory",
         type=Path,
-        help="render for this run directory, which has the recipe's name (default: .run/<recipe>)",
+        help="render for this run directory (default: .run/<recipe>)",
     )
     parser.add_argument(
         "--add-to",

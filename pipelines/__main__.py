@@ -19,7 +19,6 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
     "repository": ("build.repository", "render a Triton model repository, engines first"),
     "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
-    "deployment": ("build.deployment", "render a compose file, Kubernetes manifests and alerts"),
     "serve": (_DEPLOY, "start the server of a rendered repository or a package, and wait until it is ready"),
     "run": (_DEPLOY, "be that server, in the foreground: what a container runs"),
     "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),

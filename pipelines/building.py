@@ -84,3 +84,11 @@ def _end(process: subprocess.Popen[str]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
             return
+
+
+def package_arguments(package: Path, public_key: Path | None) -> list[str]:
+    """Return the options of ``build.repository`` for a package; paths become absolute."""
+    arguments = ["--package", str(package.resolve())]
+    if public_key is not None:
+        arguments += ["--public-key", str(public_key.resolve())]
+    return arguments

@@ -124,10 +124,9 @@ PARTS = (
         paths=(
             "pipelines/deploy/",
             "build/rendering/",
-            "build/deployment.py",
             "build/repository.py",
         ),
-        limit=2_750,
+        limit=2_360,
     ),
     Part(
         "command line",

@@ -13,14 +13,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pipelines.deploy.container_directory import lock_run_directory
-from pipelines.deploy.doctor.machine import examine, print_findings
-from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
-from pipelines.deploy.live_settings.draft_length import ADAPTIVE, set_draft_length
-from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
-from pipelines.deploy.package import render_package
-from pipelines.deploy.ports import HOST, PORTS, Ports
-from pipelines.deploy.server import Server, find_server, run_directory
+from pipelines.building import package_arguments, run_build
+from pipelines.deploy.doctor import examine, print_findings
+from pipelines.deploy.live_settings import ADAPTIVE, set_draft_length, set_lookup_corpus
+from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
+from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command, rank_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES, Launch
@@ -142,14 +139,9 @@ def _serve(options: argparse.Namespace) -> int:
     if options.package is None:
         directory = run_directory(options.recipe)
     else:
-        directory = render_package(options.package, options.public_key)
+        directory = _render_package(options.package, options.public_key)
     _check_runtime(directory, options.runtime)
-    server = Server.start(
-        directory,
-        _ports(options),
-        front_door=options.front_door,
-        report=lambda line: print(line, flush=True),
-    )
+    server = Server.start(directory, _ports(options), front_door=options.front_door)
     print(f"starting process {server.process.pid}; log {server.log}", flush=True)
     try:
         seconds = server.wait_ready(options.timeout_s)
@@ -186,7 +178,7 @@ def _draft_length(options: argparse.Namespace) -> int:
 
 
 def _lookup_corpus(options: argparse.Namespace) -> int:
-    set_lookup_corpus(run_directory(options.recipe), options.texts, lambda line: print(line, flush=True))
+    set_lookup_corpus(run_directory(options.recipe), options.texts, _report)
     return 0
 
 
@@ -199,7 +191,7 @@ def _run(options: argparse.Namespace) -> int:
     endpoint = _endpoint(options)
     lock_run_directory(directory)
     if options.package is not None:
-        render_package(options.package, options.public_key, directory)
+        _render_package(options.package, options.public_key, directory)
     return _become(gateway_command(directory, endpoint))
 
 
@@ -216,6 +208,10 @@ def _rank(options: argparse.Namespace) -> int:
     return _become(rank_command(options.directory.resolve(), endpoint, int(text)))
 
 
+def _report(line: str) -> None:
+    print(line, flush=True)
+
+
 def _endpoint(options: argparse.Namespace) -> Endpoint:
     return Endpoint(
         _ports(options),
@@ -224,6 +220,27 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
         options.drain_s,
         options.front_door.resolve() if options.front_door else None,
     )
+
+
+def _render_package(package: Path, public_key: Path | None, run_directory: Path | None = None) -> Path:
+    """Check a package and render its pair into a run directory.
+
+    Args:
+        package: Directory of the package.
+        public_key: PEM file of the key that must have signed it; None to accept any package.
+        run_directory: Run directory of the server; None for ``.run/<recipe of the package>``.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        EngineBuildError: The package was refused or could not be rendered; why is on standard error.
+    """
+    arguments = package_arguments(package, public_key)
+    if run_directory is not None:
+        arguments += ["--run-directory", str(run_directory.resolve())]
+    done = run_build("build.repository", arguments, _report)
+    return Path(done["model_repository"]).parent
 
 
 def _become(command: ServerCommand) -> int:

@@ -7,14 +7,15 @@ its process and ports.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http
 import http.client
 import json
 import os
+import re
 import ssl
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,12 +23,9 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from pipelines.atomic_file import write_whole
-from pipelines.deploy.containers import Container
-from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Endpoint, Ports
 from pipelines.deploy.process import ProcessIdentity, processes_with
-from pipelines.deploy.server_log import error_lines
 from pipelines.deploy.triton.command import background_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
@@ -38,6 +36,13 @@ RUN = REPOSITORY_ROOT / ".run"
 
 KILL_AFTER_S = DRAIN_S + EXIT_TIMEOUT_S + 15.0
 _POLL_S = 0.05
+LOCK = "server.lock"
+MAX_LINES = 12
+MAX_LINE_LENGTH = 600
+# Logged on every machine without a GPU; unrelated to a failure.
+_HARMLESS = re.compile(r"CUDA|Cuda|NVML|DCGM|in-flight|unloading|successfully unloaded|live models")
+_ERROR = re.compile(r"^E\d{4} |^error: |Error|Exception|Signal \(")
+_TABLE = re.compile(r"^[+|]")
 
 
 def run_directory(recipe: str, run: Path = RUN) -> Path:
@@ -62,6 +67,37 @@ def run_directory(recipe: str, run: Path = RUN) -> Path:
     return run / str(name)
 
 
+def lock_run_directory(directory: Path) -> None:
+    """Lock a run directory until this process ends, even after an ``exec``.
+
+    Two servers in one directory would replace each other's sockets and share one table of arms.
+
+    Raises:
+        ServerStartError: Another server has the lock, or the directory is not writable.
+    """
+    path = directory / LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ServerStartError(
+            "the run directory is not writable",
+            values=f"{path}: {error.strerror}, user {os.getuid()}",
+            limit="needs a directory on a volume that the server's user can write to",
+            remedy="create it, and make that user its owner",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ServerStartError(
+            "another server uses this run directory",
+            values=str(path),
+            limit="one server per run directory",
+            remedy="stop that server first, or give this one its own volume",
+        ) from None
+    os.set_inheritable(lock, True)
+
+
 @dataclass(frozen=True)
 class Server:
     """A server in the background; as a context manager, it is stopped at the end of the block.
@@ -69,15 +105,13 @@ class Server:
     Attributes:
         directory: Its ``.run/<recipe>``, with ``server.log`` and ``server.json``.
         ports: Ports that it listens on.
-        process: The gateway, or the ``docker`` or ``podman`` that runs it.
-        container: Its container, if there is one.
+        process: The gateway.
         openai_url: Address of OpenAI's API, without a path.
     """
 
     directory: Path
     ports: Ports
     process: ProcessIdentity
-    container: Container | None = None
     openai_url: str = ""
 
     @classmethod
@@ -88,7 +122,6 @@ class Server:
         *,
         exit_timeout_s: int = EXIT_TIMEOUT_S,
         front_door: Path | None = None,
-        report: Callable[[str], None] = print,
     ) -> Server:
         """Start a server for ``<directory>/model_repository`` without waiting until it is ready.
 
@@ -97,7 +130,6 @@ class Server:
             ports: Ports to listen on, on loopback.
             exit_timeout_s: How long Triton may take to unload its models at shutdown.
             front_door: File with the settings of OpenAI's API; None for the defaults.
-            report: Called with a line before steps that take long.
 
         Raises:
             PortInUseError: A port is in use.
@@ -126,7 +158,7 @@ class Server:
         endpoint = Endpoint(
             ports, exit_timeout_s=exit_timeout_s, front_door=front_door.resolve() if front_door else None
         )
-        command = background_command(directory, endpoint, report)
+        command = background_command(directory, endpoint)
         directory.chmod(0o700)  # logs, observations and sockets reveal requests
         with _private_log(directory / "server.log") as log:
             child = subprocess.Popen(
@@ -142,7 +174,7 @@ class Server:
         if process is None:
             raise _start_failure(directory / "server.log")
         child.returncode = 0  # avoids a ResourceWarning; ProcessIdentity tracks it from here on
-        server = cls(directory, ports, process, command.container, settings.url(ports.openai))
+        server = cls(directory, ports, process, settings.url(ports.openai))
         server._write_pid_file()
         return server
 
@@ -155,9 +187,6 @@ class Server:
     @classmethod
     def clear(cls, directory: Path) -> None:
         """Clean up after a killed server; call this only if no server of the directory is running."""
-        server = cls._named(directory)
-        if server is not None and server.container is not None:
-            server.container.remove()
         end_models_without_server(directory)
         remove_shared_memory(prefix_of(directory))
 
@@ -165,12 +194,10 @@ class Server:
     def _named(cls, directory: Path) -> Server | None:
         try:
             state: dict[str, Any] = json.loads((directory / "server.json").read_text(encoding="utf-8"))
-            container = Container(**state["container"]) if state.get("container") else None
             return cls(
                 directory,
                 Ports(**{"openai": 0, **state["ports"]}),  # older versions wrote none
                 ProcessIdentity(**state["process"]),
-                container,
                 state.get("openai_url", ""),
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -243,16 +270,13 @@ class Server:
         state = {
             "process": asdict(self.process),
             "ports": asdict(self.ports),
-            "container": asdict(self.container) if self.container else None,
             "log": str(self.log),
             "openai_url": self.openai_url,
         }
         write_whole(self.directory / "server.json", json.dumps(state) + "\n")
 
     def _clean_up(self) -> None:
-        """Remove what an ended server left: container, processes, ``server.json``, shared memory, zombie."""
-        if self.container is not None:  # it outlives a killed docker or podman
-            self.container.remove()
+        """Remove what an ended server left: processes, ``server.json``, shared memory, zombie."""
         with contextlib.suppress(ChildProcessError):  # started by an earlier command
             os.waitpid(self.process.pid, os.WNOHANG)
         end_models_without_server(self.directory)
@@ -312,3 +336,22 @@ def _start_failure(log: Path) -> ServerStartError:
         limit="all models of the repository must load",
         remedy="fix the error in the log; 'make doctor' shows what this machine lacks",
     )
+
+
+def error_lines(log: Path) -> str:
+    """Return the lines of a Triton log that explain why it ended: errors, else the last lines.
+
+    The cause is not at the end, because Triton prints a hundred lines of tables after a model failed to load.
+    """
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.rstrip()[:MAX_LINE_LENGTH] for line in text.splitlines() if line.strip()]
+    relevant = [line for line in lines if not _HARMLESS.search(line) and not _TABLE.match(line)]
+    errors = [line for line in relevant if _ERROR.search(line)]
+    chosen = errors or relevant[-MAX_LINES:]
+    if len(chosen) > MAX_LINES:  # the first errors show the cause, the last ones how it ended
+        chosen = chosen[: MAX_LINES // 2] + chosen[-MAX_LINES // 2 :]
+    last = lines[-1:]
+    return "\n".join([*chosen, *(line for line in last if line not in chosen)])

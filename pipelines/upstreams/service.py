@@ -21,8 +21,8 @@ from pipelines.canary.report.record import judgement
 from pipelines.canary.report.text import cycle_lines
 from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.canary.start import canary_id_at, read_together, roll_out
-from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.ports import DRAIN_S
 from pipelines.errors import CanaryError, DraftproofError
 from pipelines.front_door.access.tls import TlsContext
 from pipelines.front_door.serving import listen

@@ -1,4 +1,4 @@
-"""The first hour on a GPU: ``make gpu-day`` on a machine with NVIDIA's container or inside it.
+"""The first hour on a GPU: ``make gpu-day`` inside NVIDIA's container.
 
 Builds the smallest recipe, serves it, shows what each defect of the audit of November 2026 does there,
 verifies and benches. Each step has a time limit, and one that fails stops only those that need it. The
@@ -17,7 +17,7 @@ from typing import Any
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.deploy.doctor.gpus import visible_gpus
+from pipelines.deploy.gpus import visible_gpus
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import run_directory
 from pipelines.errors import DraftproofError

@@ -16,7 +16,7 @@ from build.tensorrt_llm.engine import find_engines
 from build.tensorrt_llm.rules.all_rules import check_pair
 from build.tensorrt_llm.rules.pair import read_pair
 from build.tensorrt_llm.versions import image_version
-from pipelines.deploy.doctor.gpu_machine import READY, gpu_findings
+from pipelines.deploy.doctor import READY, gpu_findings
 from pipelines.errors import CheckpointError
 from tests.gpu.finding import Finding
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from pathlib import Path
 
 import pytest
 
-from build.deployment import render_deployment
-from build.recipe import load_recipe
 from pipelines.client import CompletionRequest
 from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, wait_until
@@ -27,13 +24,12 @@ def series(server: Server) -> list[tuple[str, dict[str, str]]]:
     return [(name, dict(re.findall(r'(\w+)="([^"]*)"', labels))) for name, labels in found]
 
 
-def test_every_selector_of_an_alert_finds_a_figure(server: Server, tmp_path: Path) -> None:
+def test_every_selector_of_an_alert_finds_a_figure(server: Server) -> None:
     with grpc_client(server) as client:
         client.generate(CompletionRequest("def main(", max_tokens=8))
-    directory = render_deployment(load_recipe("demo"), tmp_path)
     wanted = [
         (selector.name, {matcher.name: matcher.value for matcher in selector.matchers.matchers})
-        for rule in alerts(directory).values()
+        for rule in alerts().values()
         for selector in selectors(rule["expr"])
         # Prometheus' own, and that of a front door, which this server lacks (front_door/test_restart.py)
         if selector.name not in ("up", "draftproof_front_door_answers")

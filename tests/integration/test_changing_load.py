@@ -21,7 +21,7 @@ from build.recipe import Growth
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.deploy.live_settings.draft_length import set_draft_length
+from pipelines.deploy.live_settings import set_draft_length
 from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, http_client, read_gauge, tiny_recipe, wait_until
 from tests.support.ready_server import ready_server

@@ -19,19 +19,30 @@ from typing import Any
 import pytest
 import yaml
 
-from build.deployment import PYTHON, render_deployment
 from build.package import PACKAGES
-from build.recipe import load_recipe
-from build.rendering.image import CODE
 from pipelines.canary.controller.state import Store
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.program import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import read_table
 from tests.conftest import REPOSITORY_ROOT, tracked_files
-from tests.support.deployment_files import compose, container, manifest, manifests, pod_templates, proxy
+from tests.support.deployment_files import (
+    CODE,
+    DEPLOY,
+    PYTHON,
+    RUN,
+    Document,
+    box,
+    command,
+    compose,
+    documents,
+    one,
+)
+from tests.support.deployment_files import (
+    pod as pod_of,
+)
 from tests.support.namespaces import Container, Mount, Pod
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.long]
 
 PAIR = "engines/demo_pair"
 RECIPE: dict[str, Any] = {
@@ -123,15 +134,15 @@ class Built:
 def built(pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Return the packages of both recipes and the code; no container sees the checkout."""
     made = Built(tmp_path_factory.mktemp("image"), tmp_path_factory.mktemp("checkout"))
-    dockerfile = (REPOSITORY_ROOT / "pipelines" / "deploy" / "Dockerfile").read_text()
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
     copied = tuple(re.findall(rf"^COPY (\S+) {CODE}/", dockerfile, re.MULTILINE))
     assert len(copied) == 4
     for name in tracked_files():
-        roots = [made.checkout] * (not name.startswith(("tests/", "docs/")))
+        roots = [made.checkout] * (not name.startswith(("tests/", "docs/", "deploy/")))
         for root in (*roots, *[made.image] * name.startswith(copied)):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY_ROOT / name, root / name)
-    (made.image / ".run" / "box").mkdir(parents=True)  # runtimes create what is mounted inside an image
+    (made.image / ".run" / "server").mkdir(parents=True)
     for recipe in (RECIPE, CANDIDATE):
         path = made.checkout / "build" / "recipes" / f"{recipe['name']}.yaml"
         path.write_text(yaml.safe_dump(recipe))
@@ -155,27 +166,27 @@ def last_lines(log: Path) -> str:
 
 
 def of_compose(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
-    """Return the compose file's services."""
-    directory = deployment(built, folder)
-    services = compose(directory)["services"]
-    places = {str(PACKAGES): built.packages, ".": directory}
-    run = directory.parent / "container" / "box"
+    """Return the compose file's services; the volume is a folder."""
+    services = compose(PACKAGE="box", PACKAGES=str(built.packages))["services"]
+    run = folder / "volume"
+    run.mkdir()
+    sources = {"run": run, str(built.packages): built.packages, "./server": DEPLOY / "server"}
 
-    def box(service: Mapping[str, Any], command: list[str]) -> Container:
-        mounts = [built.code]
-        for each in service["volumes"]:
-            if each["source"] == "/etc/draftproof/keys":
-                continue  # API keys of the machine
-            source = run if each["source"] == str(run) else places[each["source"]]
-            mounts.append(Mount(source, elsewhere(each["target"]), each.get("read_only", False)))
-        command = [elsewhere(word) for word in command]
-        return Container(command, service["working_dir"], mounts, service["tmpfs"], service["environment"])
+    def started_as(service: Mapping[str, Any], words: list[str]) -> Container:
+        mounts = [
+            Mount(sources[each["source"]], elsewhere(each["target"]), each.get("read_only", False))
+            for each in service["volumes"]
+            if each["source"] in sources  # not the API keys of the machine
+        ]
+        words = [elsewhere(word) for word in words]
+        mounts = [built.code, *mounts]
+        return Container(words, service["working_dir"], mounts, service["tmpfs"], service["environment"])
 
     canary = [*services["canary"]["entrypoint"], "--candidate", f"/packages/{CANDIDATE['name']}"]
     return Boxes(
-        box(services["server"], services["server"]["command"]),
-        haproxy(services["haproxy"]["entrypoint"], directory),
-        box(services["canary"], [*canary, "--plan", f"/packages/{PLAN}"]),
+        started_as(services["server"], services["server"]["command"]),
+        haproxy(services["haproxy"]["entrypoint"]),
+        started_as(services["canary"], [*canary, "--plan", f"/packages/{PLAN}"]),
         request.getfixturevalue("pod"),
         run,
     )
@@ -183,51 +194,43 @@ def of_compose(built: Built, folder: Path, request: pytest.FixtureRequest) -> Bo
 
 def of_kubernetes(built: Built, folder: Path, request: pytest.FixtureRequest) -> Boxes:
     """Return the containers of the deployment and of the job; claims and the ConfigMap are folders."""
-    pod, other_pod = request.getfixturevalue("pod"), request.getfixturevalue("other_pod")
-    directory = deployment(built, folder)
-    claims = {"draftproof-box-packages": built.packages, "draftproof-box-run": folder / "claim"}
-    claims["draftproof-box-run"].mkdir()
-    settings = folder / "settings"
-    settings.mkdir()
-    for file, text in manifest(directory, "ConfigMap")["data"].items():
-        (settings / file).write_text(text)
+    first, other = request.getfixturevalue("pod"), request.getfixturevalue("other_pod")
+    served = pod_of(one(documents(DEPLOY / "server" / "server.yaml"), "Deployment"))
+    job = pod_of(documents(DEPLOY / "rollouts" / "canary-job.yaml")[0])
+    sources = {"packages": built.packages, "run": folder / "claim", "settings": DEPLOY / "server"}
+    sources["run"].mkdir()
     hosts = folder / "hosts"
-    services = [each["metadata"]["name"] for each in manifests(directory) if each["kind"] == "Service"]
-    assert sorted(services) == ["draftproof-box", "draftproof-box-control"]
-    hosts.write_text(f"127.0.0.1 localhost\n{pod.address} draftproof-box-control\n")
+    hosts.write_text(f"127.0.0.1 localhost\n{first.address} draftproof-control\n")
 
-    def box(spec: Mapping[str, Any], one: Mapping[str, Any], command: list[str]) -> Container:
-        volumes = {
-            each["name"]: claims[each["persistentVolumeClaim"]["claimName"]]
-            for each in spec["volumes"]
-            if "persistentVolumeClaim" in each
-        }
-        volumes["settings"] = settings
+    def started_as(one_box: Document, *more: str, **changed: str) -> Container:
+        for each in one_box["env"]:
+            each["value"] = changed.get(each["name"], each["value"])
+        words = [elsewhere(word).replace("CANDIDATE", CANDIDATE["name"]) for word in command(one_box)]
         mounts = [
-            Mount(volumes[each["name"]], elsewhere(each["mountPath"]), each.get("readOnly", False))
-            for each in one["volumeMounts"]
-            if each["name"] in volumes
+            Mount(sources[each["name"]], elsewhere(each["mountPath"]), each.get("readOnly", False))
+            for each in one_box["volumeMounts"]
+            if each["name"] in sources
         ]
         mounts += [built.code, Mount(hosts, "/etc/hosts", is_read_only=True)]
-        empty = [elsewhere(each["mountPath"]) for each in one["volumeMounts"] if each["name"] not in volumes]
-        return Container([elsewhere(word) for word in command], one["workingDir"], mounts, empty)
+        empty = [
+            elsewhere(each["mountPath"]) for each in one_box["volumeMounts"] if each["name"] not in sources
+        ]
+        return Container([*words, *more], one_box["workingDir"], mounts, empty)
 
-    served = pod_templates(directory)["server"]
-    job = yaml.safe_load((directory / "rollouts" / "canary-job.yaml").read_text())["spec"]["template"]
-    command = [word.replace("CANDIDATE", str(CANDIDATE["name"])) for word in container(job)["command"]]
     return Boxes(
-        box(served["spec"], container(served), container(served)["command"]),
-        haproxy(proxy(served)["command"], directory),
-        box(job["spec"], container(job), [*command, "--plan", f"/packages/{PLAN}"]),
-        other_pod,
-        claims["draftproof-box-run"],
+        started_as(box(served, "server"), PACKAGE="box"),
+        haproxy(box(served, "haproxy")["command"]),
+        started_as(box(job, "canary"), "--plan", f"/packages/{PLAN}"),
+        other,
+        sources["run"],
     )
 
 
-def haproxy(command: list[str], directory: Path) -> Container:
-    """Return HAProxy with the rendered file."""
-    mount = Mount(directory / "haproxy.cfg", elsewhere("/etc/draftproof/haproxy.cfg"), is_read_only=True)
-    return Container([elsewhere(word) for word in command], "/", [mount], ["/certs"])
+def haproxy(words: list[str]) -> Container:
+    """Return HAProxy with its file."""
+    file = DEPLOY / "server" / "haproxy.cfg"
+    mount = Mount(file, elsewhere("/etc/draftproof/haproxy.cfg"), is_read_only=True)
+    return Container([elsewhere(word) for word in words], "/", [mount], ["/certs"])
 
 
 def elsewhere(path: str) -> str:
@@ -235,12 +238,7 @@ def elsewhere(path: str) -> str:
     return path.replace("/etc/draftproof/", "/opt/draftproof/")
 
 
-def deployment(built: Built, folder: Path) -> Path:
-    recipe = load_recipe(str(built.checkout / "build" / "recipes" / "box.yaml"))
-    return render_deployment(recipe, folder / "run")
-
-
-@pytest.fixture(params=[pytest.param(of_kubernetes, marks=pytest.mark.long), of_compose])
+@pytest.fixture(params=[of_kubernetes, of_compose])
 def boxes(request: pytest.FixtureRequest, built: Built, tmp_path: Path) -> Boxes:
     make: Callable[[Built, Path, pytest.FixtureRequest], Boxes] = request.param
     return make(built, tmp_path, request)
@@ -252,7 +250,6 @@ print(urllib.request.urlopen("http://127.0.0.1:" + sys.argv[1], timeout=120).rea
 """
 
 
-@pytest.mark.long
 def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     log, controller_log, said = (tmp_path / f"{name}.log" for name in ("server", "controller", "said"))
 
@@ -293,7 +290,7 @@ def test_a_pair_is_promoted_in_containers_and_outlives_them(pod: Pod, boxes: Box
     finished(controller, controller_log, EXIT_INTERRUPTED)
 
     controller = boxes.canary_pod.start(boxes.canary, controller_log)
-    code, text = inside("-m", "pipelines.canary", "promote", "--recipe", "box")
+    code, text = inside("-m", "pipelines.canary", "promote", "--recipe", "server")
     assert code == 0, text
     finished(controller, controller_log, EXIT_PASS, EXIT_INCONCLUSIVE)  # promoted by hand, not by the verdict
     assert phase() == "promoted"
@@ -335,13 +332,12 @@ for port in (8100, 8000):
 )
 def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     """A job's pod, where a rollout runs, reaches the gateway; compose keeps the gateway on the loopback."""
-    running = [pod.start(box, tmp_path / "served.log") for box in (boxes.server, boxes.haproxy)]
+    running = [pod.start(each, tmp_path / "served.log") for each in (boxes.server, boxes.haproxy)]
     is_elsewhere = boxes.canary_pod is not pod
     address = pod.address if is_elsewhere else "127.0.0.1"
-    run = f"{CODE}/.run/box"
     for attempt in range(120):
         said = tmp_path / f"said{attempt}"
-        client = replace(boxes.canary, command=[PYTHON, "-c", CLIENT, address, run])
+        client = replace(boxes.canary, command=[PYTHON, "-c", CLIENT, address, RUN])
         boxes.canary_pod.start(client, said).wait(120)
         if said.read_text().startswith("200"):
             break
@@ -355,15 +351,15 @@ def test_the_key_opens_the_gateway_and_not_haproxy(pod: Pod, boxes: Boxes, tmp_p
 
 def test_a_container_writes_only_where_it_may(pod: Pod, boxes: Boxes, tmp_path: Path) -> None:
     """Negative control of the test above."""
-    for box in (boxes.server, boxes.canary):
+    for confined in (boxes.server, boxes.canary):
         for path, is_allowed in (
-            (Path(CODE) / ".run" / "box", True),
+            (Path(RUN), True),
             (Path(CODE) / ".run", False),
             (Path(CODE) / "build", False),
             (Path("/packages") / "box", False),
             (Path("/opt"), False),
             (Path("/tmp"), True),
         ):
-            touch = replace(box, command=["touch", str(path / "written")])
+            touch = replace(confined, command=["touch", str(path / "written")])
             code = pod.start(touch, tmp_path / "touch.log").wait(120)
             assert (code == 0) == is_allowed, path

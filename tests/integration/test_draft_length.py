@@ -19,8 +19,7 @@ from pipelines.canary.judge.pairing import Pair
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
 from pipelines.client.generation import TOKEN_SOURCES
-from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
-from pipelines.deploy.live_settings.rendered import rendered_parameters
+from pipelines.deploy.live_settings import rendered_parameters, set_lookup_corpus
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
 from pipelines.speculation.lookup.corpus import Corpus

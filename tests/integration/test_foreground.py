@@ -15,8 +15,7 @@ import pytest
 
 from build.recipe import REPOSITORY_ROOT
 from pipelines.client import CompletionRequest
-from pipelines.deploy.endpoint import Endpoint
-from pipelines.deploy.ports import Ports
+from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of

@@ -34,22 +34,15 @@ class DecodingBaseConfig:
 """
 
 
-def machine_with_h100(folder: Path, *, has_docker: bool) -> GpuMachine:
-    """A machine with docker and NVIDIA's image, or the inside of a container of that image."""
+def machine_with_h100(folder: Path) -> GpuMachine:
+    """The inside of a container of NVIDIA's image."""
     machine = GpuMachine(folder / "machine")
-    machine.install("nvidia-smi")
+    machine.install("nvidia-smi", "mpirun")
+    machine.install_triton(serves=True)
     machine.set_gpus(H100)
     builder = StandInMachine(folder / "builder")
-    if has_docker:
-        machine.install_container_runtime("docker", serves=True)
-        builder.install_container_runtime("docker")
-        (folder / "machine" / "container_of_a_build").symlink_to(builder.bin / "docker")
-        packages = folder / "builder" / "image" / "packages"
-    else:
-        machine.install("mpirun")
-        machine.install_triton(serves=True)
-        (machine.programs / "trtllm-build").symlink_to(builder.install("1.2.1"))
-        packages = builder.bin / "packages"
+    (machine.programs / "trtllm-build").symlink_to(builder.install("1.2.1"))
+    packages = builder.bin / "packages"
     (packages / "tensorrt_llm" / "llmapi").mkdir(parents=True)
     (packages / "tensorrt_llm" / "__init__.py").write_text('__version__ = "1.2.1"\n')
     (packages / "tensorrt_llm" / "llmapi" / "__init__.py").write_text("")
@@ -81,10 +74,9 @@ def run_day(machine: GpuMachine, recipe: Path, output: Path) -> tuple[int, dict[
     return done.returncode, json.loads(output.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("has_docker", [False, True], ids=["in the container", "with docker"])
-def test_the_whole_day(has_docker: bool, recipe: Path, tmp_path: Path) -> None:
+def test_the_whole_day(recipe: Path, tmp_path: Path) -> None:
     worker()
-    machine = machine_with_h100(tmp_path, has_docker=has_docker)
+    machine = machine_with_h100(tmp_path)
     _, document = run_day(machine, recipe, tmp_path / "result.json")
     steps = {step["name"]: step for step in document["steps"]}
     passing = (
@@ -104,7 +96,7 @@ def test_the_whole_day(has_docker: bool, recipe: Path, tmp_path: Path) -> None:
 
 def test_a_build_that_fails_leaves_the_rest(recipe: Path, tmp_path: Path) -> None:
     worker()
-    machine = machine_with_h100(tmp_path, has_docker=False)
+    machine = machine_with_h100(tmp_path)
     (machine.programs / "trtllm-build").unlink()
     (machine.state / "broken_driver").touch()
     code, document = run_day(machine, recipe, tmp_path / "result.json")

@@ -1,77 +1,77 @@
-"""Recipes with different kinds of deployment, and a reader of what ``make deployment`` writes for them."""
+"""Reads the files in ``deploy/``: compose, manifests of Kubernetes, and Prometheus' expressions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import promql_parser
+import pytest
 import yaml
 
-from build.recipe import REPOSITORY_ROOT, load_recipe
-from tests.support.gpu_recipes import gpu_recipe
+from tests.conftest import REPOSITORY_ROOT
 
-RECIPES = {
-    "embedded": load_recipe("demo"),
-    "one GPU": gpu_recipe(),
-    "four GPUs": gpu_recipe(tp_size=4),
-    "two machines": gpu_recipe(tp_size=16, num_nodes=2),
-}
+DEPLOY = REPOSITORY_ROOT / "deploy"
+CODE = "/opt/draftproof/code"
+PYTHON = "/opt/draftproof/venv/bin/python"
+RUN = f"{CODE}/.run/server"
 
-
-def manifests(directory: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((directory / "kubernetes").glob("*.yaml")):
-        yield from yaml.safe_load_all(path.read_text())
+Document = dict[str, Any]
 
 
-def manifest(directory: Path, kind: str) -> dict[str, Any]:
-    return next(document for document in manifests(directory) if document["kind"] == kind)
+def documents(path: Path) -> list[Document]:
+    return list(yaml.safe_load_all(path.read_text()))
 
 
-def pod_templates(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return every pod template by its role: ``server`` answers, ``ranks`` are the other machines."""
-    for document in manifests(directory):
-        if document["kind"] == "Deployment":
-            return {"server": document["spec"]["template"]}
-        if document["kind"] == "LeaderWorkerSet":
-            template = document["spec"]["leaderWorkerTemplate"]
-            return {"server": template["leaderTemplate"], "ranks": template["workerTemplate"]}
-    raise AssertionError("no pods")
+def kustomized(folder: str) -> list[Document]:
+    """Return what ``kubectl apply --kustomize`` sends, without a cluster."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    command = [program, "kustomize", str(DEPLOY / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
-def container(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the container that does the pod's work; HAProxy may run beside it."""
-    [only] = [each for each in template["spec"]["containers"] if each["name"] != "haproxy"]
-    return dict(only)
+def one(found: list[Document], kind: str, name: str = "draftproof") -> Document:
+    [document] = [each for each in found if each["kind"] == kind and each["metadata"]["name"] == name]
+    return document
 
 
-def proxy(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the HAProxy container of a pod that answers clients."""
-    [only] = [each for each in template["spec"]["containers"] if each["name"] == "haproxy"]
-    return dict(only)
+def pod(workload: Document) -> Document:
+    return dict(workload["spec"]["template"]["spec"])
 
 
-def compose(directory: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load((directory / "compose.yaml").read_text()))
+def box(spec: Document, name: str) -> Document:
+    """Return a container of a pod."""
+    [found] = [each for each in spec["containers"] if each["name"] == name]
+    return dict(found)
 
 
-def user_of_the_image() -> int:
-    """Return the user that every stage of the Dockerfile ends with."""
-    text = (REPOSITORY_ROOT / "pipelines" / "deploy" / "Dockerfile").read_text()
-    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
-    last = {re.findall(r"^USER (\S+)$", stage, re.MULTILINE)[-1] for stage in stages if "\nUSER" in stage}
-    assert [stage.split()[2] for stage in stages] == ["environment", "server", "node"]
-    assert "\nUSER" in stages[0], "the others begin with its user"
-    [user] = {name.partition(":")[0] for name in last}
-    assert last == {f"{user}:{user}"}
-    assert f"useradd --uid {user} --gid {user} " in text
-    return int(user)
+def environment(container: Document) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("env", ())}
 
 
-def alerts(directory: Path) -> dict[str, dict[str, Any]]:
-    document = yaml.safe_load((directory / "prometheus" / "alerts.yml").read_text())
+def command(container: Document) -> list[str]:
+    """Return a container's command with its variables, as Kubernetes puts them in."""
+    values = environment(container)
+    return [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], word) for word in container["command"]]
+
+
+def compose(**values: str) -> Document:
+    """Return the compose file with the values of an environment; others have their defaults."""
+    text = (DEPLOY / "compose.yaml").read_text()
+    used = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: values.get(match[1], match[2]), text)
+    assert "${" not in used
+    return dict(yaml.safe_load(used))
+
+
+def alerts() -> dict[str, Document]:
+    [document] = documents(DEPLOY / "prometheus" / "alerts.yml")
     return {rule["alert"]: rule for group in document["groups"] for rule in group["rules"]}
 
 

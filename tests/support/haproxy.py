@@ -1,4 +1,4 @@
-"""Runs the machine's own HAProxy with the file that a deployment renders, on free ports."""
+"""Runs the machine's own HAProxy with ``deploy/server/haproxy.cfg``, on free ports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.deployment import render_deployment
-from build.recipe import load_recipe
 from pipelines.deploy.ports import Ports
 from tests.attacks import Address
 from tests.integration.conftest import wait_until
-from tests.support.deployment_files import compose
+from tests.support.deployment_files import DEPLOY, compose
 
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 IS_MISSING = "haproxy is not installed (Debian: apt install haproxy)"
@@ -46,9 +44,8 @@ class Proxy:
 def proxies(folder: Path) -> Iterator[Callable[..., Proxy]]:
     """Yield a function that starts HAProxy as compose does: (ports, changes to the file, certificates)."""
     started = []
-    deployment = render_deployment(load_recipe("demo"), folder)
-    text = (deployment / "haproxy.cfg").read_text()
-    [*shell, line] = compose(deployment)["services"]["haproxy"]["entrypoint"]
+    text = (DEPLOY / "server" / "haproxy.cfg").read_text()
+    [*shell, line] = compose()["services"]["haproxy"]["entrypoint"]
 
     def begin(behind: Ports, changes: dict[str, str] | None = None, certificates: Path = folder) -> Proxy:
         own = Ports.free(with_openai=True)

@@ -1,15 +1,13 @@
 """Scripts that stand in for the programs of a GPU machine and refuse undocumented arguments.
 
-``nvidia-smi``, ``nvidia-ctk``, ``docker``, ``podman``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
+``nvidia-smi``, ``nvidia-ctk``, ``mpirun`` and NVIDIA's ``tritonserver`` each record
 their calls in the folder that ``STAND_IN_STATE`` names, and do the part of their work that tests can see.
-Options are those of the manuals: Docker's ``docker run`` and ``docker build`` references, Podman's
-podman-run(1), Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
+Options are those of the manuals: Open MPI 4.1's ``mpirun(1)``, ``tritonserver --help``.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -17,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0, 570.86.15"
-IN_IMAGE = "/opt/draftproof/venv/bin/python"
 
 
 class GpuMachine:
@@ -44,7 +40,7 @@ class GpuMachine:
         self.state = folder / "state"
         self.triton = folder / "tritonserver"
         self.programs.mkdir(parents=True)
-        (self.state / "images").mkdir(parents=True)
+        self.state.mkdir()
 
     def install(self, *names: str) -> None:
         for name in names:
@@ -57,20 +53,6 @@ class GpuMachine:
         name = "serving_tritonserver" if serves else "tritonserver"
         _write_program(self.triton / "bin" / "tritonserver", name)
         (self.programs / "tritonserver").symlink_to(self.triton / "bin" / "tritonserver")
-
-    def install_container_runtime(self, program: str, *, serves: bool = False) -> None:
-        """``docker`` or ``podman``; its images hold NVIDIA's Triton, which this machine lacks.
-
-        ``container_of_a_build`` beside ``state``, if it exists, runs the containers of builds.
-        """
-        self.install(program, "nvidia-ctk")
-        folder = self.state.parent
-        inside = GpuMachine(folder / "unpacked")
-        inside.install_triton(serves=serves)
-        inside.install("mpirun", "nvidia-smi")
-        inside.programs.rename(folder / "in_image")
-        (folder / "in_image" / "tritonserver").unlink()
-        inside.triton.rename(folder / "in_image" / "tritonserver")
 
     def set_gpus(self, *lines: str) -> None:
         (self.state / "gpus").write_text("".join(f"{i}, {line}\n" for i, line in enumerate(lines)))
@@ -138,147 +120,6 @@ def _parser(*flags: str, **values: Any) -> argparse.ArgumentParser:
     for name, settings in values.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **settings)
     return parser
-
-
-def _docker(arguments: list[str]) -> int:
-    verb, *rest = arguments
-    if verb == "version":
-        assert rest == ["--format", "{{.Server.Version}}"]
-        if (_state() / "no_daemon").exists():
-            print("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", file=sys.stderr)
-            return 1
-        print("28.2.2")
-        return 0
-    if verb == "run":
-        return _run_container(rest, _of_docker)
-    return _with_images_and_containers(verb, rest)
-
-
-def _podman(arguments: list[str]) -> int:
-    verb, *rest = arguments
-    if verb == "version":
-        assert rest == []
-        print("Client:       Podman Engine\nVersion:      5.4.2")
-        return 0
-    if verb == "run":
-        return _run_container(rest, _of_podman)
-    return _with_images_and_containers(verb, rest)
-
-
-def _with_images_and_containers(verb: str, arguments: list[str]) -> int:
-    if verb == "image":
-        assert arguments[0] == "inspect"
-        return int(not _image(arguments[1]).exists())
-    return {"build": _build_image, "rm": _remove_container}[verb](arguments)
-
-
-def _of_docker(options: argparse.Namespace) -> None:
-    assert options.gpus == "all" and not (options.device or options.userns)
-    assert {limit.partition("=")[0] for limit in options.ulimit} <= {"memlock", "stack"}, "invalid ulimit"
-
-
-def _of_podman(options: argparse.Namespace) -> None:
-    """Parse Podman's arguments: devices by the Container Device Interface, limits and users for root only."""
-    assert options.device == ["nvidia.com/gpu=all"] and options.gpus is None
-    if (_state() / "rootless").exists():
-        assert options.userns == "keep-id", "the run directory could not be written"
-        assert options.ulimit == ["host"], "setrlimit: Operation not permitted"
-    assert "label=disable" in options.security_opt, "SELinux: permission denied"
-
-
-def _image(name: str) -> Path:
-    assert name.count(":") == 1
-    return _state() / "images" / name.replace(":", "@")
-
-
-def _build_image(arguments: list[str]) -> int:
-    parser = _parser(file={"required": True}, target={"required": True}, tag={"required": True})
-    parser.add_argument("--build-arg", action="append", required=True)
-    parser.add_argument("context")
-    options = parser.parse_args(arguments)
-    assert Path(options.file).is_file()
-    if (_state() / "no_space").exists():
-        print("write /opt/draftproof: no space left on device")
-        return 1
-    stage = f"AS {options.target}\n"
-    assert stage in Path(options.file).read_text()
-    assert (Path(options.context) / "requirements" / "run.txt").is_file(), "COPY requirements/run.txt"
-    _image(options.tag).write_text(json.dumps(options.build_arg))
-    return 0
-
-
-def _run_container(arguments: list[str], check: Callable[[argparse.Namespace], None]) -> int:
-    builds = _state().parent / "container_of_a_build"
-    if builds.exists() and "--init" not in arguments:
-        os.execv(builds, [str(builds), "run", *arguments])
-    one = {"required": True}
-    parser = _parser(
-        *("--rm", "--init", "--read-only"),
-        **{
-            "name": one,
-            "network": one,
-            "shm_size": one,
-            "tmpfs": one,
-            "user": one,
-            "workdir": one,
-        },
-        **{name: {"action": "append", "default": []} for name in ("env", "mount", "ulimit", "cap_drop")},
-        **{name: {"action": "append", "default": []} for name in ("device", "security_opt")},
-        gpus={},
-        userns={},
-    )
-    parser.add_argument("image")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
-    assert _image(options.image).exists(), f"Unable to find image '{options.image}' locally"
-    assert options.network == "host"
-    assert "no-new-privileges" in options.security_opt
-    check(options)
-    for mount in options.mount:
-        fields = dict(part.partition("=")[::2] for part in mount.split(","))
-        assert set(fields) <= {"type", "source", "target", "readonly"}, mount
-        assert Path(fields["source"]).exists(), "bind source path does not exist"
-    assert options.command[0] == IN_IMAGE
-    triton = _state().parent / "in_image" / "tritonserver"
-    environment = {
-        **dict(variable.split("=", 1) for variable in options.env),
-        "PATH": f"{_state().parent / 'in_image'}:{triton / 'bin'}",
-        "STAND_IN_STATE": str(_state()),
-    }
-    child = subprocess.Popen(
-        [sys.executable, *options.command[1:]], cwd=options.workdir, env=environment, start_new_session=True
-    )
-    (_state() / f"container-{options.name}").write_text(str(child.pid))
-    if (_state() / "deaf").exists():  # a docker client that is killed leaves its container running
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    return child.wait()
-
-
-def _remove_container(arguments: list[str]) -> int:
-    force, name = arguments
-    assert force == "--force"
-    file = _state() / f"container-{name}"
-    if not file.exists():
-        print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
-        return 1
-    leader = int(file.read_text())
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)  # all processes of the container together
-    while _is_alive(leader):  # the container is gone when the command returns
-        time.sleep(0.01)
-    file.unlink()
-    return 0
-
-
-def _is_alive(process: int) -> bool:
-    """Return whether a process runs; a zombie does not count."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _mpirun(arguments: list[str]) -> int:

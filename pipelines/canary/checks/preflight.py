@@ -123,7 +123,7 @@ def _can_be_loaded_now(candidate: CandidatePair) -> Check:
         launch.runtime == "embedded" or launch.spawns_workers,
         {"runtime": launch.runtime, "mode": launch.mode, "spawns_workers": launch.spawns_workers},
         "the embedded runtime, or TensorRT-LLM's orchestrator that starts its workers itself",
-        "use two servers and their gateway instead (make deployment)",
+        "compare two servers instead (docs/how-to/canary-openai-servers.md)",
     )
 
 

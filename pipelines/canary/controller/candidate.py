@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.deploy.package import package_arguments
+from pipelines.building import package_arguments
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError

@@ -1,23 +1,19 @@
-"""Compose the commands of a server: gateway, container and Triton."""
+"""Compose the commands of a server: gateway and Triton."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.deploy import containers
-from pipelines.deploy.containers import Container
-from pipelines.deploy.doctor.gpus import INSTEAD, check_gpus
-from pipelines.deploy.endpoint import Endpoint
-from pipelines.deploy.mpi_hosts import leader_worker_set_hosts, wait_for
+from pipelines.deploy.gpus import INSTEAD, check_gpus
+from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton import nvidia_triton
 from pipelines.deploy.triton.install import TritonInstall
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import loading_options
-from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
+from pipelines.deploy.triton.nvidia_triton import NvidiaTriton, leader_worker_set_hosts, wait_for
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 
@@ -29,23 +25,18 @@ class ServerCommand:
     Attributes:
         arguments: Program and arguments.
         environment: All environment variables.
-        container: The container that it runs in, or None.
     """
 
     arguments: list[str]
     environment: dict[str, str]
-    container: Container | None = None
 
 
-def background_command(
-    directory: Path, endpoint: Endpoint, report: Callable[[str], None] = print
-) -> ServerCommand:
-    """Return the command of a server in the background, in a container if Triton is not installed.
+def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
+    """Return the command of a server in the background, after checking what it needs.
 
     Args:
         directory: ``.run/<recipe>`` with the rendered repository.
         endpoint: Address and ports of the server.
-        report: Called with a line before steps that take long.
 
     Raises:
         ServerStartError: A requirement is missing.
@@ -59,18 +50,12 @@ def background_command(
             "this recipe needs several machines",
             values=f"num_nodes={launch.num_nodes}",
             limit="'make serve' starts a server on one machine",
-            remedy="apply the manifests of 'make deployment', or set tensorrt_llm.num_nodes: 1",
+            remedy="use deploy/several_machines, or set tensorrt_llm.num_nodes: 1",
         )
     check_gpus(launch.gpu_device_ids)
-    if NvidiaTriton.find() is not None:
-        return gateway_command(directory, endpoint)
-    program = containers.find_program()
-    containers.ensure_image(program, launch, directory / "image.log", report)
-    container = Container(program, f"draftproof-{directory.name}-{endpoint.ports.http}")
-    container.remove()  # a killed server may have left it
-    inside = [containers.PYTHON, "-m", "pipelines.deploy", "run", str(directory), *endpoint.options()]
-    arguments = containers.run_command(program, container.name, launch, directory, inside)
-    return ServerCommand(arguments, dict(os.environ), container)
+    if NvidiaTriton.find() is None:
+        raise _no_backend(launch)
+    return gateway_command(directory, endpoint)
 
 
 def gateway_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
@@ -90,7 +75,7 @@ def triton_command(directory: Path, place: TritonPlace, endpoint: Endpoint) -> S
         return _embedded(directory, place, endpoint)
     check_gpus(launch.gpu_device_ids)
     if NvidiaTriton.find() is None:
-        raise _no_backend()
+        raise _no_backend(launch)
     hosts = None
     if launch.num_nodes > 1:
         hosts = leader_worker_set_hosts(launch, os.environ)
@@ -108,7 +93,7 @@ def rank_command(directory: Path, endpoint: Endpoint, rank: int) -> ServerComman
     launch = Launch.read(directory)
     triton = NvidiaTriton.find()
     if triton is None:
-        raise _no_backend()
+        raise _no_backend(launch)
     place = TritonPlace.from_environment(directory)
     arguments = nvidia_triton.rank_command(triton, launch, directory, place, endpoint.exit_timeout_s, rank)
     return ServerCommand(arguments, nvidia_triton.environment(launch))
@@ -129,10 +114,10 @@ def _embedded(directory: Path, place: TritonPlace, endpoint: Endpoint) -> Server
     return ServerCommand(arguments, {**install.environment(directory / "libraries"), **place.variables()})
 
 
-def _no_backend() -> ServerStartError:
+def _no_backend(launch: Launch) -> ServerStartError:
     return ServerStartError(
         "Triton with TensorRT-LLM's C++ backend is not installed",
         values=f"no tritonserver with backends/tensorrtllm on PATH or in {nvidia_triton.ROOT}",
-        limit="must run in the recipe's tensorrt_llm.container",
-        remedy=f"use that container; or {INSTEAD}",
+        limit=f"must run in {launch.container}",
+        remedy=f"use that container, for which deploy/compose.gpu.yaml is made; or {INSTEAD}",
     )

@@ -1,27 +1,34 @@
-"""Read ``launch.json``, which describes how to start a server; ``build/rendering/launch.py`` writes it."""
+"""Describes how to start the server of a run directory: its ``launch.json``, which ``build`` writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from pipelines import configuration
+from pipelines.atomic_file import write_whole
 from pipelines.errors import ServerStartError
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-FORMAT = 4
-"""Version of the rendered repository's format, as ``build/rendering/launch.py`` writes it."""
+FORMAT = 5
+"""Version of the rendered repository's format."""
 
 _REMEDY = "run 'make repository'"
 
 
 @dataclass(frozen=True)
 class PackageOrigin:
-    """The package that a repository was rendered from; ``build/rendering/launch.py`` documents it."""
+    """The package that a repository was rendered from.
+
+    Attributes:
+        directory: Absolute path of the package, whose engines the server loads.
+        sha256: Digest of its ``package.json``.
+    """
 
     directory: str
     sha256: str
@@ -34,8 +41,7 @@ class Launch:
 
     Attributes:
         runtime: ``embedded`` or ``tensorrt_llm``.
-        container: Base image of ``image``.
-        image: Image with Triton and the packages of its Python models.
+        container: Image with NVIDIA's Triton in which it runs; "" on the embedded runtime.
         mode: ``orchestrator`` or ``leader``; None on the embedded runtime.
         spawns_workers: Whether the server starts the ranks of its engines itself.
         world_size: Ranks that MPI starts.
@@ -47,7 +53,6 @@ class Launch:
 
     runtime: Runtime = "embedded"
     container: str = ""
-    image: str = ""
     mode: Literal["orchestrator", "leader"] | None = None
     spawns_workers: bool = False
     world_size: PositiveInt = 1
@@ -83,6 +88,11 @@ class Launch:
                 remedy=_REMEDY,
             )
         return launch
+
+    def write(self, directory: Path) -> None:
+        """Write ``<directory>/launch.json``."""
+        document = {"format": FORMAT, **asdict(self)}
+        write_whole(directory / "launch.json", json.dumps(document, indent=2) + "\n")
 
     @property
     def ready_timeout_s(self) -> float:

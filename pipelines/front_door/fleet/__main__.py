@@ -17,10 +17,9 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from pipelines.deploy.endpoint import DRAIN_S
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.deploy.ports import Ports
+from pipelines.deploy.ports import DRAIN_S, Ports
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailableError
 from pipelines.front_door.access.key_ring import KeyRing

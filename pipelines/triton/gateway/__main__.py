@@ -17,8 +17,7 @@ from pathlib import Path
 
 import uvloop
 
-from pipelines.deploy.endpoint import DRAIN_S, EXIT_TIMEOUT_S, Endpoint
-from pipelines.deploy.ports import HOST, PORTS, Ports
+from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.program import EXIT_PASS, run_program

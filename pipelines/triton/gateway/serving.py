@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 
-from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.identity import ServerIdentity
+from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 from pipelines.triton.gateway import metrics

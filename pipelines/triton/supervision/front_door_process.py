@@ -17,9 +17,8 @@ from pathlib import Path
 
 import aiohttp
 
-from pipelines.deploy.endpoint import Endpoint
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.deploy.ports import HOST
+from pipelines.deploy.ports import HOST, Endpoint
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.time_limit import within

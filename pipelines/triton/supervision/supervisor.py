@@ -11,10 +11,9 @@ import logging
 import time
 from pathlib import Path
 
-from pipelines.deploy.endpoint import Endpoint
+from pipelines.deploy.ports import Endpoint
 from pipelines.deploy.triton.command import triton_command
-from pipelines.deploy.triton.dependencies import ModelDependencies
-from pipelines.deploy.triton.models import models_at_start
+from pipelines.deploy.triton.models import ModelDependencies, models_at_start
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,

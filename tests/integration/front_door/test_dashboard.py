@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from build.deployment import DASHBOARDS, render_deployment
-from build.recipe import load_recipe
 from pipelines.deploy.server import Server
 from tests.integration.conftest import wait_until
 from tests.integration.front_door.conftest import MODEL, get
-from tests.support.deployment_files import grouped_labels, selectors
+from tests.support.deployment_files import DEPLOY, grouped_labels, selectors
 
 pytestmark = pytest.mark.triton
 
@@ -24,7 +21,7 @@ BY_PROMETHEUS = {"instance", "job"}  # labels that it adds
 
 def expressions() -> dict[str, str]:
     """Return title -> expressions of every panel, with Grafana's variables replaced."""
-    document: dict[str, Any] = json.loads((DASHBOARDS / "draftproof.json").read_text())
+    document: dict[str, Any] = json.loads((DEPLOY / "grafana" / "draftproof.json").read_text())
     found = {
         f"{panel['title']} {target['refId']}": target["expr"]
         for panel in document["panels"]
@@ -72,10 +69,3 @@ def test_a_metric_that_is_not_published_would_be_found(door: Server) -> None:
         "KV cache in use A: no metric vllm:kv_cache_usage_perc",
         "Output tokens by source A: draftproof_output_tokens_total has no label source",
     ]
-
-
-def test_it_comes_with_the_files_of_a_deployment(tmp_path: Path) -> None:
-    directory = render_deployment(load_recipe("demo"), tmp_path)
-    assert (directory / "grafana" / "draftproof.json").read_bytes() == (
-        DASHBOARDS / "draftproof.json"
-    ).read_bytes()

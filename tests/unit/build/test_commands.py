@@ -13,7 +13,6 @@ from build.command_line import run_command
 from pipelines.errors import RecipeError
 
 COMMANDS = (
-    "build.deployment",
     "build.engines",
     "build.llm_api",
     "benchmarks.peer_models.__main__",
@@ -21,7 +20,7 @@ COMMANDS = (
     "build.quantize",
     "build.repository",
 )
-WITH_RUNTIME = ("build.deployment", "build.engines", "build.preflight", "build.quantize", "build.repository")
+WITH_RUNTIME = ("build.engines", "build.preflight", "build.quantize", "build.repository")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

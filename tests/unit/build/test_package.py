@@ -21,8 +21,7 @@ from build.packaging.read import read_package
 from build.packaging.write import recipe_document, write_package
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
 from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.deploy.containers import run_command
-from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import PackageError
 from pipelines.manifest import sha256_bytes
@@ -93,8 +92,9 @@ def test_a_copy_is_rendered_when_the_original_is_gone(
     copy = tmp_path / "copied elsewhere"
     shutil.copytree(package, copy)
     shutil.rmtree(package)
-    run = tmp_path / "run" / "tiny"
+    run = tmp_path / "run" / "server"
     assert repository.main(["--package", str(copy), "--run-directory", str(run)]) == 0
+    assert Launch.read(run).package == PackageOrigin(str(copy), read_package(copy, None).sha256)
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed == {"model_repository": str(run / "model_repository"), "recipe": "tiny"}
     record = PairRecord.read(run / "model_repository" / "speculative")
@@ -104,16 +104,6 @@ def test_a_copy_is_rendered_when_the_original_is_gone(
     assert Path(record.calibration_file).is_relative_to(copy)
     rendered = [path for path in run.rglob("*") if path.is_file()]
     assert [path for path in rendered if str(package).encode() in path.read_bytes()] == []
-
-
-def test_a_container_sees_the_package(package: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run" / "tiny"
-    assert repository.main(["--package", str(package), "--run-directory", str(run)]) == 0
-    launch = Launch.read(run)
-    assert launch.package is not None and launch.package.directory == str(package)
-    mount = f"type=bind,source={package},target={package},readonly"
-    assert mount in run_command("/bin/docker", "name", launch, run, ["true"])
-    assert mount not in run_command("/bin/docker", "name", replace(launch, package=None), run, ["true"])
 
 
 def test_the_plan_of_gpu_memory_is_in_the_package(tmp_path: Path) -> None:
@@ -318,20 +308,10 @@ def test_a_directory_whose_server_runs_is_not_emptied(
     assert repository.main(command) == 0
     (run / "launch.json").write_text("{}")  # the directory was rendered by `make repository`
     rolled_out(run)
-    monkeypatch.setattr(
-        "build.packaging.run_directory.is_listening", lambda path: path.name.endswith(".sock")
-    )
+    monkeypatch.setattr("build.repository.is_listening", lambda path: path.name.endswith(".sock"))
     assert repository.main(command) == 1
     assert "a server uses this run directory with another pair" in capsys.readouterr().err
     assert (run / "arms.json").exists() and (run / "model_repository" / "speculative_2").exists()
-
-
-def test_a_run_directory_of_another_recipe_is_refused(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert repository.main(["--package", str(package), "--run-directory", str(tmp_path / "other")]) == 1
-    assert "the run directory has another name than the recipe" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
 
 
 def test_the_command_says_whether_it_signed(

@@ -13,12 +13,12 @@ import pytest
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.files.manifest import write_manifest
 from build.recipe import Recipe, load_recipe
-from build.rendering.launch import FORMAT
 from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe
 from pipelines.canary.checks.memory import memory_of
 from pipelines.canary.checks.preflight import Check, examine, require
 from pipelines.canary.controller.candidate import CandidatePair, engine_manifest
+from pipelines.deploy.triton.launch import FORMAT
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import CanaryError
 from pipelines.manifest import checked_engine, sha256_file

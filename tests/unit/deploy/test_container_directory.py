@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.__main__ import main
-from pipelines.deploy.container_directory import LOCK, lock_run_directory
+from pipelines.deploy.server import LOCK, lock_run_directory
 from pipelines.errors import ServerStartError
 from tests.support.processes import started
 
@@ -26,7 +26,7 @@ def test_a_second_server_is_refused_for_as_long_as_the_first_one_runs(
 ) -> None:
     """The lock passes to the program that the process becomes, as tritonserver's does."""
     program = (
-        "import os, pathlib, sys; from pipelines.deploy.container_directory import lock_run_directory;"
+        "import os, pathlib, sys; from pipelines.deploy.server import lock_run_directory;"
         "lock_run_directory(pathlib.Path(sys.argv[1])); os.execv('/bin/sh', ['sh', '-c', 'echo; read line'])"
     )
     command = [sys.executable, "-c", program, str(volume)]

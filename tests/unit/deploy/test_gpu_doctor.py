@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pipelines.deploy.doctor.gpu_machine import gpu_findings
+from pipelines.deploy.doctor import gpu_findings
 from tests.support.stand_in_gpu_machine import H100, GpuMachine
 from tests.unit.deploy.test_gpu_server import break_driver, machine, native, remove
 

@@ -1,9 +1,8 @@
-"""Tests of starting NVIDIA's Triton on stand-ins: natively, in a container, by MPI, and incomplete."""
+"""Tests of starting NVIDIA's Triton on stand-ins: alone, by MPI, and incomplete."""
 
 from __future__ import annotations
 
-import os
-import signal
+import shutil
 import socket
 import sys
 import time
@@ -14,13 +13,11 @@ import pytest
 
 from build.recipe import REPOSITORY_ROOT, load_recipe
 from pipelines.deploy.__main__ import main
-from pipelines.deploy.endpoint import Endpoint
-from pipelines.deploy.mpi_hosts import wait_for
-from pipelines.deploy.ports import Ports
+from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.command import triton_command
-from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.nvidia_triton import wait_for
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 from tests.support.gpu_recipes import gpu_recipe, rendered
@@ -44,13 +41,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuMachine:
 def native(machine: GpuMachine) -> GpuMachine:
     machine.install_triton()
     machine.install("mpirun")
-    return machine
-
-
-@pytest.fixture
-def with_docker(machine: GpuMachine) -> GpuMachine:
-    """Return a machine that has Triton only in an image."""
-    machine.install_container_runtime("docker")
     return machine
 
 
@@ -137,85 +127,6 @@ def test_a_server_that_dies_ends_with_its_error_lines(native: GpuMachine, run: P
     assert Server.running(run) is None
 
 
-def test_without_triton_the_server_runs_in_a_container(with_docker: GpuMachine, run: Path) -> None:
-    lines: list[str] = []
-    server = Server.start(run, Ports.free(), report=lines.append)
-    server.wait_ready(120)
-    launch = Launch.read(run)
-    assert server.container is not None
-    assert lines == [f"building image {launch.image} on {launch.container}; log {run / 'image.log'}"]
-    [started] = [call for call in with_docker.calls("docker") if call["arguments"][0] == "run"]
-    assert f"type=bind,source={REPOSITORY_ROOT},target={REPOSITORY_ROOT},readonly" in started["arguments"]
-    assert f"type=bind,source={run},target={run}" in started["arguments"]
-    assert f"{os.getuid()}:{os.getgid()}" in started["arguments"]
-    assert len(with_docker.calls("tritonserver")) == 1
-    again = Server.running(run)
-    assert again is not None
-    assert again.container == server.container
-    assert again.stop(20.0)
-    assert not server.is_ready()
-    with Server.start(run, Ports.free(), report=lines.append) as second:
-        second.wait_ready(120)
-    assert len(lines) == 1, "an image that is there is not built again"
-
-
-@pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.long), 1000], ids=["root", "rootless"])
-def test_podman_starts_it_too(
-    machine: GpuMachine, run: Path, monkeypatch: pytest.MonkeyPatch, uid: int
-) -> None:
-    """Podman is used without Docker. Without root it cannot raise limits or act as another user."""
-    machine.install_container_runtime("podman")
-    monkeypatch.setattr("os.getuid", lambda: uid)
-    if uid:
-        (machine.state / "rootless").touch()
-    with Server.start(run, Ports.free(), report=lambda line: None) as server:
-        server.wait_ready(120)
-        assert server.container is not None and Path(server.container.program).name == "podman"
-    verbs = [call["arguments"][0] for call in machine.calls("podman")]
-    assert verbs[:5] == ["version", "image", "build", "rm", "run"]
-    assert not list(machine.state.glob("container-*"))
-
-
-def test_podman_without_the_toolkit_is_told_what_podman_needs(machine: GpuMachine, run: Path) -> None:
-    machine.install("podman")
-    with pytest.raises(ServerStartError, match="nvidia-ctk cdi generate"):
-        Server.start(run, Ports.free(), report=lambda line: None)
-
-
-def test_a_container_does_not_outlive_a_docker_that_was_killed(with_docker: GpuMachine, run: Path) -> None:
-    (with_docker.state / "deaf").touch()
-    server = Server.start(run, Ports.free(), report=lambda line: None)
-    server.wait_ready(120)
-    assert not server.stop(0.5)
-    assert not list(with_docker.state.glob("container-*"))
-    deadline_s = time.monotonic() + 120
-    while server.is_ready():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
-@pytest.mark.long  # it kills what the test above stops
-def test_a_container_that_was_left_behind_is_removed_at_the_next_start(
-    with_docker: GpuMachine, run: Path
-) -> None:
-    first = Server.start(run, Ports.free(), report=lambda line: None)
-    first.wait_ready(120)
-    os.kill(first.process.pid, signal.SIGKILL)
-    while Server.running(run) is not None:
-        time.sleep(0.01)
-    with Server.start(run, Ports.free(), report=lambda line: None) as second:
-        second.wait_ready(120)
-        assert not list(with_docker.state.glob(f"container-*-{first.ports.http}"))
-
-
-def test_an_image_that_cannot_be_built_says_why(with_docker: GpuMachine, run: Path) -> None:
-    (with_docker.state / "no_space").touch()
-    with pytest.raises(ServerStartError, match="no space left on device") as refused:
-        Server.start(run, Ports.free(), report=lambda line: None)
-    assert "RUNTIME=embedded" in refused.value.remedy
-    assert not (run / "server.json").exists()
-
-
 def remove(machine: GpuMachine, name: str) -> None:
     (machine.programs / name).unlink()
 
@@ -229,23 +140,18 @@ MISSING = {
     "broken driver": (break_driver, "couldn't communicate with the NVIDIA driver"),
     "no gpu": (lambda machine: machine.set_gpus(), "nvidia-smi lists no GPU"),
     "odd driver": (lambda machine: machine.set_gpus("A100, [N/A], [N/A], 450"), "A100"),
-    "no docker": (lambda machine: remove(machine, "docker"), "no docker, no podman"),
-    "no daemon": (
-        lambda machine: (machine.state / "no_daemon").touch(),
-        "Cannot connect to the Docker daemon",
-    ),
-    "no toolkit": (lambda machine: remove(machine, "nvidia-ctk"), "nvidia-ctk is not on PATH"),
+    "no triton": (lambda machine: shutil.rmtree(machine.triton), "no tritonserver with backends/tensorrtllm"),
 }
 
 
 @pytest.mark.parametrize("case", MISSING)
 def test_what_is_missing_is_named_and_the_embedded_runtime_offered(
-    with_docker: GpuMachine, run: Path, case: str
+    native: GpuMachine, run: Path, case: str
 ) -> None:
     take_away, named = MISSING[case]
-    take_away(with_docker)
+    take_away(native)
     with pytest.raises(ServerStartError) as refused:
-        Server.start(run, Ports.free(), report=lambda line: None)
+        Server.start(run, Ports.free())
     assert named in str(refused.value)
     assert "RUNTIME=embedded" in refused.value.remedy
     assert all((refused.value.what, refused.value.values, refused.value.limit, refused.value.remedy))
@@ -255,12 +161,6 @@ def test_what_is_missing_is_named_and_the_embedded_runtime_offered(
 def test_more_gpus_than_there_are_is_refused(native: GpuMachine, tmp_path: Path) -> None:
     run = rendered(tmp_path / "large", gpu_recipe(tp_size=4))
     with pytest.raises(ServerStartError, match=r"no GPU 1, 2, 3; there are 1 x NVIDIA H100"):
-        Server.start(run, Ports.free())
-
-
-def test_a_triton_without_the_backend_is_not_taken(native: GpuMachine, run: Path) -> None:
-    (native.triton / "backends" / "tensorrtllm").rmdir()
-    with pytest.raises(ServerStartError, match="no tritonserver with the backend tensorrtllm"):
         Server.start(run, Ports.free())
 
 

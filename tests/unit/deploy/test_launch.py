@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
 from build.recipe import load_recipe
-from build.rendering.launch import launch_document, write_launch_file
-from pipelines.deploy.mpi_hosts import leader_worker_set_hosts
-from pipelines.deploy.triton.launch import FORMAT, Launch
-from pipelines.errors import ServerStartError
+from build.rendering.launch import launch_of, write_launch_file
+from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.nvidia_triton import leader_worker_set_hosts
+from pipelines.errors import RecipeError, ServerStartError
 from tests.support.gpu_recipes import gpu_recipe
 
 
@@ -21,15 +19,15 @@ from tests.support.gpu_recipes import gpu_recipe
     [
         "",
         "[]",
-        '{"format": 4, "runtime": "cuda"}',
-        '{"format": 4, "runtime": "embedded", "mode": "leader"}',
-        '{"format": 4, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": []}',
-        '{"format": 4, "runtime": "tensorrt_llm", "mode": "solo", "gpu_device_ids": [0]}',
-        '{"format": 4, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [1, 0]}',
-        '{"format": 4, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0], "world_size": 0}',
-        '{"format": 4, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0],'
+        '{"format": 5, "runtime": "cuda"}',
+        '{"format": 5, "runtime": "embedded", "mode": "leader"}',
+        '{"format": 5, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": []}',
+        '{"format": 5, "runtime": "tensorrt_llm", "mode": "solo", "gpu_device_ids": [0]}',
+        '{"format": 5, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [1, 0]}',
+        '{"format": 5, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0], "world_size": 0}',
+        '{"format": 5, "runtime": "tensorrt_llm", "mode": "leader", "gpu_device_ids": [0],'
         ' "spawns_workers": "no"}',
-        '{"format": 4, "runtime": "embedded", "unheard_of": 1}',
+        '{"format": 5, "runtime": "embedded", "unheard_of": 1}',
         '{"runtime": "embedded"}',
         '{"format": 2, "runtime": "embedded"}',
     ],
@@ -46,15 +44,9 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         gpu_recipe(),
         gpu_recipe(tp_size=4, draft_tp_size=2, fast_logits=True),
     ):
-        path = write_launch_file(recipe, tmp_path)
+        write_launch_file(recipe, tmp_path)
         launch = Launch.read(tmp_path)
-        written = json.loads(path.read_text())
-        assert written.pop("format") == FORMAT
-        assert dataclasses.asdict(launch) | {"gpu_device_ids": list(launch.gpu_device_ids)} == {
-            **dataclasses.asdict(Launch()),
-            **written,
-            "gpu_device_ids": list(launch.gpu_device_ids),
-        }
+        assert launch == launch_of(recipe)
         assert launch.spawns_workers == (
             recipe.runtime == "tensorrt_llm" and not recipe.tensorrt_llm.fast_logits
         )
@@ -64,8 +56,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 def test_the_leader_of_several_machines_finds_and_counts_them() -> None:
     recipe = gpu_recipe(tp_size=16, num_nodes=2)
-    document = launch_document(recipe)
-    launch = Launch(**{**document, "gpu_device_ids": tuple(document["gpu_device_ids"])})
+    launch = launch_of(recipe)
     variables = {"LWS_LEADER_ADDRESS": "pair-ranks-0.pair-ranks.default", "LWS_GROUP_SIZE": "2"}
     # orchestrator, draft and half of the target; the other half
     expected = {"pair-ranks-0": 10, "pair-ranks-0-1.pair-ranks.default": 8}
@@ -76,5 +67,11 @@ def test_the_leader_of_several_machines_finds_and_counts_them() -> None:
 
 
 def test_in_leader_mode_the_larger_engine_decides_how_many_ranks_there_are() -> None:
-    document = launch_document(gpu_recipe(tp_size=4, draft_tp_size=2, mode="leader"))
-    assert (document["world_size"], document["spawns_workers"]) == (4, False)
+    launch = launch_of(gpu_recipe(tp_size=4, draft_tp_size=2, mode="leader"))
+    assert (launch.world_size, launch.spawns_workers) == (4, False)
+
+
+@pytest.mark.parametrize("image", ["draftproof", "draftproof:latest", "registry.example:5000/draftproof"])
+def test_a_container_that_may_change_is_refused(image: str) -> None:
+    with pytest.raises(RecipeError, match=r"has no fixed tag; tensorrt_llm\.container"):
+        launch_of(gpu_recipe(container=image))

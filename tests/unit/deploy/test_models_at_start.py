@@ -15,8 +15,7 @@ from build.rendering.templates import TEMPLATES
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.server import Server
-from pipelines.deploy.triton.dependencies import ModelDependencies
-from pipelines.deploy.triton.models import PAIR_FILE, loading_options, models_at_start
+from pipelines.deploy.triton.models import PAIR_FILE, ModelDependencies, loading_options, models_at_start
 from pipelines.errors import ServerStartError
 
 

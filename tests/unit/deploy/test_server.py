@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.__main__ import main
-from pipelines.deploy.doctor.machine import Finding, examine, print_findings
+from pipelines.deploy.doctor import Finding, examine, print_findings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import ProcessIdentity
-from pipelines.deploy.server import Server, run_directory
-from pipelines.deploy.server_log import MAX_LINES, error_lines
+from pipelines.deploy.server import MAX_LINES, Server, error_lines, run_directory
 from pipelines.deploy.triton.install import TritonInstall, shared_python
 from pipelines.errors import PortInUseError, RecipeError, ServerStartError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy import __main__ as command_line
-from pipelines.deploy.live_settings import lookup_corpus
-from pipelines.deploy.live_settings.lookup_corpus import set_lookup_corpus
+from pipelines.deploy import live_settings
+from pipelines.deploy.live_settings import set_lookup_corpus
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.manifest import engine_digest, sha256_file
 from pipelines.triton.engine.live_corpus import LiveCorpus
@@ -120,7 +120,7 @@ def test_a_long_text_is_tokenized_in_pieces(run_directory: Path, tmp_path: Path)
     set_lookup_corpus(run_directory, [tmp_path / "text.txt"], lambda line: None)
     whole = LiveCorpus(corpus_file(run_directory), VOCAB_SIZE).read()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookup_corpus, "_PIECE", 100)
+        patch.setattr(live_settings, "_PIECE", 100)
         set_lookup_corpus(run_directory, [tmp_path / "text.txt"], lambda line: None)
     pieces = LiveCorpus(corpus_file(run_directory), VOCAB_SIZE).read()
     assert whole is not None and pieces is not None

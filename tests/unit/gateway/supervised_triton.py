@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.deploy.endpoint import Endpoint
-from pipelines.deploy.ports import Ports
+from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.triton.models import PAIR_FILE
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.deploy.endpoint import Endpoint
-from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.ports import HOST, Endpoint, Ports
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 from pipelines.triton.supervision import front_door_process

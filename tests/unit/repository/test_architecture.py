@@ -61,7 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),
-        *("command_line", "bench", "atomic_file", "configuration", "engine_memory", "socket_path"),
+        *("command_line", "bench", "atomic_file", "building", "configuration", "engine_memory"),
+        "socket_path",
     },
     "upstreams": {
         *("errors", "program", "configuration", "deploy", "time_limit", "router", "canary"),
@@ -172,7 +173,14 @@ def test_build_imports_of_pipelines_only_what_both_halves_share() -> None:
         f"pipelines.{name}"
         for name in (
             *("errors", "manifest", "program", "atomic_file", "available_resources", "engine_memory"),
-            *("configuration", "deploy.triton.pair_record", "socket_path", "time_left", "text.vocabulary"),
+            *(
+                "configuration",
+                "deploy.triton.launch",
+                "deploy.triton.pair_record",
+                "socket_path",
+                "time_left",
+                "text.vocabulary",
+            ),
         )
     )
     wrong = [

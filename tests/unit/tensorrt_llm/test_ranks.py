@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from build.recipe import Recipe
-from build.rendering.launch import launch_document
+from build.rendering.launch import launch_of
 from build.tensorrt_llm.ranks import (
     gpu_device_ids,
     num_nodes,
@@ -18,8 +18,7 @@ from build.tensorrt_llm.ranks import (
     ranks_per_node,
     world_size,
 )
-from pipelines.deploy.mpi_hosts import leader_worker_set_hosts
-from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.nvidia_triton import leader_worker_set_hosts
 from pipelines.errors import RecipeError
 from tests.support.gpu_recipes import gpu_recipe
 
@@ -43,7 +42,7 @@ def described(recipe: Recipe) -> str:
 
 def places(recipe: Recipe) -> dict[int, int]:
     """Return MPI rank -> machine, filled machine by machine as mpirun fills them."""
-    launch = Launch(**{**launch_document(recipe), "gpu_device_ids": ()})
+    launch = launch_of(recipe)
     variables = {"LWS_LEADER_ADDRESS": "a.b.c", "LWS_GROUP_SIZE": str(launch.num_nodes)}
     hosts = leader_worker_set_hosts(launch, variables).values()
     machines = [machine for machine, count in enumerate(hosts) for _ in range(count)]
@@ -110,14 +109,14 @@ def test_machines_and_gpus(
     assert found == expected
     assert list(placement_violations(recipe)) == []
     assert ranks_per_node(recipe) == target // nodes
-    assert launch_document(recipe)["gpu_device_ids"] == sorted({*expected[0][1], *expected[1][1]})  # type: ignore[index]
+    assert launch_of(recipe).gpu_device_ids == tuple(sorted({*expected[0][1], *expected[1][1]}))  # type: ignore[index]
 
 
 def test_gpus_of_the_draft_beside_the_targets_do_not_count_as_ranks_of_the_other_machines() -> None:
     recipe = gpu_recipe(8, 1, num_nodes=2)
     alone = dataclasses.replace(recipe.draft.tensorrt_llm, gpu_device_ids=(7,))
     recipe = dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, tensorrt_llm=alone))
-    assert launch_document(recipe)["gpu_device_ids"] == [0, 1, 2, 3, 7]
+    assert launch_of(recipe).gpu_device_ids == (0, 1, 2, 3, 7)
     assert list(places(recipe).values()) == [0] * 6 + [1] * 4
 
 
@@ -132,5 +131,5 @@ def test_gpus_of_the_draft_beside_the_targets_do_not_count_as_ranks_of_the_other
 def test_the_start_refuses_what_the_rules_refuse(recipe: Recipe, told: str, tmp_path: Path) -> None:
     assert any(told in violation.what for violation in placement_violations(recipe))
     with pytest.raises(RecipeError, match=told) as refused:
-        launch_document(recipe)
+        launch_of(recipe)
     assert refused.value.values and refused.value.limit and refused.value.remedy

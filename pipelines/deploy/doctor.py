@@ -1,0 +1,276 @@
+"""Check this machine, and report which commands work on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.available_resources import has_avx2_alone, processor_flags
+from pipelines.deploy.gpus import output_of, visible_gpus
+from pipelines.deploy.ports import Ports
+from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall, shared_python
+from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
+from pipelines.errors import DraftproofError
+
+MIN_MEMORY_BYTES = 4 * 2**30  # `demo` with three engines; demo-large needs about three times as much
+MIN_DISK_BYTES = 2 * 2**30  # engines of `demo` and the virtual environment
+MIN_SHARED_MEMORY_BYTES = 64 * 2**20  # ten models of 1 MB, growing with their tensors; Docker's default
+MIN_GLIBC = (2, 35)
+
+NEEDS_SERVER = ("demo", "serve", "verify", "bench", "test")
+NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
+MIN_SM = 80  # examples/draft_target_model/README.md of TensorRT-LLM: Ampere or newer
+MIN_SM_FP8 = 89
+
+READY = "engines can be built and served here"
+"""Text of the last finding if nothing is missing."""
+
+_NO_GPU = "GPU"
+_NO_BUILDER = "not on PATH"
+_WITHOUT_GPU = (
+    "quantize, acceptance, preflight, engines with ARGS=--dry-run, and package work; engines and serve do not"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        name: What was checked.
+        value: What was found.
+        remedy: What to do; empty if nothing is wrong.
+        stops: Targets that do not work because of it; empty for a note.
+    """
+
+    name: str
+    value: str
+    remedy: str = ""
+    stops: tuple[str, ...] = ()
+
+
+def examine(ports: Ports) -> list[Finding]:
+    """Check the machine without changing anything or raising."""
+    return [
+        _python(),
+        _glibc(),
+        _processor(),
+        _memory(),
+        _shared_memory(),
+        _disk(),
+        _package(
+            "numpy",
+            "needs numpy < 2, because tensors arrive empty in Triton with numpy 2",
+            NEEDS_ENGINES,
+            _is_numpy_1,
+        ),
+        _package("openvino", "the embedded runtime needs it", NEEDS_ENGINES),
+        _package("tokenizers", "preprocessing needs it", NEEDS_ENGINES),
+        _package("tritonclient", "the gRPC client needs it", ("demo", "verify", "bench", "test")),
+        _compiler(),
+        _triton(),
+        _shared_python(),
+        _free_ports(ports),
+        *gpu_findings(),
+    ]
+
+
+def print_findings(findings: Sequence[Finding]) -> int:
+    """Print a table and a summary; return 0 if ``make demo`` works, otherwise 1."""
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = "MISSING" if finding.stops else "note   " if finding.remedy else "ok     "
+        print(f"{mark} {finding.name:<{width}}  {finding.value}")
+        if finding.remedy:
+            print(f"        {'':<{width}}  -> {finding.remedy}")
+    stopped = sorted({target for finding in findings for target in finding.stops})
+    print()
+    if not stopped:
+        print("All targets work on this machine.")
+    else:
+        print(f"These targets do not work on this machine: {', '.join(stopped)}. All others do.")
+    return int("demo" in stopped)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if (3, 10) <= sys.version_info[:2] <= (3, 12) and sys.maxsize > 2**32:
+        return Finding("Python", f"{version}, {sys.executable}")
+    return Finding(
+        "Python", version, "create the virtual environment with Python 3.10 to 3.12", NEEDS_ENGINES
+    )
+
+
+def _glibc() -> Finding:
+    name, version = platform.libc_ver()
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if name == "glibc" and parts >= MIN_GLIBC:
+        return Finding("C library", f"glibc {version}")
+    remedy = "Triton needs glibc 2.35 (Debian 12, Ubuntu 22.04 or newer); use one of these, or a container"
+    return Finding("C library", f"{name or 'unknown'} {version}", remedy, NEEDS_SERVER)
+
+
+def _processor() -> Finding:
+    lines = _read("/proc/cpuinfo").splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = processor_flags()
+    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
+    present = [flag for flag in known if flag in flags]
+    cores = len(os.sched_getaffinity(0))
+    value = f"{platform.machine()}, {cores} cores, {' '.join(present) or 'no AVX2'}, {model}"
+    if platform.machine() != "x86_64" or "avx2" not in flags:
+        return Finding("Processor", value, "the embedded engines need x86-64 with AVX2", NEEDS_ENGINES)
+    if has_avx2_alone() and shutil.which("g++") is None:
+        return Finding("Processor", value, "with AVX2 alone, engines are faster if they are built with g++")
+    return Finding("Processor", value)
+
+
+def _memory() -> Finding:
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+    value = f"{available / 2**30:.1f} GiB available"
+    if available >= MIN_MEMORY_BYTES:
+        return Finding("Memory", value)
+    return Finding("Memory", value, f"'demo' needs {MIN_MEMORY_BYTES / 2**30:.0f} GiB; close other programs")
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return Finding("/dev/shm", "absent", "Triton's Python models communicate through it", NEEDS_SERVER)
+    value = f"{free / 2**20:.0f} MiB free"
+    if free >= MIN_SHARED_MEMORY_BYTES:
+        return Finding("/dev/shm", value)
+    return Finding(
+        "/dev/shm", value, "free up 64 MiB, or start the container with a larger --shm-size", NEEDS_SERVER
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(REPOSITORY_ROOT).free
+    value = f"{free / 2**30:.1f} GiB free"
+    if free >= MIN_DISK_BYTES:
+        return Finding("Disk", value)
+    return Finding("Disk", value, f"engines need {MIN_DISK_BYTES / 2**30:.0f} GiB", ("engines",))
+
+
+def _is_numpy_1(version: str) -> bool:
+    return int(version.split(".")[0]) < 2
+
+
+def _package(
+    name: str, reason: str, stops: tuple[str, ...], is_good: Callable[[str], bool] = lambda version: True
+) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", f"{reason}; remove .venv and run make again", stops)
+    if is_good(version):
+        return Finding(name, version)
+    return Finding(name, version, f"{reason}; remove .venv and run make again", stops)
+
+
+def _compiler() -> Finding:
+    path = shutil.which("g++")
+    if path is not None:
+        return Finding("g++", f"{path}, for engines with attention or products of our own")
+    return Finding(
+        "g++", "absent", "for attention of our own, and faster engines with AVX2 alone: apt install g++"
+    )
+
+
+def _triton() -> Finding:
+    try:
+        TritonInstall.find()
+    except DraftproofError as error:
+        return Finding("Triton", f"{error.what}: {error.values}", error.remedy, NEEDS_SERVER)
+    return Finding("Triton", f"2.51.0 in nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}")
+
+
+def _shared_python() -> Finding:
+    library = shared_python()
+    if library is not None:
+        return Finding("libpython", str(library))
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    remedy = f"apt install libpython{version}, or use a Python built with --enable-shared"
+    return Finding("libpython", f"no libpython{version}.so.1.0", remedy, NEEDS_SERVER)
+
+
+def _free_ports(ports: Ports) -> Finding:
+    value = f"HTTP {ports.http}, gRPC {ports.grpc}, metrics {ports.metrics}"
+    try:
+        ports.check_free()
+    except DraftproofError as error:
+        return Finding("Ports", f"{error.what}: {error.values}", error.remedy, ("serve",))
+    return Finding("Ports", f"{value} are free")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def gpu_findings() -> list[Finding]:
+    """Return what was found, without changing anything or raising; the last finding is the conclusion."""
+    gpus, builder, triton = _gpus(), _builder(), NvidiaTriton.find()
+    server = Finding("NVIDIA's Triton", str(triton.binary) if triton else "not installed here")
+    findings = [*gpus, _containers(), builder, server]
+    lacks = []
+    if gpus[0].name == _NO_GPU:
+        lacks.append("no GPU")
+    if builder.value == _NO_BUILDER:
+        lacks.append("no trtllm-build")
+    if triton is None:
+        lacks.append("no Triton with its backend")
+    works = f"{', '.join(lacks)}: {_WITHOUT_GPU}" if lacks else READY
+    return [*findings, Finding("tensorrt_llm", works)]
+
+
+def _gpus() -> list[Finding]:
+    try:
+        gpus = visible_gpus()
+    except DraftproofError as error:
+        if shutil.which("nvidia-smi") is None:
+            return [Finding(_NO_GPU, "none; the embedded runtime needs none")]
+        return [Finding(_NO_GPU, error.values, "check the driver; the embedded runtime needs no GPU")]
+    findings = []
+    for gpu in gpus:
+        value = f"{gpu.name}, {gpu.memory_mib / 1024:.0f} GiB, SM {gpu.sm}, driver {gpu.driver}"
+        remedy = ""
+        if gpu.sm < MIN_SM:
+            remedy = f"speculation with TensorRT-LLM needs SM {MIN_SM} or newer"
+        elif gpu.sm < MIN_SM_FP8:
+            remedy = f"FP8 needs SM {MIN_SM_FP8} or newer; INT8 recipes can be built"
+        findings.append(Finding(f"GPU {gpu.index}", value, remedy))
+    return findings
+
+
+def _containers() -> Finding:
+    """Report what compose with GPUs (``deploy/compose.gpu.yaml``) needs; no other command needs it."""
+    program = next((path for name in ("docker", "podman") if (path := shutil.which(name))), None)
+    if program is None:
+        return Finding("Containers", "no docker, no podman")
+    if shutil.which("nvidia-ctk") is None:
+        return Finding("Containers", f"{program}, without the NVIDIA Container Toolkit")
+    return Finding("Containers", f"{program}; {output_of(['nvidia-ctk', '--version'])[1]}")
+
+
+def _builder() -> Finding:
+    program = shutil.which("trtllm-build")
+    if program is None:
+        return Finding("trtllm-build", _NO_BUILDER)
+    # Ask the script's Python for the version of the package, because the script takes half a minute to start.
+    first = Path(program).read_bytes().partition(b"\n")[0].decode(errors="replace")
+    python = first.removeprefix("#!").strip() if first.startswith("#!") else sys.executable
+    question = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
+    code, said = output_of([*python.split(), "-c", question])
+    return Finding("trtllm-build", f"{said if code == 0 else 'unknown version'}, {program}")

@@ -1,0 +1,450 @@
+"""Tests of the files in ``deploy/``: schemas, confinement, commands, probes, and who reaches whom.
+
+Manifests are checked strictly against the API server's schemas, from the package kubernetes-validate. No
+package has the schemas of LeaderWorkerSet, Gateway API, its inference extension and Prometheus Operator; pods
+inside them are checked. No cluster has seen them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+
+from build.tensorrt_llm.versions import has_fixed_tag
+from pipelines.canary.__main__ import _parse as parse_canary
+from pipelines.canary.controller.candidate import STABLE_MODEL
+from pipelines.deploy.__main__ import _parse
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Ports
+from pipelines.deploy.server import KILL_AFTER_S
+from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.nvidia_triton import SSH_DIRECTORY, SSH_PORT
+from pipelines.front_door.fleet.__main__ import _parse as parse_front_door
+from pipelines.triton.backend import gauges
+from pipelines.triton.gateway.metrics import GatewayMetrics
+from pipelines.triton.gateway.open_calls import OpenCalls
+from tests.conftest import REPOSITORY_ROOT
+from tests.support.deployment_files import (
+    CODE,
+    DEPLOY,
+    PYTHON,
+    RUN,
+    Document,
+    alerts,
+    box,
+    command,
+    compose,
+    documents,
+    groupings,
+    kustomized,
+    one,
+    pod,
+    selectors,
+)
+from tests.unit.gateway.test_metrics import supervised
+
+KUBERNETES_VERSION = "1.30"  # the oldest supported version; later ones accept its manifests
+IMAGE_VOLUMES_VERSION = "1.35"  # the first that has image volumes without a feature gate
+FOLDERS = ("server", "gpu", "fleet", "several_machines")
+OF_OTHERS = {"LeaderWorkerSet", "HTTPRoute", "InferencePool", "ServiceMonitor"}
+ROUTER_READY = "/v2/models/router/ready"
+SETTINGS = "/etc/draftproof/settings"
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def found(request: pytest.FixtureRequest) -> list[Document]:
+    return kustomized(request.param)
+
+
+@pytest.fixture(scope="module")
+def server() -> list[Document]:
+    """The manifests of one server, as they lie in the folder; a kustomization adds the settings alone."""
+    return documents(DEPLOY / "server" / "server.yaml")
+
+
+def pods(found: list[Document]) -> Iterator[tuple[Document, Document]]:
+    """Yield the labels and the spec of every pod."""
+    for document in found:
+        if document["kind"] == "Deployment":
+            template = document["spec"]["template"]
+            yield template["metadata"]["labels"], template["spec"]
+        elif document["kind"] == "LeaderWorkerSet":
+            for role in ("leaderTemplate", "workerTemplate"):
+                template = document["spec"]["leaderWorkerTemplate"][role]
+                yield template["metadata"]["labels"], template["spec"]
+
+
+def boxes(spec: Document) -> list[Document]:
+    return [*spec["containers"], *spec.get("initContainers", ())]
+
+
+def test_every_manifest_fits_its_schema(found: list[Document]) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+    assert len(names) == len(set(names))
+    for document in found:
+        if document["kind"] not in OF_OTHERS:
+            kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+    for _, spec in pods(found):
+        wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(wrapped, KUBERNETES_VERSION, strict=True)
+
+
+def test_a_schema_refuses_what_does_not_fit(server: list[Document]) -> None:
+    """Negative control of the test above."""
+    document = one(server, "Service")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(
+            {**document, "spec": {**document["spec"], "portz": []}}, KUBERNETES_VERSION, strict=True
+        )
+
+
+def test_what_a_fleet_may_add_fits_its_schema() -> None:
+    listed = (DEPLOY / "fleet" / "kustomization.yaml").read_text()
+    for path in DEPLOY.glob("fleet/*.yaml"):
+        assert path.name == "kustomization.yaml" or path.name in listed
+        for document in documents(path) if path.name != "kustomization.yaml" else ():
+            if document["kind"] not in OF_OTHERS:
+                kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+
+
+def test_every_pod_is_confined_and_mounts_what_it_has(found: list[Document]) -> None:
+    user = user_of_the_image()
+    for _, spec in pods(found):
+        assert spec["automountServiceAccountToken"] is False
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"] and security["runAsUser"] == security["runAsGroup"] == user
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert set(volumes) == {mount["name"] for each in boxes(spec) for mount in each["volumeMounts"]}
+        for each in boxes(spec):
+            assert each["securityContext"] == CONFINED
+            assert {"cpu", "memory"} <= set(each["resources"]["limits"])
+            assert has_fixed_tag(each["image"])
+            mounts = {mount["mountPath"]: mount for mount in each["volumeMounts"]}
+            writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+            assert writable <= {RUN, "/dev/shm", "/tmp"}
+
+
+def user_of_the_image() -> int:
+    """Return the user that every stage of the Dockerfile ends with."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    assert [stage.split()[2] for stage in stages] == ["environment", "server", "node"]
+    [user] = {re.findall(r"^USER (\d+):\1$", stage, re.MULTILINE)[-1] for stage in stages}
+    assert f"useradd --uid {user} --gid {user} " in text
+    assert f"--owner {user} --group {user} {RUN}" in text, "a new volume there is the user's"
+    return int(user)
+
+
+def test_the_image_has_the_code_where_the_files_expect_it() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for folder in ("build", "pipelines", "model_repository"):
+        assert f"COPY {folder} {CODE}/{folder}\n" in text
+    assert PYTHON.removesuffix("/bin/python") in text
+    sent = (REPOSITORY_ROOT / ".dockerignore").read_text().splitlines()
+    copied = {"!build", "!pipelines", "!model_repository", "!requirements"}
+    assert {line for line in sent if line.startswith("!")} == copied
+
+
+def servers(found: list[Document]) -> Iterator[tuple[Document, Document]]:
+    """Yield the spec of every pod that answers, and its server."""
+    for labels, spec in pods(found):
+        if labels.get("draftproof/answers"):
+            yield spec, box(spec, "server")
+
+
+def test_containers_run_our_own_command(found: list[Document]) -> None:
+    """The gateway listens beyond HAProxy's loopback only where a rollout's job or a front door asks it."""
+    for _, each in servers(found):
+        words = command(each)
+        assert words[:3] == [PYTHON, "-m", "pipelines.deploy"]
+        options = _parse(words[3:])
+        assert options.command.__name__ == "_run"
+        assert str(options.directory) == RUN
+        assert str(options.package).startswith("/packages/")
+        assert options.public_key is None
+        assert options.address == ("0.0.0.0" if each.get("ports") else HOST)
+        assert str(options.front_door) == f"{SETTINGS}/front_door.yaml"
+
+
+def test_probes_ask_the_gateway_and_allow_for_loading(found: list[Document]) -> None:
+    """One dead model must not cut off the clients of the others, so the router stands for the server."""
+    for spec, each in servers(found):
+        startup, front = each["startupProbe"], box(spec, "haproxy")
+        needs_gpu = "nvidia.com/gpu" in each["resources"]["limits"]
+        for probe, path in ((startup, ROUTER_READY), (each["livenessProbe"], "/v2/health/live")):
+            if "exec" in probe:  # the gateway listens on the pod's loopback
+                compile(probe["exec"]["command"][-1], "probe", "exec")
+                assert f"'http://{HOST}:{Ports().http}{path}'" in probe["exec"]["command"][-1]
+            else:
+                assert probe["httpGet"] == {"path": path, "port": "control"}
+        runtime = "tensorrt_llm" if needs_gpu else "embedded"
+        patience_s = startup["periodSeconds"] * startup["failureThreshold"]
+        assert patience_s == Launch(runtime=runtime).ready_timeout_s
+        assert front["readinessProbe"]["httpGet"] == {"path": ROUTER_READY, "port": "metrics"}
+
+
+def test_a_pod_that_ends_has_the_time_to_drain(found: list[Document]) -> None:
+    """Kubernetes ends all containers of a pod at once, each after its own ``preStop``."""
+    for spec, each in servers(found):
+        waits = [c["lifecycle"]["preStop"]["exec"]["command"] for c in (each, box(spec, "haproxy"))]
+        assert waits == [["sleep", "15"]] * 2
+        assert spec["terminationGracePeriodSeconds"] >= 15 + KILL_AFTER_S
+    [stops_s] = re.findall(r"hard-stop-after (\d+)s", (DEPLOY / "server" / "haproxy.cfg").read_text())
+    assert DRAIN_S + EXIT_TIMEOUT_S < int(stops_s) <= KILL_AFTER_S
+
+
+def test_services_budgets_and_policies_select_the_pods_that_they_mean(found: list[Document]) -> None:
+    labels = [own for own, _ in pods(found)]
+    for document in found:
+        if document["kind"] == "Service":
+            selector = document["spec"]["selector"]
+        elif document["kind"] == "PodDisruptionBudget":
+            selector = document["spec"]["selector"]["matchLabels"]
+        elif document["kind"] == "NetworkPolicy":
+            selector = document["spec"]["podSelector"]["matchLabels"]
+        else:
+            continue
+        selected = [own for own in labels if selector.items() <= own.items()]
+        assert selected, document["metadata"]["name"]
+        if document["kind"] == "Service":
+            ports = {port["targetPort"] for port in document["spec"]["ports"]}
+            for own, spec in pods(found):
+                if own in selected:
+                    assert ports <= {port["name"] for each in boxes(spec) for port in each.get("ports", ())}
+
+
+def admitted(policy: Document) -> dict[str, set[str]]:
+    """Return the ports that a policy opens, by who may use them."""
+    return {
+        str(peer): {port["port"] for port in rule.get("ports", ())}
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+    }
+
+
+def test_clients_reach_haproxy_alone_and_jobs_the_gateway_alone(server: list[Document]) -> None:
+    spec = pod(one(server, "Deployment"))
+    front = {port["name"] for port in box(spec, "haproxy")["ports"]}
+    gateway = {port["name"]: port["containerPort"] for port in box(spec, "server")["ports"]}
+    assert {port["targetPort"] for port in one(server, "Service")["spec"]["ports"]} == front
+    control = one(server, "Service", "draftproof-control")["spec"]
+    assert control["publishNotReadyAddresses"] is True
+    usual = {"http": Ports().http, "grpc": Ports().grpc, "metrics": Ports().metrics}
+    assert {port["name"]: gateway[port["targetPort"]] for port in control["ports"]} == usual
+    policy = one(server, "NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"] and policy["spec"]["egress"] == []
+    assert admitted(policy) == {
+        str({"podSelector": {"matchLabels": {"draftproof/client": "true"}}}): {"http", "grpc"},
+        str({"podSelector": {"matchLabels": {"draftproof/openai-client": "true"}}}): {"openai"},
+        str({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}): {
+            "metrics"
+        },
+        str({"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "draftproof-canary"}}}): set(
+            gateway
+        ),
+    }
+
+
+def test_haproxy_listens_for_clients_and_asks_the_gateway_and_the_front_door(server: list[Document]) -> None:
+    text = (DEPLOY / "server" / "haproxy.cfg").read_text()
+    front = box(pod(one(server, "Deployment")), "haproxy")
+    for port in front["ports"]:
+        assert f"bind :{port['containerPort']}" in text
+    for number in (Ports().http, Ports().grpc, Ports().metrics):
+        assert f"server gateway {HOST}:{number}" in text
+    assert f"server front-door {HOST}:{Ports().openai}" in text
+    assert re.findall(r"option httpchk GET (\S+)", text) == [ROUTER_READY, ROUTER_READY, "/health", "/health"]
+    published = [each.rpartition(":")[2] for each in compose()["services"]["server"]["ports"]]
+    assert published == [str(port["containerPort"]) for port in front["ports"]]
+    service = compose()["services"]["haproxy"]
+    for shell, option, line in (front["command"], service["entrypoint"]):
+        assert (shell, option) == ("sh", "-c")
+        assert line.endswith("exec haproxy -W -db -f /etc/draftproof/haproxy.cfg")
+    mounts = {mount["mountPath"] for mount in front["volumeMounts"]}
+    assert mounts == {mount["target"] for mount in service["volumes"]}
+
+
+def test_openai_s_api_needs_keys_and_listens_where_haproxy_alone_asks_it(server: list[Document]) -> None:
+    settings = FrontDoorSettings.read(DEPLOY / "server" / "front_door.yaml")
+    assert (settings.address, settings.keys) == (HOST, "/etc/draftproof/keys/keys.json")
+    mounts = {
+        each["mountPath"]: each for each in box(pod(one(server, "Deployment")), "server")["volumeMounts"]
+    }
+    keys = mounts["/etc/draftproof/keys"]
+    assert keys["readOnly"] and "subPath" not in keys, "a file that is mounted alone never changes"
+
+
+def test_the_settings_are_the_files_of_the_folder() -> None:
+    data = one(kustomized("server"), "ConfigMap", "draftproof-settings")["data"]
+    assert data == {
+        name: (DEPLOY / "server" / name).read_text() for name in ("haproxy.cfg", "front_door.yaml")
+    }
+
+
+def test_the_run_directory_of_one_server_outlives_its_pod(server: list[Document]) -> None:
+    """Two servers in one would take each other's sockets, so the old one ends before the new one begins."""
+    deployment = one(server, "Deployment")
+    [run] = [volume for volume in pod(deployment)["volumes"] if volume["name"] == "run"]
+    claim = one(server, "PersistentVolumeClaim", "draftproof-run")
+    assert run["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_each_server_of_a_fleet_has_a_run_directory_of_its_own_and_drains_after_its_successor() -> None:
+    found = kustomized("fleet")
+    assert "PersistentVolumeClaim" not in {document["kind"] for document in found}
+    for name in ("draftproof", "draftproof-front-door"):
+        deployment = one(found, "Deployment", name)
+        rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+        assert deployment["spec"]["strategy"] == rolling
+        assert deployment["spec"]["replicas"] > 1
+        assert pod(deployment)["terminationGracePeriodSeconds"] >= 15 + DRAIN_S
+        assert len(pod(deployment)["topologySpreadConstraints"]) == 2
+    [run] = [each for each in pod(one(found, "Deployment"))["volumes"] if each["name"] == "run"]
+    assert run.keys() == {"name", "emptyDir"}
+
+
+def test_front_doors_find_the_servers_and_may_ask_them() -> None:
+    found = kustomized("fleet")
+    door = box(pod(one(found, "Deployment", "draftproof-front-door")), "front-door")
+    options = parse_front_door(door["command"][3:])
+    assert options.openai_port == door["ports"][0]["containerPort"]
+    settings = yaml.safe_load(one(found, "ConfigMap", "draftproof-front-door")["data"]["front_door.yaml"])
+    name, port = settings["server_name"].split(":")
+    service = one(found, "Service", name)["spec"]
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
+    assert [str(each["port"]) for each in service["ports"]] == [port] == [str(Ports().grpc)]
+    policy = one(found, "NetworkPolicy", "draftproof-from-front-doors")
+    labels = {"app.kubernetes.io/instance": "draftproof-front-door"}
+    assert admitted(policy) == {str({"podSelector": {"matchLabels": labels}}): {"control-grpc"}}
+
+
+def test_ranks_on_other_machines_render_the_same_package_and_wait_for_mpi() -> None:
+    found = kustomized("several_machines")
+    leader, ranks = (spec for _, spec in pods(found))
+    served, [render] = _parse(command(box(leader, "server"))[3:]), ranks["initContainers"]
+    words = command(render)
+    assert words[:3] == [PYTHON, "-m", "build.repository"]
+    assert words[words.index("--package") + 1] == str(served.package)
+    assert words[words.index("--run-directory") + 1] == RUN
+    waiting = box(ranks, "ranks")
+    assert waiting["command"][0] == "/usr/sbin/sshd"
+    assert {f"-p{SSH_PORT}", f"-h{SSH_DIRECTORY}/id_ed25519", "-oPasswordAuthentication=no"} <= set(
+        waiting["command"]
+    )
+    limits = [box(leader, "server")["resources"]["limits"], waiting["resources"]["limits"]]
+    assert limits[0] == limits[1] and "nvidia.com/gpu" in limits[0]
+
+
+def test_packages_may_come_from_an_image(server: list[Document]) -> None:
+    """The patch is merged as ``kubectl patch`` does: volumes by name."""
+    [patch] = documents(DEPLOY / "package-image.yaml")
+    [change] = patch["spec"]["template"]["spec"]["volumes"]
+    deployment = one(documents(DEPLOY / "server" / "server.yaml"), "Deployment")
+    [packages] = [each for each in pod(deployment)["volumes"] if each["name"] == change["name"]]
+    packages.update(change)
+    assert packages.pop("persistentVolumeClaim") is None
+    kubernetes_validate.validate(deployment, IMAGE_VOLUMES_VERSION, strict=True)
+
+
+# https://github.com/compose-spec/compose-spec: 05-services.md. Only the keys used here.
+COMPOSE_SERVICE = {
+    *("build", "cap_drop", "command", "depends_on", "deploy", "entrypoint", "environment", "healthcheck"),
+    *("image", "network_mode", "ports", "profiles", "read_only", "restart", "security_opt", "shm_size"),
+    *("stop_grace_period", "stop_signal", "tmpfs", "ulimits", "user", "volumes", "working_dir"),
+}
+
+
+def test_compose_is_confined_in_the_same_way() -> None:
+    services = compose()["services"]
+    for service in services.values():
+        assert set(service) <= COMPOSE_SERVICE
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert has_fixed_tag(service["image"])
+    for name in ("server", "canary"):
+        mounts = {mount["target"]: mount for mount in services[name]["volumes"]}
+        assert [path for path, mount in mounts.items() if not mount.get("read_only")] == [RUN]
+        assert mounts[RUN]["type"] == "volume", "it belongs to the user of the image"
+    build = services["server"]["build"]
+    assert (DEPLOY / build["context"]).resolve() == REPOSITORY_ROOT
+    assert (REPOSITORY_ROOT / build["dockerfile"]).is_file()
+    for name in ("server", "haproxy"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > KILL_AFTER_S
+    gpu = documents(DEPLOY / "compose.gpu.yaml")[0]["services"]["server"]
+    assert set(gpu) <= COMPOSE_SERVICE
+    for service, runtime in ((services["server"], "embedded"), (gpu, "tensorrt_llm")):
+        patience_s = Launch(runtime=runtime).ready_timeout_s  # type: ignore[arg-type]
+        assert service["healthcheck"]["start_period"] == f"{patience_s:.0f}s"
+
+
+def test_compose_serves_and_rolls_out_what_its_values_name() -> None:
+    key = f"{SETTINGS}/package.pub"
+    services = compose(PACKAGE="mine", PUBLIC_KEY=key)["services"]
+    served = _parse(services["server"]["command"][3:])
+    assert (str(served.directory), str(served.package), str(served.public_key)) == (
+        RUN,
+        "/packages/mine",
+        key,
+    )
+    canary = services["canary"]
+    assert (canary["profiles"], canary["network_mode"]) == (["canary"], "service:server")
+    options = parse_canary([*canary["entrypoint"][3:], "--candidate", "/packages/new"])
+    assert options.command.__name__ == "_start"
+    assert (options.recipe, options.host, str(options.public_key)) == ("server", HOST, key)
+
+
+def published() -> set[str]:
+    """Return the names of all metrics of models and gateway; a histogram is read by its count."""
+    front_door: Any = SimpleNamespace(answers=True, num_restarts=0)
+    registry = CollectorRegistry()
+    registry.register(GatewayMetrics(supervised(), OpenCalls(), front_door))
+    of_gateway = re.findall(r"^# TYPE (\S+) ", generate_latest(registry).decode(), re.MULTILINE)
+    return {*gauges._DESCRIPTIONS, "draftproof_ttft_seconds_count", *of_gateway}
+
+
+def test_alerts_name_metrics_that_the_server_has_and_sum_over_no_servers_or_pairs() -> None:
+    """A candidate has the same metrics as the stable pair, under another model name."""
+    rules = alerts()
+    for rule in rules.values():
+        names = {selector.name for selector in selectors(rule["expr"])}
+        assert names and names <= {*published(), "up"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(groupings(rule["expr"])) <= {("instance", "model")}
+    for name in ("DraftproofAcceptanceLow", "DraftproofDraftRefuses", "DraftproofModelSilent"):
+        assert groupings(rules[name]["expr"])
+    [absent] = [
+        selector
+        for selector in selectors(rules["DraftproofNotReady"]["expr"])
+        if selector.name == "draftproof_requests_waiting"
+    ]
+    matched = {matcher.name: matcher.value for matcher in absent.matchers.matchers}
+    assert matched["model"] == STABLE_MODEL, "a candidate that is loaded does not stand for the server's own"
+
+
+def test_prometheus_reads_the_rules_and_the_port_of_the_server(server: list[Document]) -> None:
+    [document] = documents(DEPLOY / "prometheus" / "prometheus.yml")
+    assert (DEPLOY / "prometheus" / document["rule_files"][0]).is_file()
+    [job] = document["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}}' in alerts()["DraftproofDown"]["expr"]
+    service, port = job["static_configs"][0]["targets"][0].split(":")
+    assert any(text.endswith(f":{port}") for text in compose()["services"][service]["ports"])
+    annotations = one(server, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == port

@@ -1,0 +1,204 @@
+"""Tests of ``deploy/rollouts``: our own job, and the examples for Argo Rollouts, Flagger and KServe.
+
+The tools' own objects are checked against ``tests.support.rollout_schemas``, pods and services against
+Kubernetes' schemas, addresses against the gates that we serve. No cluster has seen them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from pipelines.canary.__main__ import _parse
+from pipelines.canary.gates.verdict import HOOKS
+from pipelines.deploy.ports import Ports
+from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
+from tests.support.deployment_files import (
+    DEPLOY,
+    PYTHON,
+    RUN,
+    Document,
+    box,
+    command,
+    documents,
+    one,
+    pod,
+)
+from tests.support.rollout_schemas import SCHEMAS
+from tests.unit.deploy.test_deployment_files import CONFINED, KUBERNETES_VERSION
+
+ROLLOUTS = DEPLOY / "rollouts"
+SERVER = documents(DEPLOY / "server" / "server.yaml")
+
+
+def examples(*kinds: str) -> list[Document]:
+    found = [each for path in sorted(ROLLOUTS.glob("*.yaml")) for each in documents(path)]
+    return [each for each in found if each.get("kind") in kinds]
+
+
+def with_gates() -> Document:
+    """Return the deployment after ``kubectl patch``, which merges lists by name; null removes a key."""
+    deployment = copy.deepcopy(one(SERVER, "Deployment"))
+    [patch] = documents(ROLLOUTS / "gates.yaml")
+    deployment["spec"]["strategy"].update(patch["spec"]["strategy"])
+    spec = deployment["spec"]["template"]["spec"]
+    for kind, changed in patch["spec"]["template"]["spec"].items():
+        named = {each["name"]: each for each in spec[kind]}
+        for change in changed:
+            named[change["name"]] = {**named.get(change["name"], {}), **change}
+        spec[kind] = [
+            {key: value for key, value in each.items() if value is not None} for each in named.values()
+        ]
+    return deployment
+
+
+def job() -> Document:
+    return examples("Job")[0]
+
+
+def pods() -> list[Document]:
+    """Return the pod specs within the examples."""
+    [service] = examples("InferenceService")
+    of_knative = {"canaryTrafficPercent", "minReplicas", "maxReplicas", "timeout"}
+    of_kserve = {key: value for key, value in service["spec"]["predictor"].items() if key not in of_knative}
+    of_argo = [
+        metric["provider"]["job"]["spec"]["template"]["spec"]
+        for template in examples("AnalysisTemplate")
+        for metric in template["spec"]["metrics"]
+        if "job" in metric["provider"]
+    ]
+    return [pod(with_gates()), pod(job()), of_kserve, *of_argo]
+
+
+def test_the_tools_objects_fit_their_schemas_which_refuse_others() -> None:
+    for document in examples(*SCHEMAS):
+        schema = SCHEMAS[document["kind"]]
+        jsonschema.validate(document, schema)
+        for wrong in ({**document, "spec": {**document["spec"], "x": 1}}, {**document, "apiVersion": "v1"}):
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(wrong, schema)
+    assert {document["kind"] for document in examples(*SCHEMAS)} == set(SCHEMAS)
+
+
+def test_pods_and_services_fit_kubernetes_and_are_confined() -> None:
+    for document in (with_gates(), *examples("Service", "NetworkPolicy", "Job")):
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+    for spec in pods():
+        wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(wrapped, KUBERNETES_VERSION, strict=True)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        volumes = {volume["name"] for volume in spec.get("volumes", [])}
+        for each in spec["containers"]:
+            assert each["securityContext"] == CONFINED
+            assert {"cpu", "memory"} <= set(each["resources"]["limits"])
+            assert {mount["name"] for mount in each.get("volumeMounts", [])} <= volumes
+
+
+def test_argo_waits_for_a_verdict_and_fails_on_a_rollback() -> None:
+    """A limit of 0, the default, would end the analysis at the first inconclusive measurement."""
+    metrics = [each for template in examples("AnalysisTemplate") for each in template["spec"]["metrics"]]
+    [web] = [each for each in metrics if "web" in each["provider"]]
+    assert web["successCondition"] == 'result.action == "promote"'
+    assert web["failureCondition"] == 'result.action == "roll_back"'
+    assert "count" not in web and web["consecutiveSuccessLimit"] == 1 and web["inconclusiveLimit"] > 1000
+    [rollout] = examples("Rollout")
+    [first, _] = rollout["spec"]["strategy"]["canary"]["steps"]
+    assert rollout["spec"]["workloadRef"]["name"] == one(SERVER, "Deployment")["metadata"]["name"]
+    path = first["analysis"]["args"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert re.findall(r"\['(.*)'\]", path)[0] in rollout["metadata"]["annotations"]
+
+
+def test_flagger_asks_the_gate_of_each_hooks_own_type() -> None:
+    [canary] = examples("Canary")
+    hooks = canary["spec"]["analysis"]["webhooks"]
+    assert {hook["type"] for hook in hooks} == {"rollout", "confirm-promotion", "rollback"} <= set(HOOKS)
+    for hook in hooks:
+        assert urlsplit(hook["url"]).path == f"/gate/{hook['type']}"
+
+
+def test_every_address_leads_to_the_gates_and_the_tools_may_ask_nothing_else() -> None:
+    gates = box(pod(with_gates()), "gates")
+    [port] = gates["ports"]
+    assert gates["command"][gates["command"].index("--port") + 1] == str(port["containerPort"])
+    services = {each["metadata"]["name"]: each["spec"] for each in examples("Service")}
+    text = "".join(path.read_text() for path in ROLLOUTS.glob("*.yaml"))
+    addresses = re.findall(r'"(http://[^"]+)"', text)
+    assert len(addresses) == 5
+    for address in addresses:
+        parts = urlsplit(address)
+        [exposed] = services[str(parts.hostname)]["ports"]
+        assert (exposed["port"], exposed["targetPort"]) == (parts.port, port["name"])
+        for named in parse_qs(parts.query).get("candidate", ()):
+            assert named.startswith(("/packages/", "{{")), "as the command names it that starts a rollout"
+    labels = with_gates()["spec"]["template"]["metadata"]["labels"]
+    for policy in examples("NetworkPolicy"):
+        [rule] = policy["spec"]["ingress"]
+        assert rule["ports"] == [{"port": "gates"}]
+        selected = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"]
+        # Flagger gives the serving pods another value of the label that it selects by.
+        assert selected.removesuffix("-primary") == labels["app.kubernetes.io/instance"]
+        assert any(selected == each["selector"]["app.kubernetes.io/instance"] for each in services.values())
+
+
+def test_kserve_runs_the_server_as_the_deployment_does() -> None:
+    [service] = examples("InferenceService")
+    predictor = service["spec"]["predictor"]
+    mine, same = box(predictor, "kserve-container"), box(pod(one(SERVER, "Deployment")), "server")
+    for part in ("image", "workingDir", "resources", "securityContext"):
+        assert mine[part] == same[part]
+    *shared, port, number = command(mine)
+    assert (port, number) == ("--openai-port", "0"), "Knative sends requests to one port of a pod"
+    assert command(same)[: len(shared)] == shared, "on the loopback: no job asks KServe's pods"
+    front = box(predictor, "haproxy")
+    assert front["image"] == box(pod(one(SERVER, "Deployment")), "haproxy")["image"]
+    assert [each["containerPort"] for each in front["ports"]] == [8100]
+    [run] = [each for each in predictor["volumes"] if each["name"] == "run"]
+    assert "emptyDir" in run, "two revisions run side by side"
+
+
+def test_a_job_rolls_out_in_the_server_of_the_deployment() -> None:
+    spec, served = pod(job()), pod(one(SERVER, "Deployment"))
+    words = command(box(spec, "canary"))
+    assert words[:3] == [PYTHON, "-m", "pipelines.canary"]
+    options = _parse(words[3:])
+    assert options.command.__name__ == "_start"
+    assert (options.recipe, options.candidate) == ("server", "/packages/CANDIDATE")
+    control = one(SERVER, "Service", options.host)["spec"]
+    ports = {port["name"]: port["port"] for port in control["ports"]}
+    assert Ports(**ports) == Ports(), "the controller looks for it at the usual ports"
+    [affinity] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = one(SERVER, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert affinity["labelSelector"]["matchLabels"].items() <= labels.items()
+    for part in ("runAsUser", "runAsGroup", "fsGroup"):
+        assert spec["securityContext"][part] == served["securityContext"][part]
+    own = job()["spec"]["template"]["metadata"]["labels"]
+    for service in (each for each in SERVER if each["kind"] == "Service"):
+        assert not service["spec"]["selector"].items() <= own.items()
+
+
+def test_server_and_controller_share_one_volume_at_one_path() -> None:
+    volumes = set()
+    for spec, name in ((pod(one(SERVER, "Deployment")), "server"), (pod(job()), "canary")):
+        [mount] = [each for each in box(spec, name)["volumeMounts"] if each["mountPath"] == RUN]
+        [volume] = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+        assert not mount.get("readOnly")
+        volumes.add(volume["persistentVolumeClaim"]["claimName"])
+    assert len(volumes) == 1
+    [own] = [each for each in pod(with_gates())["volumes"] if each["name"] == "run"]
+    assert own.keys() == {"name", "emptyDir"}, "rollout tools run pods of two revisions side by side"
+
+
+def test_verdicts_end_the_job_and_a_drained_node_does_not() -> None:
+    """After a drain another pod resumes the rollout; after a verdict nothing may repeat it."""
+    rules = {rule["action"]: rule for rule in job()["spec"]["podFailurePolicy"]["rules"]}
+    assert rules.keys() == {"FailJob", "Ignore"}
+    assert rules["FailJob"]["onExitCodes"]["values"] == [EXIT_FAIL, 2, EXIT_INCONCLUSIVE]
+    assert EXIT_INTERRUPTED not in rules["FailJob"]["onExitCodes"]["values"]
+    assert rules["Ignore"]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert pod(job())["restartPolicy"] == "Never"
