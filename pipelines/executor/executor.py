@@ -13,18 +13,20 @@ from functools import cached_property
 from pathlib import Path
 
 from pipelines.errors import DraftproofError
-from pipelines.executor import refusals
-from pipelines.executor.blocks.block_pool import BlockPool
-from pipelines.executor.blocks.kv_cache import KvCache
 from pipelines.executor.engine import Engine, StepEngine
+from pipelines.executor.kv_cache import BlockPool, KvCache
 from pipelines.executor.lane import Lane, Work, divide_blocks, plan_step
-from pipelines.executor.limits import ExecutorLimits
+from pipelines.executor.limits import (
+    ExecutorLimits,
+    check_draft_tokens,
+    check_translated,
+    queue_is_full,
+    step_failed,
+)
 from pipelines.executor.look_ahead import looking_ahead
 from pipelines.executor.prompt_pace import PromptPace, is_short
 from pipelines.executor.proposals import next_rows
-from pipelines.executor.rows.budget import NOTHING, RowBudget
-from pipelines.executor.rows.fitting import fit_to_budget
-from pipelines.executor.rows.steps import RowSteps
+from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget
 from pipelines.executor.sequence import Sequence
 from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
 from pipelines.manifest import EngineFiles
@@ -51,6 +53,8 @@ class Executor:
         budget: Sizes the steps; None to compute only what is requested.
         has_open_rounds: Whether requests of the first lane continue, although none of them may be here now.
         pace: Limits the prompts in a step.
+        lanes: Queues and running requests.
+        counts: Counts them.
 
     Args:
         engine: Computes the steps.
@@ -93,6 +97,7 @@ class Executor:
             KvCache(self._pool, *sizes, has_one_form=engine.config.has_one_form) for _ in range(num_lanes)
         )
         self.lanes = tuple(Lane(cache, limits.max_batch_size) for cache in caches)
+        self.counts = Counts(self._pool, self.lanes)
 
     @classmethod
     def load(
@@ -124,51 +129,6 @@ class Executor:
         return cls(engine, vocabulary, limits, token_map, num_lanes)
 
     @property
-    def num_blocks(self) -> int:
-        """Number of blocks for requests."""
-        return self._pool.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Number of blocks that no request uses."""
-        return self.num_blocks - sum(lane.cache.num_used for lane in self.lanes)
-
-    @property
-    def num_running(self) -> int:
-        """Number of requests that hold blocks."""
-        return sum(len(lane.running) for lane in self.lanes)
-
-    @property
-    def num_looked_up(self) -> int:
-        """Number of tokens of prompts that were looked up in the cache."""
-        return sum(lane.num_looked_up for lane in self.lanes)
-
-    @property
-    def num_found(self) -> int:
-        """Number of those tokens that were in it."""
-        return sum(lane.num_found for lane in self.lanes)
-
-    @property
-    def num_reading(self) -> int:
-        """Number of running requests that are far from the end of their prompts."""
-        return sum(_reads_long(sequence) for lane in self.lanes for sequence in lane.running)
-
-    @property
-    def num_answering(self) -> int:
-        """Number of requests whose answer or proposal is being written."""
-        return sum(lane.num_answering for lane in self.lanes)
-
-    @property
-    def only_reads_long(self) -> bool:
-        """Whether all running requests are far from the end of their prompts."""
-        return 0 < self.num_running == self.num_reading
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests in the queues."""
-        return sum(len(lane.waiting) for lane in self.lanes)
-
-    @property
     def has_work(self) -> bool:
         """Whether there are requests for ``step``."""
         return any(lane.has_work for lane in self.lanes)
@@ -198,10 +158,10 @@ class Executor:
         num_waiting, num_running = len(lane.waiting), len(lane.running)
         # A request that can start immediately does not count as waiting.
         if num_waiting + num_running >= self.limits.max_batch_size + self.limits.max_queue_size:
-            raise refusals.queue_is_full(num_waiting, num_running, self.limits)
+            raise queue_is_full(num_waiting, num_running, self.limits)
         sequence = Sequence.begin(request, self.vocabulary, self._sampler(request), self._token_map)
         if self._token_map is not None:
-            refusals.check_translated(sequence, self._max_seq_len)
+            check_translated(sequence, self._max_seq_len)
         lane.waiting.append(sequence)
         self.on_work()
         try:
@@ -271,7 +231,7 @@ class Executor:
 
     def _next_rows(self, work: list[Work], num_rows: int) -> list[Work] | None:
         """Return the step after a computed one if it needs no plan."""
-        if len(work) < self.num_running:
+        if len(work) < self.counts.num_running:
             return None
         further = next_rows(work, self.config.kv_block_size)
         if further and self.budget is not None and self.budget.rows(len(work), NOTHING) != num_rows:
@@ -287,7 +247,7 @@ class Executor:
         except Exception:  # any error of the runtime: these requests fail, the others continue
             _LOG.exception("an engine step of %d requests failed", len(work))
             for item in work:
-                item.lane.fail(item.sequence, refusals.step_failed(item.sequence, self.config.role))
+                item.lane.fail(item.sequence, step_failed(item.sequence, self.config.role))
             return False
         seconds = time.perf_counter() - started_s
         self.engine_time_s += seconds
@@ -315,7 +275,7 @@ class Executor:
         """End all requests with an error and discard what they computed."""
         for lane in self.lanes:
             for sequence in (*lane.running, *lane.waiting):
-                lane.fail(sequence, refusals.step_failed(sequence, self.config.role))
+                lane.fail(sequence, step_failed(sequence, self.config.role))
 
     def count_cached(self, token_ids: TokenIds) -> int:
         """Return how many leading tokens of a prompt are cached; 0 if they are translated first."""
@@ -328,9 +288,7 @@ class Executor:
             InvalidRequestError: See ``generate``.
         """
         request.validate(self._max_seq_len, self.config.vocab_size)
-        refusals.check_draft_tokens(
-            request, self.limits, self.config.role, are_translated=self._token_map is not None
-        )
+        check_draft_tokens(request, self.limits, self.config.role, are_translated=self._token_map is not None)
         if request.bad_words:
             self._completions.of(request.bad_words)  # computed and cached here instead of between two steps
 
@@ -350,5 +308,53 @@ class Executor:
         return Completions(self.vocabulary)
 
 
-def _reads_long(sequence: Sequence) -> bool:
-    return sequence.reads_prompt and not is_short(sequence)
+class Counts:
+    """Counts the requests and blocks of an executor, for the loop that steps it and for metrics.
+
+    Args:
+        pool: Its blocks.
+        lanes: Its lanes.
+    """
+
+    def __init__(self, pool: BlockPool, lanes: tuple[Lane, ...]) -> None:
+        self._lanes = lanes
+        self.num_blocks = pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of blocks that no request uses."""
+        return self.num_blocks - sum(lane.cache.num_used for lane in self._lanes)
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that hold blocks."""
+        return sum(len(lane.running) for lane in self._lanes)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests in the queues."""
+        return sum(len(lane.waiting) for lane in self._lanes)
+
+    @property
+    def num_looked_up(self) -> int:
+        """Number of tokens of prompts that were looked up in the cache."""
+        return sum(lane.num_looked_up for lane in self._lanes)
+
+    @property
+    def num_found(self) -> int:
+        """Number of those tokens that were in it."""
+        return sum(lane.num_found for lane in self._lanes)
+
+    @property
+    def num_reading(self) -> int:
+        """Number of running requests that are far from the end of their prompts."""
+        return sum(
+            sequence.reads_prompt and not is_short(sequence)
+            for lane in self._lanes
+            for sequence in lane.running
+        )
+
+    @property
+    def num_answering(self) -> int:
+        """Number of requests whose answer or proposal is being written."""
+        return sum(lane.num_answering for lane in self._lanes)

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import DraftproofError
-from pipelines.executor import refusals
-from pipelines.executor.blocks.kv_cache import KvCache
+from pipelines.executor.kv_cache import KvCache
+from pipelines.executor.limits import deadline_passed
 from pipelines.executor.sequence import MIN_CHUNK_TOKENS, Sequence
 from pipelines.executor.step import Chunk
 
@@ -175,7 +175,7 @@ class Lane:
             deadline_s = sequence.request.deadline_s
             if deadline_s is not None and deadline_s < now:
                 self.end(sequence)
-                sequence.outputs.put_nowait(refusals.deadline_passed(sequence, now - deadline_s))
+                sequence.outputs.put_nowait(deadline_passed(sequence, now - deadline_s))
 
     def fail(self, sequence: Sequence, error: DraftproofError) -> None:
         """End a request with an error and discard what it computed."""

@@ -1,12 +1,20 @@
-"""Limits of an executor, which must fit its engine."""
+"""Limits of an executor, and the errors with which it refuses requests or ends them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.errors import RecipeError
+from pipelines.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RecipeError,
+    RequestTimeoutError,
+    ServerBusyError,
+)
 from pipelines.executor.engine import EngineConfig
-from pipelines.executor.sequence import MIN_STEP_TOKENS
+from pipelines.executor.sequence import MIN_STEP_TOKENS, Sequence
+from pipelines.speculation.request import GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -43,3 +51,83 @@ class ExecutorLimits:
                 "so that a request of full length fits into each lane's share",
                 remedy="raise num_blocks or lower max_seq_len in the recipe",
             )
+
+
+def queue_is_full(num_waiting: int, num_running: int, limits: ExecutorLimits) -> ServerBusyError:
+    """Return the error for a request that finds no place."""
+    return ServerBusyError(
+        "the queue is full",
+        values=f"{num_waiting} requests wait, {num_running} run",
+        limit=f"max_queue_size={limits.max_queue_size}, max_batch_size={limits.max_batch_size}",
+        remedy="send the request again later, or serve with a larger max_queue_size",
+    )
+
+
+def check_draft_tokens(
+    request: GenerationRequest, limits: ExecutorLimits, role: str, *, are_translated: bool
+) -> None:
+    """Check the draft tokens that a request brings along.
+
+    Args:
+        request: The request.
+        limits: Limits of the executor.
+        role: Role of its engine.
+        are_translated: Whether the engine reads the tokens of another tokenizer.
+
+    Raises:
+        InvalidRequestError: They are too many, or the engine cannot verify any.
+    """
+    num_draft = len(request.draft_input_ids)
+    if num_draft and are_translated:
+        raise InvalidRequestError(
+            "this engine cannot verify draft tokens",
+            values=f"{num_draft} draft tokens, engine '{role}'",
+            limit="it reads the tokens of another tokenizer, and a draft token may be several of them",
+            remedy="send draft tokens to the target",
+        )
+    if num_draft >= limits.max_num_tokens:
+        raise InvalidRequestError(
+            "too many draft tokens",
+            values=f"{num_draft} draft tokens",
+            limit=f"max_num_tokens={limits.max_num_tokens} minus 1",
+            remedy="send fewer draft tokens",
+        )
+
+
+def check_translated(sequence: Sequence, max_seq_len: int) -> None:
+    """Check the length of a request in the tokens that its engine reads.
+
+    Raises:
+        PromptTooLongError: It is empty or too long.
+    """
+    num_tokens, max_tokens = sequence.num_tokens, sequence.request.max_tokens
+    if num_tokens and num_tokens + max_tokens <= max_seq_len:
+        return
+    raise PromptTooLongError(
+        "the draft cannot read the context, which its tokenizer splits in another way",
+        values=f"{len(sequence.request.input_ids)} tokens are {num_tokens} of the draft, "
+        f"+ {max_tokens} max_tokens",
+        limit=f"1 to max_seq_len={max_seq_len} tokens of the draft",
+        remedy="raise max_seq_len in the recipe to draft in longer contexts",
+    )
+
+
+def deadline_passed(sequence: Sequence, late_s: float) -> RequestTimeoutError:
+    """Return the error for a request whose deadline passed ``late_s`` seconds ago."""
+    return RequestTimeoutError(
+        "the request's deadline passed",
+        values=f"request {sequence.request.request_id}, {sequence.num_output} tokens done, "
+        f"{late_s:.3f} s late",
+        limit="the deadline sent with the request",
+        remedy="allow more time, lower max_tokens, or add capacity",
+    )
+
+
+def step_failed(sequence: Sequence, role: str) -> EngineFailedError:
+    """Return the error for a request whose step failed in the engine of a role."""
+    return EngineFailedError(
+        "an engine step failed",
+        values=f"request {sequence.request.request_id}, engine '{role}'",
+        limit="the request cannot be continued",
+        remedy="send it again; the server's log has the cause",
+    )

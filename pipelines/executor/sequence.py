@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import DraftproofError, NothingAllowedError
-from pipelines.executor.blocks.kv_cache import BlockTable
+from pipelines.executor.kv_cache import BlockTable
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.sampler import Sampler

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.executor.blocks.block_pool import SCRATCH_BLOCK
+from pipelines.executor.kv_cache import SCRATCH_BLOCK
 from pipelines.speculation.token_ids import TokenIds
 
 

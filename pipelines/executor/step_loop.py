@@ -61,16 +61,18 @@ class StepLoop(AsyncioThread):
             try:
                 await self._step(executor, is_first=is_first)
             except Exception:  # a bug in Draftproof: the running requests fail, later ones are served
-                _LOG.exception("a step of %d requests raised an unexpected error", executor.num_running)
+                _LOG.exception(
+                    "a step of %d requests raised an unexpected error", executor.counts.num_running
+                )
                 executor.fail_all()
             previous = executor
 
     def _next(self) -> Executor | None:
         """Return the first executor with work; one that only reads long prompts waits when it must."""
         busy = [executor for executor in self._executors if executor.has_work]
-        self._time.num_reading = sum(executor.num_reading for executor in busy)
-        self._time.num_answering = sum(executor.num_answering for executor in busy)
-        ready = (executor for executor in busy if not (self._time.must_wait and executor.only_reads_long))
+        self._time.num_reading = sum(executor.counts.num_reading for executor in busy)
+        self._time.num_answering = sum(executor.counts.num_answering for executor in busy)
+        ready = (executor for executor in busy if not (self._time.must_wait and _only_reads_long(executor)))
         return next(ready, busy[0] if busy else None)
 
     async def _step(self, executor: Executor, *, is_first: bool) -> None:
@@ -85,3 +87,8 @@ class StepLoop(AsyncioThread):
         seconds = time.perf_counter() - started_s
         self.busy_time_s += seconds
         executor.learn_cost(seconds, is_first=is_first)
+
+
+def _only_reads_long(executor: Executor) -> bool:
+    """Return whether all running requests are far from the end of their prompts."""
+    return 0 < executor.counts.num_running == executor.counts.num_reading

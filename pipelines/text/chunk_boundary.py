@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from pipelines.text.bad_words import WordPrefixes
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.text.word_prefixes import WordPrefixes
 
 
 class ChunkBoundary:

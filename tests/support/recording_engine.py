@@ -140,7 +140,7 @@ def check_blocks(executor: Executor) -> None:
     """Assert that every block is free or in one lane, and that no quota is exceeded."""
     held = [lane.cache.check() for lane in executor.lanes]
     free = set(executor._pool.free)
-    assert len(free) + sum(map(len, held)) == executor.num_blocks
-    assert len(free.union(*held)) == executor.num_blocks
-    assert sum(lane.cache.quota for lane in executor.lanes) == executor.num_blocks
+    assert len(free) + sum(map(len, held)) == executor.counts.num_blocks
+    assert len(free.union(*held)) == executor.counts.num_blocks
+    assert sum(lane.cache.quota for lane in executor.lanes) == executor.counts.num_blocks
     assert all(lane.cache.num_used <= lane.cache.quota for lane in executor.lanes)

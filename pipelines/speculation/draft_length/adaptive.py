@@ -7,7 +7,7 @@ and those before it are accepted; their margins predict this (``survival.py``). 
 draft tokens of all requests, ranks them by that probability, and verifies as many of the best as maximise
 output tokens per second (``goodput.py``). The probability of the last of them is the threshold: requests
 draft as long as they are above it. Which drafted tokens then get a row is decided for each step
-(``executor/rows/budget.py``).
+(``executor/rows.py``).
 """
 
 from __future__ import annotations

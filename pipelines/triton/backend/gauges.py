@@ -197,13 +197,14 @@ def _cpu_seconds() -> float:
 
 def watch_executor(gauges: Gauges, role: str, executor: Executor) -> None:
     """Publish the KV blocks and requests of one engine."""
-    gauges.add("draftproof_kv_blocks", lambda: executor.num_blocks, engine=role)
-    gauges.add("draftproof_kv_blocks_free", lambda: executor.num_free_blocks, engine=role)
-    gauges.add("draftproof_requests_running", lambda: executor.num_running, engine=role)
-    gauges.add("draftproof_requests_waiting", lambda: executor.num_waiting, engine=role)
+    counts = executor.counts
+    gauges.add("draftproof_kv_blocks", lambda: counts.num_blocks, engine=role)
+    gauges.add("draftproof_kv_blocks_free", lambda: counts.num_free_blocks, engine=role)
+    gauges.add("draftproof_requests_running", lambda: counts.num_running, engine=role)
+    gauges.add("draftproof_requests_waiting", lambda: counts.num_waiting, engine=role)
     if role == "target":  # the draft begins anew for each proposal
-        gauges.add("draftproof_prefix_cache_queries_total", lambda: executor.num_looked_up, engine=role)
-        gauges.add("draftproof_prefix_cache_hits_total", lambda: executor.num_found, engine=role)
+        gauges.add("draftproof_prefix_cache_queries_total", lambda: counts.num_looked_up, engine=role)
+        gauges.add("draftproof_prefix_cache_hits_total", lambda: counts.num_found, engine=role)
 
 
 def watch_speculation(gauges: Gauges, totals: SpeculationStatistics) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.executor.executor import Executor
-from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.rows import RowBudget
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.step_costs import StepCosts

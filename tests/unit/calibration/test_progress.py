@@ -73,7 +73,7 @@ def test_answers_that_take_too_long_are_left_unfinished(
     acceptance.measure_acceptance(draft, target, prompts)
     assert most_steps / 10 < target.num_steps < most_steps
     assert not draft.has_work and not target.has_work
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
 def test_the_answers_of_a_baseline_are_as_long_as_its_time_allows() -> None:

@@ -157,8 +157,8 @@ def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.Dat
         if index not in cancelled or lengths[index] == 0:
             assert answer == alone(requests[index], attention)
     for executor in (draft, target):
-        assert executor.num_free_blocks == executor.num_blocks
-        assert executor.num_running == executor.num_waiting == 0
+        assert executor.counts.num_free_blocks == executor.counts.num_blocks
+        assert executor.counts.num_running == executor.counts.num_waiting == 0
 
 
 def test_preemption_happens_and_changes_nothing() -> None:
@@ -246,7 +246,7 @@ def test_bad_requests_are_refused_and_hold_nothing(
     with pytest.raises(error) as caught:
         run([target], lambda: target.complete(bad))
     assert str(caught.value).count(";") == 3, "an error has four parts"
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
     assert not target.has_work
 
 
@@ -282,7 +282,7 @@ def test_a_failing_step_fails_its_requests_and_no_others(num_steps_before: int) 
     error, answer = run([target], scenario)
     assert isinstance(error, EngineFailedError) and "secret" not in str(error)
     assert answer == alone(request([1, 2, 3], 40))
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
 def test_a_passed_deadline_ends_the_request() -> None:
@@ -290,7 +290,7 @@ def test_a_passed_deadline_ends_the_request() -> None:
     late = replace(request([1, 2, 3]), deadline_s=time.monotonic() - 1)
     with pytest.raises(RequestTimeoutError):
         run([target], lambda: target.complete(late))
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
 def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
@@ -299,12 +299,12 @@ def test_a_cancelled_request_gives_its_blocks_back_at_once() -> None:
     async def scenario() -> tuple[int, int]:
         stream = target.generate(request([1, 2, 3], 60))
         await anext_(stream)
-        before = target.num_free_blocks
+        before = target.counts.num_free_blocks
         await stream.aclose()
-        return before, target.num_free_blocks
+        return before, target.counts.num_free_blocks
 
     before, after = run([target], scenario)
-    assert before < after == target.num_blocks
+    assert before < after == target.counts.num_blocks
 
 
 async def anext_(stream: Any) -> Any:
@@ -328,7 +328,7 @@ def test_stopping_the_loop_ends_what_runs_and_frees_its_blocks() -> None:
     loop.spawn(target.complete(request([1, 2, 3]))).result(timeout=120)
     loop.stop()
     assert ended == [True] and waiting.cancelled()
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
 def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_one(
@@ -351,7 +351,7 @@ def test_a_defect_between_steps_fails_the_requests_of_its_engine_and_no_later_on
     failed, later = run([target], scenario)
     assert [type(error) for error in failed] == [EngineFailedError] * 3
     assert later.token_ids.tolist() == alone(asked)
-    assert target.num_free_blocks == target.num_blocks
+    assert target.counts.num_free_blocks == target.counts.num_blocks
 
 
 def test_nobody_waits_for_a_loop_that_died(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipelines.executor.blocks.block_pool import BlockPool
-from pipelines.executor.blocks.kv_cache import BlockTable, KvCache
+from pipelines.executor.kv_cache import BlockPool, BlockTable, KvCache
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import RecipeError, ServerBusyError
-from pipelines.executor.blocks.kv_cache import KvCache
 from pipelines.executor.executor import Executor
+from pipelines.executor.kv_cache import KvCache
 from pipelines.executor.sequence import Sequence
 from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
@@ -256,7 +256,7 @@ def test_tokens_of_prompts_that_were_in_the_cache_are_counted() -> None:
             await tokens(executor, request(prompt, 2), lane)
 
     run([executor], scenario())
-    assert (executor.num_looked_up, executor.num_found) == (3 * len(prompt), 3 * size)
+    assert (executor.counts.num_looked_up, executor.counts.num_found) == (3 * len(prompt), 3 * size)
     assert executor.lanes[CONTROL].num_found == 0, "each lane has its own cache"
 
 
@@ -278,4 +278,4 @@ def test_a_prompt_is_counted_once_however_many_rounds_its_answer_takes() -> None
     draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
     target = make_executor(RecordingEngine(64), num_lanes=2)
     run([draft, target], speculated(draft, target, request(PROMPT, 40)))
-    assert (target.num_looked_up, target.num_found) == (len(PROMPT), 0)
+    assert (target.counts.num_looked_up, target.counts.num_found) == (len(PROMPT), 0)

@@ -110,7 +110,7 @@ def test_a_step_that_fails_ends_proposals_that_went_on() -> None:
     executor = make_executor(FailingEngine(64, role="draft"))
     [error], num_steps, _ = propose([proposal(2)], may_continue=True, executor=executor)
     assert isinstance(error, EngineFailedError) and num_steps == 3
-    assert executor.num_free_blocks == executor.num_blocks
+    assert executor.counts.num_free_blocks == executor.counts.num_blocks
 
 
 class FailingEngine(RecordingEngine):

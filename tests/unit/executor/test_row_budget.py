@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.executor.rows.budget import RowBudget, step_sizes
+from pipelines.executor.rows import RowBudget, step_sizes
 from pipelines.executor.step import Chunk, pack
 from pipelines.speculation.draft_length.step_costs import StepCosts
 

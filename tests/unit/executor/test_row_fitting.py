@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.executor.executor import Executor
-from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.rows import RowBudget
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, Proposal, all_of
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.loop import Round, speculate

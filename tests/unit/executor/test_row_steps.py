@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.executor.rows.steps import RowSteps
+from pipelines.executor.rows import RowSteps
 from pipelines.executor.step import Chunk
 from pipelines.speculation.draft_length.step_costs import StepCosts
 

@@ -209,7 +209,8 @@ def test_an_engine_model_answers_anything(
     model.execute(sent)
     check(sent)
     assert wait_until(lambda: not model._running)
-    assert wait_until(lambda: not executor.has_work and executor.num_free_blocks == executor.num_blocks)
+    counts = executor.counts
+    assert wait_until(lambda: not executor.has_work and counts.num_free_blocks == counts.num_blocks)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.executor.rows.budget import RowBudget
+from pipelines.executor.rows import RowBudget
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength, Proposal
 from pipelines.speculation.draft_length.step_costs import StepCosts

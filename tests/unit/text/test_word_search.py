@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.text.bad_words import BadWords, Completions
+from pipelines.text.bad_words import BadWords, Completions, WordPrefixes
 from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.text.word_prefixes import WordPrefixes
 
 LETTERS = b"ab\xff"
 TEXTS = st.lists(st.sampled_from(LETTERS), max_size=6).map(bytes)

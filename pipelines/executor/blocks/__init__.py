@@ -1,1 +1,0 @@
-"""Allocates the blocks of an engine's KV cache, shares their contents and divides them between lanes."""
