@@ -58,8 +58,8 @@ async def serve(
     for logger in _LOGS_OF_SERVERS:
         logging.getLogger(logger).addFilter(_is_of_the_server)
     calls = OpenCalls()
-    async with Triton(place) as triton, contextlib.AsyncExitStack() as fronts:
-        supervisor = Supervisor(directory, endpoint, place, triton, calls, stopping)
+    async with contextlib.aclosing(Triton(place)) as triton, contextlib.AsyncExitStack() as fronts:
+        supervisor = Supervisor(directory, endpoint, place, triton, calls, process, stopping)
         relay = Relay(triton, supervisor, calls, ModelNames(directory / "model_repository"))
         ports, host = endpoint.ports, endpoint.address
         try:
@@ -81,7 +81,7 @@ async def serve(
                 limit="the ports must be free",
                 remedy="choose other ports with HTTP_PORT, GRPC_PORT, METRICS_PORT and OPENAI_PORT",
             ) from None
-        await supervisor.run(process, front_door)
+        await supervisor.run(front_door)
 
 
 async def listen(

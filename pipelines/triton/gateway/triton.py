@@ -6,7 +6,6 @@ import asyncio
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -35,6 +34,7 @@ KEY_PARAMETER = f"{OWN_PREFIX}key"
 """Request parameter with the server's key (``pipelines/triton/backend/header.py``)."""
 
 _QUICK_S = 5.0
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _LOAD_S = 1800.0  # engines of TensorRT-LLM, as pipelines/deploy/triton/launch.py waits
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -62,20 +62,10 @@ class Triton:
         self._channel = grpc.aio.insecure_channel(place.grpc, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         await self._metrics.close()
         await self._channel.close(None)
-
-    async def __aenter__(self) -> Triton:
-        """Return this object."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self.close()
 
     @property
     def server_key(self) -> str:
@@ -139,7 +129,7 @@ class Triton:
         try:
             reply = await self.ask("RepositoryIndex")
         except grpc.aio.AioRpcError as error:
-            raise _silent(error) from None
+            raise triton_unavailable(f"{error.code().name}: {str(error.details())[:200]}") from None
         return [MessageToDict(each) for each in reply.models]
 
     async def ready_models(self) -> set[str]:
@@ -176,7 +166,7 @@ class Triton:
             await self.ask(f"RepositoryModel{action.capitalize()}", _LOAD_S, model_name=model)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and "load" not in str(error.details()):
-                raise _silent(error) from None
+                raise error_of(error) from None
             raise RepositoryError(
                 f"a model could not be {action}ed",
                 values=f"{model}: {' '.join(str(error.details()).split())[:500]}",
@@ -221,25 +211,16 @@ def error_behind(message: str) -> DraftproofError:
 def error_of(error: Any) -> DraftproofError:
     """Return the error for a ``grpc.aio.AioRpcError`` of a call to Triton."""
     details = str(error.details() or "")
-    if error.code() is grpc.StatusCode.UNAVAILABLE and from_wire(details) is None:
-        return triton_ended(f"{error.code().name}: {details[:200]}")
+    if error.code() in _SILENT and from_wire(details) is None:
+        return triton_unavailable(f"{error.code().name}: {details[:200]}")
     return error_behind(details)
 
 
-def triton_ended(values: str) -> ServerUnavailableError:
-    """Return the error of requests that were open when Triton ended."""
-    return ServerUnavailableError(
-        "Triton ended and is being restarted",
-        values=values,
-        limit="a server whose models are loaded",
-        remedy="send the request again",
-    )
-
-
-def _silent(error: Any) -> ServerUnavailableError:
+def triton_unavailable(values: str) -> ServerUnavailableError:
+    """Return the error of a request that Triton does not answer."""
     return ServerUnavailableError(
         "Triton does not answer",
-        values=f"{error.code().name}: {str(error.details())[:200]}",
-        limit="it is starting, stopping or restarting",
+        values=values,
+        limit="it is starting, stopping or being restarted",
         remedy="send the request again in a few seconds",
     )

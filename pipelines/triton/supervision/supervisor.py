@@ -7,6 +7,7 @@ A dead model process is replaced by unloading and loading the model, while other
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -24,12 +25,11 @@ from pipelines.errors import (
 )
 from pipelines.time_limit import within
 from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import Triton, triton_ended
+from pipelines.triton.gateway.triton import Triton, triton_unavailable
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.heartbeat import Heartbeat
 from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
-from pipelines.triton.supervision.unloads import Unloads
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ LOOK_INTERVAL_S = 0.25  # between checks of the processes
 _START_INTERVAL_S = 0.05  # between checks of a Triton that is starting
 # To replace a model; after that Triton is restarted. Requests of the router wait as long (RETURNS_WITHIN_S).
 RELOAD_TIMEOUT_S = 60.0
+UNLOADS_WITHIN_S = 30.0  # after the end of a model's process; usually 2 s
+_HELD = frozenset({"READY", "UNLOADING"})
 _SEARCH_INTERVAL_S = 5.0  # between searches for processes of newly loaded models
 _MAX_STARTS_FOR_ITS_RACE = 3
 _MAX_RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
@@ -57,6 +59,7 @@ class Supervisor:
         place: Sockets and files of Triton.
         triton: Connections to Triton.
         calls: Tracks open requests.
+        process: The Triton that was just started.
         stopping: Set to make ``run`` return.
     """
 
@@ -67,6 +70,7 @@ class Supervisor:
         place: TritonPlace,
         triton: Triton,
         calls: OpenCalls,
+        process: TritonProcess,
         stopping: asyncio.Event,
     ) -> None:
         self.num_restarts = 0
@@ -76,21 +80,20 @@ class Supervisor:
         self._place = place
         self._triton = triton
         self._calls = calls
-        self._process: TritonProcess | None = None
+        self._process = process
         self._is_serving = False
         self._stopping = stopping
         self._models: dict[str, ModelProcess] = {}
         self._replacing: dict[str, asyncio.Task[None]] = {}
         self._heartbeat = Heartbeat(triton, calls)
-        self._unloads = Unloads(triton)
+        self._unloading: dict[str, asyncio.Task[None]] = {}
         self._repository = directory / "model_repository"
         self._dependencies = ModelDependencies(self._repository)
 
-    async def run(self, process: TritonProcess, front_door: FrontDoorProcess | None = None) -> None:
+    async def run(self, front_door: FrontDoorProcess | None = None) -> None:
         """Serve until ``stopping`` is set.
 
         Args:
-            process: The Triton that was just started.
             front_door: Asks models past the gateway, so Triton is stopped after it; None if there is none.
 
         Raises:
@@ -98,7 +101,7 @@ class Supervisor:
         """
         restarts: list[float] = []
         try:
-            await self._start(process)
+            await self._start()
             while not self._stopping.is_set():
                 if not await self._watch():
                     break
@@ -112,7 +115,8 @@ class Supervisor:
                         remedy="read its last lines in the server's log",
                     )
                 self.num_restarts += 1
-                await self._start(self._new_process())
+                self._process = self._new_process()
+                await self._start()
         finally:
             await self._end(front_door)
 
@@ -123,11 +127,16 @@ class Supervisor:
             ServerUnavailableError: The server is starting or stopping, or the model is being replaced.
         """
         if self._stopping.is_set():
-            raise _unavailable("the server is shutting down", f"model {model}", "use another server")
-        if not self._is_serving:
-            raise _unavailable("the server is starting", f"model {model}", "send the request again later")
-        if not self._replacing.keys().isdisjoint(self._dependencies.needed_by(model)):
-            raise _unavailable("the model is being replaced", f"model {model}", "send the request again")
+            what, remedy = "the server is shutting down", "use another server"
+        elif not self._is_serving:
+            what, remedy = "the server is starting", "send the request again later"
+        elif not self._replacing.keys().isdisjoint(self._dependencies.needed_by(model)):
+            what, remedy = "the model is being replaced", "send the request again"
+        else:
+            return
+        raise ServerUnavailableError(
+            what, values=f"model {model}", limit="a server whose models are loaded", remedy=remedy
+        )
 
     async def is_ready(self) -> bool:
         """Whether all models that the server loads at startup answer."""
@@ -149,12 +158,11 @@ class Supervisor:
             RepositoryError: Triton refused.
             ServerUnavailableError: Triton does not answer.
         """
-        if action == "load":
-            self._unloads.forget(model)
-        elif process := self._models.pop(model, None):  # it is expected to end
-            assert self._process is not None
+        if unloading := self._unloading.pop(model, None):
+            unloading.cancel()
+        if action == "unload" and (process := self._models.pop(model, None)):
             self._heartbeat.forget(model)
-            self._unloads.watch(process, self._process.kill)
+            self._unloading[model] = asyncio.create_task(self._watch_unload(process))
         await self._triton.control(model, action)
         self._search()
 
@@ -179,7 +187,7 @@ class Supervisor:
     def _new_process(self) -> TritonProcess:
         return TritonProcess(triton_command(self._directory, self._place, self._endpoint), self._place)
 
-    async def _start(self, process: TritonProcess) -> None:
+    async def _start(self) -> None:
         """Wait until the models of a Triton that was just started are ready.
 
         Raises:
@@ -187,8 +195,7 @@ class Supervisor:
         """
         wanted = set(models_at_start(self._repository))
         for attempt in range(1, _MAX_STARTS_FOR_ITS_RACE + 1):
-            self._process = process
-            while not (process.has_ended or self._stopping.is_set()):
+            while not (self._process.has_ended or self._stopping.is_set()):
                 if await self._triton.ready_models() >= wanted:
                     self._search()
                     self._is_serving = True
@@ -196,22 +203,20 @@ class Supervisor:
                 await self._pause(_START_INTERVAL_S)
             if self._stopping.is_set():
                 return
-            exit_code = process.ended.result()
-            await process.clear()
-            if not process.met_its_race or attempt == _MAX_STARTS_FOR_ITS_RACE:
+            await self._process.clear()
+            if not self._process.met_its_race or attempt == _MAX_STARTS_FOR_ITS_RACE:
                 break
             _LOG.warning("Triton hit its race condition in creating shared memory, attempt %d", attempt)
-            process = self._new_process()
+            self._process = self._new_process()
         raise ServerStartError(
             "Triton ended before it was ready",
-            values=f"exit code {exit_code}",
+            values=f"exit code {self._process.ended.result()}",
             limit="every model of the repository must load",
             remedy="read the lines above; 'make doctor' shows what this machine lacks",
         )
 
     async def _watch(self) -> bool:
         """Supervise the processes; returns True if Triton ends, False if the server is to stop."""
-        assert self._process is not None
         self._heartbeat = Heartbeat(self._triton, self._calls)  # pings to an earlier Triton no longer count
         next_search_s = time.monotonic() + _SEARCH_INTERVAL_S
         while not self._process.has_ended:
@@ -227,24 +232,21 @@ class Supervisor:
             for model, process in tuple(self._models.items()):
                 if model in self._replacing:
                     continue
-                if not process.is_alive:
-                    self._replace(model, "its process has ended")
-                elif self._heartbeat.hangs(model):
-                    process.kill()
-                    self._replace(model, "its process did not answer")
-                else:
+                if process.is_alive and not self._heartbeat.hangs(model):
                     self._heartbeat.beat(model)
+                    continue
+                reason = "its process did not answer" if process.is_alive else "its process has ended"
+                process.kill()
+                self._replacing[model] = asyncio.create_task(self._replace(model, reason))
             # Nothing else is awaited: if the pause lasts longer, this process is late, and no other hangs.
             paused_at_s = time.monotonic()
             await self._pause(LOOK_INTERVAL_S)
             self._heartbeat.excuse(max(0.0, time.monotonic() - paused_at_s - LOOK_INTERVAL_S))
-        _LOG.error("Triton ended with exit code %s", self._process.ended.result())
+        exit_code = self._process.ended.result()
+        _LOG.error("Triton ended with exit code %s", exit_code)
         self._is_serving = False
-        self._calls.end_all(triton_ended(f"exit code {self._process.ended.result()}"))
-        for task in self._replacing.values():
-            task.cancel()
-        self._replacing.clear()
-        self._unloads.forget_all()
+        self._calls.end_all(triton_unavailable(f"it ended with exit code {exit_code}"))
+        self._forget_tasks()
         self._models.clear()
         await self._process.clear()
         return True
@@ -256,13 +258,9 @@ class Supervisor:
                 self._models[process.model] = process
         self._place.close_shared_memory()
 
-    def _replace(self, model: str, reason: str) -> None:
-        self._replacing[model] = asyncio.create_task(self._replaced(model, reason))
-
-    async def _replaced(self, model: str, reason: str) -> None:
+    async def _replace(self, model: str, reason: str) -> None:
         """Replace a model's process; its open requests end with an error first."""
         triton = self._process
-        assert triton is not None
         try:
             error = ProcessEndedError(
                 "the model's process ended during the request",
@@ -295,6 +293,35 @@ class Supervisor:
             await self._triton.control(model, action)
         self._models.pop(model, None)
 
+    async def _watch_unload(self, process: ModelProcess) -> None:
+        """Kill Triton if it still holds a model long after the model's process has ended.
+
+        If the process was killed with a lock of the shared memory, Triton waits for that lock for ever.
+        """
+        triton = self._process
+        while process.is_alive:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        ended_at_s = time.monotonic()
+        while await self._is_held(process.model):
+            if time.monotonic() - ended_at_s > UNLOADS_WITHIN_S:
+                _LOG.error("Triton cannot unload model %s, whose process has ended", process.model)
+                triton.kill()
+                return
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _is_held(self, model: str) -> bool:
+        with contextlib.suppress(ServerUnavailableError):
+            index = await self._triton.index()
+            return any(each["name"] == model and each.get("state") in _HELD for each in index)
+        return True
+
+    def _forget_tasks(self) -> None:
+        """Cancel what was to be done with a Triton that has ended."""
+        for tasks in (self._replacing, self._unloading):
+            for task in tasks.values():
+                task.cancel()
+            tasks.clear()
+
     async def _end(self, front_door: FrontDoorProcess | None) -> None:
         """Let requests finish, then stop Triton; the remaining requests get an error."""
         self._stopping.set()
@@ -313,21 +340,11 @@ class Supervisor:
                 remedy="send the request to another server, or again when this one is back",
             )
         )
-        for task in self._replacing.values():
-            task.cancel()
-        self._unloads.forget_all()
-        if self._process is not None:
-            await self._process.stop(_STOP_PATIENCE_S)
+        self._forget_tasks()
+        await self._process.stop(_STOP_PATIENCE_S)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but wake up when the server is to stop or Triton has ended."""
-        assert self._process is not None
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((stopping, self._process.ended), timeout=seconds, return_when="FIRST_COMPLETED")
         stopping.cancel()
-
-
-def _unavailable(what: str, values: str, remedy: str) -> ServerUnavailableError:
-    return ServerUnavailableError(
-        what, values=values, limit="a server whose models are loaded", remedy=remedy
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ class Behind:
 async def behind_the_gateway(run_directory: Path) -> AsyncIterator[Behind]:
     place = TritonPlace.make(run_directory)
     server = grpc.aio.server()
-    async with Triton(place) as triton:
+    async with aclosing(Triton(place)) as triton:
         behind = Behind(place, triton, run_directory / "model_repository")
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(behind.stand_in, server)
         server.add_insecure_port(place.grpc)

@@ -20,7 +20,6 @@ from pipelines.errors import (
 )
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.supervision import supervisor as supervising
-from pipelines.triton.supervision import unloads
 from pipelines.triton.supervision.supervisor import Supervisor
 from tests.unit.gateway.stand_in_triton import until
 
@@ -143,8 +142,7 @@ def supervised(
         (repository / name / "config.pbtxt").touch()
         if record:
             (repository / name / PAIR_FILE).write_text(record)
-    for module in (supervising, unloads):
-        monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
 
     @contextlib.asynccontextmanager
@@ -160,8 +158,10 @@ def supervised(
             TritonPlace.make(tmp_path),
             Endpoint(Ports.free(), exit_timeout_s=0, drain_s=drain_s),
         )
-        supervisor = Supervisor(tmp_path, endpoint, place, world, calls, world.stopping)  # type: ignore[arg-type]
-        running = asyncio.create_task(supervisor.run(world.start(None, None), front_door))  # type: ignore[arg-type]
+        triton: Any = world
+        process: Any = world.start(None, None)
+        supervisor = Supervisor(tmp_path, endpoint, place, triton, calls, process, world.stopping)
+        running = asyncio.create_task(supervisor.run(front_door))
         try:
             yield world, supervisor, calls
         finally:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.errors import EngineFailedError, InvalidRequestError
+from pipelines.errors import EngineFailedError, InvalidRequestError, ServerUnavailableError
 from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.triton import error_behind
+from pipelines.triton.gateway.triton import error_behind, error_of
 from pipelines.triton.supervision import heartbeat
 from pipelines.triton.supervision.heartbeat import Heartbeat
 
@@ -69,6 +71,21 @@ def test_triton_that_answers_for_a_silent_process_is_no_sign_of_its_life(
 def test_a_request_that_a_silent_process_did_not_take_is_not_the_clients_fault() -> None:
     assert isinstance(error_behind(PAUSED), EngineFailedError)
     assert isinstance(error_behind("unexpected inference input 'x'"), InvalidRequestError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ServerUnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ServerUnavailableError),
+        (grpc.StatusCode.NOT_FOUND, InvalidRequestError),
+    ],
+)
+def test_a_call_that_triton_does_not_answer_is_not_the_clients_fault(
+    code: grpc.StatusCode, kind: type[Exception]
+) -> None:
+    failed = SimpleNamespace(code=lambda: code, details=lambda: "no words of ours")
+    assert isinstance(error_of(failed), kind)
 
 
 def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.triton.supervision import supervisor as supervising
-from pipelines.triton.supervision import unloads
 from tests.unit.gateway.stand_in_triton import until
 from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, opened, served, supervised
 
@@ -261,7 +260,7 @@ def test_a_model_that_was_unloaded_is_not_brought_back(supervised: Any) -> None:
 def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
     supervised: Any, monkeypatch: pytest.MonkeyPatch, is_held: bool
 ) -> None:
-    monkeypatch.setattr(unloads, "LETS_GO_WITHIN_S", 0.05)
+    monkeypatch.setattr(supervising, "UNLOADS_WITHIN_S", 0.05)
 
     async def scenario() -> None:
         async with supervised(holds={"speculative"} if is_held else set()) as (world, supervisor, _):
@@ -275,7 +274,7 @@ def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_an
             if is_held:
                 await until(lambda: len(world.started) == 2)
             else:
-                await until(lambda: all(task.done() for task in supervisor._unloads._tasks.values()))
+                await until(lambda: all(task.done() for task in supervisor._unloading.values()))
             assert len(world.started) == 1 + is_held
 
     asyncio.run(scenario())
