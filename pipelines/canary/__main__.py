@@ -9,6 +9,7 @@ standard output is JSON.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import ORDERS, give_order
 from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.state import Store
-from pipelines.canary.gates.http import GateServer
+from pipelines.canary.gates.http import serve
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.report.text import cycle_lines, report_lines, status_lines
@@ -164,10 +165,11 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    with GateServer(lambda: _read(options), (options.host, options.port)) as server:
-        print(json.dumps({"http": f"http://{options.host}:{server.server_port}"}), flush=True)
-        with stopped_by_signals():
-            server.serve_forever()
+    def listening(port: int) -> None:
+        print(json.dumps({"http": f"http://{options.host}:{port}"}), flush=True)
+
+    with stopped_by_signals():
+        asyncio.run(serve(lambda: _read(options), options.host, options.port, listening))
     return EXIT_PASS
 
 

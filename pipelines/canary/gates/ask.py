@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 
-from pipelines.errors import DraftproofError, ServerUnavailableError
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, run_program
 
 _TIMEOUT_S = 10.0
@@ -58,17 +57,9 @@ def _ask(url: str, candidate: str) -> dict[str, Any]:
         answer = httpx.get(f"{url}/verdict", params=query, timeout=_TIMEOUT_S)
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return {"error": str(_unavailable(url, f"{type(error).__name__}: {error}"))}
+        said = f"no gate server answers at {url}: {error!r}; start it with 'draftproof canary serve'"
+        return {"error": said}
     return found
-
-
-def _unavailable(url: str, values: str) -> DraftproofError:
-    return ServerUnavailableError(
-        f"no gate server answers at {url}",
-        values=values,
-        limit="a running gate server",
-        remedy="start it with 'python -m pipelines.canary serve'",
-    )
 
 
 def _exit_code(found: dict[str, Any]) -> int:

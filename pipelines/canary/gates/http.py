@@ -1,171 +1,125 @@
-"""Serve the verdict of a rollout over HTTP: JSON for Argo Rollouts, status codes for Flagger."""
+"""Serve the verdict of a rollout over HTTP: JSON for Argo Rollouts, status codes for Flagger.
+
+``GET /verdict`` returns the verdict. ``POST /gate/<hook>`` returns 200 if the gate is open, else 503. Both
+accept ``?candidate=<recipe>``.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from pipelines.canary.gates.verdict import HOOKS, Answer, answer
-from pipelines.canary.report.record import RolloutRecord
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from pipelines.canary.report.record import Judgement, RolloutRecord, judgement
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError
 
 MAX_BODY_BYTES = 2**20  # a webhook of Flagger has less than 1 KiB
-_TIMEOUT_S = 10.0
+
+_IS_OPEN: dict[str, Callable[[Judgement], bool]] = {
+    "rollout": lambda found: found.action != "roll_back",
+    "confirm-traffic-increase": lambda found: found.action in ("go_on", "promote"),
+    "confirm-promotion": lambda found: found.action == "promote",
+    "rollback": lambda found: found.action == "roll_back",
+}
+"""Type of a Flagger webhook -> whether it succeeds. If ``rollback`` succeeds, Flagger rolls back."""
+
+HOOKS = tuple(_IS_OPEN)
 
 _LOG = logging.getLogger(__name__)
 
 
-class GateServer(ThreadingHTTPServer):
-    """HTTP server for other rollout tools; ``serve_forever`` runs it.
-
-    ``GET /verdict`` returns the verdict. ``POST /gate/<hook>`` returns 200 if the gate is open, else 503.
-    Both accept ``?candidate=<recipe>``.
+async def serve(
+    read: Callable[[], RolloutRecord], host: str, port: int, listening: Callable[[int], None]
+) -> None:
+    """Serve until the task is cancelled.
 
     Args:
-        read: Reads the latest rollout; raises CanaryError if there is none.
-        address: Host and port; port 0 chooses a free one (``server_port``).
+        read: Reads the latest rollout, on a thread; raises CanaryError if there is none.
+        host: Address to listen on.
+        port: Port; 0 chooses a free one.
+        listening: Called with the port once it accepts connections.
     """
-
-    daemon_threads = True
-
-    def __init__(self, read: Callable[[], RolloutRecord], address: tuple[str, int]) -> None:
-        self.read_record = read
-        super().__init__(address, _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a broken connection, instead of printing it to the terminal."""
-        _LOG.info("a connection to the gate server broke off", exc_info=True)
-
-
-class _Refusal(Exception):
-    """Ends a request with an error status."""
-
-    def __init__(self, status: HTTPStatus, error: DraftproofError, allow: str = "") -> None:
-        self.status = status
-        self.error = error
-        self.allow = allow
+    gates = _Gates(read)
+    application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refuse_as_json])
+    application.router.add_get("/verdict", gates.verdict, allow_head=False)
+    for hook in HOOKS:
+        application.router.add_post(f"/gate/{hook}", gates.gate)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        listening(runner.addresses[0][1])
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: GateServer
-    timeout = _TIMEOUT_S
-    server_version = "Draftproof"
-    sys_version = ""
+class _Gates:
+    def __init__(self, read: Callable[[], RolloutRecord]) -> None:
+        self._read = read
 
-    def do_GET(self) -> None:
-        self._answer({"/verdict": self._verdict})
+    async def verdict(self, request: web.Request) -> web.Response:
+        return web.json_response((await self._judge(request))[1])
 
-    def do_POST(self) -> None:
-        hooks = {f"/gate/{hook}": partial(self._gate, hook) for hook in HOOKS}
-        self._answer(hooks)
+    async def gate(self, request: web.Request) -> web.Response:
+        await request.read()
+        found, document = await self._judge(request)
+        is_open = _IS_OPEN[request.path.rpartition("/")[2]](found)
+        return web.json_response({"is_open": is_open, **document}, status=200 if is_open else 503)
 
-    def _answer(self, routes: Mapping[str, Callable[[], tuple[HTTPStatus, dict[str, Any]]]]) -> None:
-        path = urlsplit(self.path).path
-        try:
-            if path not in routes:
-                raise self._unknown(path)
-            status, document = routes[path]()
-        except _Refusal as refusal:
-            self._send(refusal.status, _error_document(refusal.error), refusal.allow)
-        except InvalidRequestError as error:
-            self._send(HTTPStatus.BAD_REQUEST, _error_document(error))
-        except DraftproofError as error:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, _error_document(error))
-        except TimeoutError:
-            self.close_connection = True
-        except Exception:
-            _LOG.exception("a gate failed")
-            defect = InternalError("a gate failed", remedy="read the log of the gate server")
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, _error_document(defect))
-        else:
-            self._send(status, document)
-
-    def _verdict(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        return HTTPStatus.OK, self._judgement().document
-
-    def _gate(self, hook: str) -> tuple[HTTPStatus, dict[str, Any]]:
-        self._body()
-        found = self._judgement()
-        is_open = found.opens(hook)
-        status = HTTPStatus.OK if is_open else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, {"is_open": is_open, **found.document}
-
-    def _judgement(self) -> Answer:
-        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-        if query.keys() - {"candidate"} or any(len(values) > 1 for values in query.values()):
+    async def _judge(self, request: web.Request) -> tuple[Judgement, dict[str, Any]]:
+        candidates = request.query.getall("candidate", [""])
+        if request.query.keys() - {"candidate"} or len(candidates) > 1:
             raise InvalidRequestError(
                 "the query is invalid",
-                values=urlsplit(self.path).query[:80],
+                values=request.query_string[:80],
                 limit="at most one candidate=<recipe>",
                 remedy="correct the URL in the configuration of the rollout tool",
             )
-        return answer(self.server.read_record(), *query.get("candidate", []))
+        return await asyncio.to_thread(self._judge_now, candidates[0])
 
-    def _body(self) -> Any:
-        """Read the JSON body."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            error = InvalidRequestError(
-                "the body has no length",
-                values=f"Content-Length={length!r}",
-                limit="a decimal number",
-                remedy="send the header Content-Length",
-            )
-            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, error)
-        if int(length) > MAX_BODY_BYTES:
-            error = InvalidRequestError(
-                "the body is too long",
-                values=f"{length} bytes",
-                limit=f"{MAX_BODY_BYTES} bytes",
-                remedy="send the webhook of Flagger, which has less than 1 KiB",
-            )
-            raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error)
-        try:
-            return json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as reason:
-            raise InvalidRequestError(
-                "the body is not JSON",
-                values=str(reason)[:80],
-                limit="one JSON document",
-                remedy="send a JSON body",
-            ) from None
+    def _judge_now(self, candidate: str) -> tuple[Judgement, dict[str, Any]]:
+        """Judge the latest rollout.
 
-    def _unknown(self, path: str) -> _Refusal:
-        posts = [f"/gate/{hook}" for hook in HOOKS]
-        allow = "GET" if path == "/verdict" else "POST" if path in posts else ""
+        The verdict on another candidate does not apply, such as that of the previous rollout before the next
+        one has started.
+        """
+        record = self._read()
+        if candidate and candidate != record.recipe_candidate:
+            reason = f"no rollout of {candidate}: the latest is of {record.recipe_candidate}"
+            found = Judgement("inconclusive", "go_on", None, "", reason)
+            return found, {"canary_id": "", "candidate": candidate, **asdict(found)}
+        found = judgement(record)
+        named = {"canary_id": record.canary_id, "candidate": record.recipe_candidate}
+        return found, {**named, **asdict(found)}
+
+
+@web.middleware
+async def _refuse_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    allowed: dict[str, str] = {}
+    error: DraftproofError
+    try:
+        return await handler(request)
+    except web.HTTPException as refusal:
+        status, allowed = refusal.status, {"Allow": refusal.headers.get("Allow", "")}
         error = InvalidRequestError(
-            "unknown path" if not allow else "method not allowed",
-            values=f"{self.command} {path[:80]}",
-            limit=f"GET /verdict; POST {', '.join(posts)}",
+            refusal.reason,
+            values=f"{request.method} {request.path[:80]}",
+            limit=f"GET /verdict; POST /gate/{', /gate/'.join(HOOKS)}; {MAX_BODY_BYTES} bytes",
             remedy="correct the URL in the configuration of the rollout tool",
         )
-        return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED if allow else HTTPStatus.NOT_FOUND, error, allow)
-
-    def _send(self, status: HTTPStatus, document: dict[str, Any], allow: str = "") -> None:
-        body = json.dumps(document, allow_nan=False).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if allow:
-            self.send_header("Allow", allow)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what ``http.server`` refuses itself, such as an invalid request line."""
-        self._send(HTTPStatus(code), _error_document(InvalidRequestError(message or HTTPStatus(code).phrase)))
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log one line per request."""
-        _LOG.info("%s " + format, self.address_string(), *args)
-
-
-def _error_document(error: DraftproofError) -> dict[str, Any]:
+    except InvalidRequestError as invalid:
+        status, error = 400, invalid
+    except DraftproofError as unknown:
+        status, error = 503, unknown
+    except Exception:
+        _LOG.exception("a gate failed")
+        status, error = 500, InternalError("a gate failed", remedy="read the log of the gate server")
     parts = ("code", "what", "values", "limit", "remedy")
-    return {"error": {part: getattr(error, part) for part in parts}}
+    document = {"error": {part: getattr(error, part) for part in parts}}
+    return web.json_response(document, status=status, headers=allowed)

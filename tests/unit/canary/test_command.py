@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import urllib.request
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -26,6 +27,8 @@ from pipelines.canary.report.text import cycle_lines
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
 from pipelines.errors import CanaryError
+from pipelines.program import EXIT_INTERRUPTED
+from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
 from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun, controller_of
 from tests.unit.canary.test_preflight import run
@@ -321,27 +324,17 @@ def test_wrong_usage_is_two(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_the_gates_read_the_same_state(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_gates_read_the_same_state(run: Path) -> None:
     given(run, "shadow")
-    served: list[command.GateServer] = []
-
-    class Kept(command.GateServer):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
-            served.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "GateServer", Kept)
-        arguments = ["serve", "--port", "0", "--state", str(state_file(run))]
-        thread = threading.Thread(target=command.main, args=(arguments,))
-        thread.start()
-        while not served:
-            pass
-        url = f"http://127.0.0.1:{served[0].server_port}/verdict"
-        with urllib.request.urlopen(url, timeout=120) as reply:
-            assert json.load(reply)["verdict"] == "inconclusive"
-        served[0].shutdown()
-        thread.join(120)
+    program = [sys.executable, "-m", "pipelines.canary", "serve", "--port", "0"]
+    with subprocess.Popen(
+        [*program, "--state", str(state_file(run))], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY_ROOT
+    ) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["http"]
+        assert httpx.get(f"{url}/verdict", timeout=120).json()["verdict"] == "inconclusive"
+        process.terminate()
+    assert process.returncode == EXIT_INTERRUPTED
 
 
 def test_the_default_plan_is_the_one_beside_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,10 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/triton/tensorrt_llm/server_calls.py",
         "tests/",
     ),
-    "aiohttp": ("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/", "tests/"),
+    "aiohttp": (
+        *("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/"),
+        *("pipelines/canary/gates/", "tests/"),
+    ),
     "prometheus_client": (
         "pipelines/triton/gateway/metrics.py",
         "pipelines/front_door/observing/",
