@@ -15,8 +15,8 @@ from build.rendering.template_values import calibration_file
 from pipelines.bench.calibration.__main__ import main as calibrate
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.canary.checks.cold_start import cold_start
-from pipelines.canary.checks.memory import free_bytes, memory_of
-from pipelines.canary.checks.preflight import examine, require
+from pipelines.canary.checks.preflight import examine
+from pipelines.canary.checks.server_figures import free_bytes, memory_of
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.deploy.server import Server
 from tests.integration.conftest import repository_api, tiny_recipe
@@ -69,7 +69,7 @@ def load(
                 tiny_recipe("tiny-new"), copy / "draft", copy / "target", server.directory
             )
             candidate = CandidatePair.read(server.directory, record.speculative_model)
-            require(examine(candidate, free))
+            assert all(check.is_met for check in examine(candidate, free))
             api.load(record.speculative_model)
             loaded.append(record.speculative_model)
             return candidate

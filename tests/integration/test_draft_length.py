@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.canary.judge.matched_rounds import matched_rounds
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.pairing import Pair
+from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.any_model import connect_to_models
 from pipelines.client.generation import TOKEN_SOURCES

@@ -2,24 +2,25 @@
 
 A draft that does not fit the target is obvious: hardly a token is accepted, and every round outputs one token
 at the cost of two engines. The probes are the prompts of the pair's acceptance baseline if it has one, so the
-same pair gives the same counts (``baseline_regressions``). A rollout concerns one server, where one process
-runs the candidate; several servers have a rollout each.
+same pair gives the same counts.
+
+A baseline exists for the embedded runtime alone, which is exact: the same engines give the same counts
+whatever else is served. So no difference is random, and a regression is compared with its limits directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
-from pipelines.canary.checks.acceptance import BaselineRegression, Found, baseline_regressions, worst
-from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.client.any_model import Tensors, connect_to_models
 from pipelines.client.timeouts import Timeouts
 from pipelines.command_line.chat_prompts import render_chats
@@ -27,6 +28,12 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError, EngineFailedError
+
+Found = Literal["pass", "held", "fail"]
+"""``held``: the regression neither passes nor fails and needs review. State files contain the word."""
+
+_ROUNDING = 1e-9  # of a ratio of counts, so that a drop equal to the limit is not above it
+_SEVERITY: tuple[Found, ...] = ("pass", "held", "fail")
 
 NEAR_ONE = 1.1
 """A lower mean acceptance length fails: nine of ten rounds output no more than the target alone would."""
@@ -66,6 +73,42 @@ class Probe:
     def mean_acceptance_length(self) -> float:
         """1 + accepted / rounds."""
         return 1 + sum(self.accepted_per_position) / max(1, self.num_rounds)
+
+
+Counts = Probe | AcceptanceBaseline
+"""Total counts over all prompts, now or at the build."""
+
+
+@dataclass(frozen=True)
+class BaselineRegression:
+    """One figure of acceptance at the build and now.
+
+    Attributes:
+        name: Name as in ``Limits``, with the position after a slash.
+        at_build: Figure at the build, above 0.
+        now: Figure now.
+        verdict: Verdict by ``Limits.manifest``.
+    """
+
+    name: str
+    at_build: float
+    now: float
+    verdict: Found
+
+    @property
+    def drop(self) -> float:
+        """Relative drop since the build; negative for a rise."""
+        return 1 - self.now / self.at_build
+
+    @property
+    def text(self) -> str:
+        """Description for people."""
+        return f"{self.name} {self.now:.3f}, {self.at_build:.3f} at the build ({self.drop:.1%} less)"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same, ready for JSON."""
+        return {**vars(self), "drop": self.drop}
 
 
 @dataclass(frozen=True)
@@ -160,7 +203,7 @@ def _fault(probe: Probe) -> str:
     return ""
 
 
-def _figures(counts: Probe | AcceptanceBaseline) -> dict[str, float]:
+def _figures(counts: Counts) -> dict[str, float]:
     return {
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
@@ -212,3 +255,47 @@ def _inputs(prompt: BaselinePrompt, num_draft_tokens: int, max_tokens: int) -> T
         "num_draft_tokens": num_draft_tokens,
     }
     return {"input_ids": ids, **{name: np.array([[value]], np.int32) for name, value in scalars.items()}}
+
+
+def baseline_regressions(now: Counts, at_build: Counts, limits: Limits) -> tuple[BaselineRegression, ...]:
+    """Compare rate, length, and survival of the first positions; skips positions never reached at the build.
+
+    Args:
+        now: Counts of the loaded pair.
+        at_build: Counts of its baseline.
+        limits: Limits, of which ``manifest`` and ``survival_positions`` are used.
+    """
+    limit = limits.manifest
+    if limit is None:
+        return ()
+    return tuple(
+        BaselineRegression(name, before, after, _judged(1 - after / before, limit))
+        for name, after, before in _compared(now, at_build, limits.survival_positions)
+        if before
+    )
+
+
+def worst(found: Iterable[Found]) -> Found:
+    """Return the worst of several verdicts; ``pass`` if there are none."""
+    return max(found, key=_SEVERITY.index, default="pass")
+
+
+def _compared(now: Counts, at_build: Counts, num_positions: int) -> Iterator[tuple[str, float, float]]:
+    yield "acceptance_rate", now.acceptance_rate, at_build.acceptance_rate
+    yield "acceptance_length", now.mean_acceptance_length, at_build.mean_acceptance_length
+    survivals = zip(
+        _survival(now), _survival(at_build), strict=False
+    )  # lengths differ if one was never drafted
+    for position, (after, before) in enumerate(survivals, 1):
+        if position <= num_positions:
+            yield f"survival/{position}", after, before
+
+
+def _survival(counts: Counts) -> Iterator[float]:
+    return (accepted / max(1, counts.num_rounds) for accepted in counts.accepted_per_position)
+
+
+def _judged(drop: float, limit: Limit[float]) -> Found:
+    if drop > limit.rollback_above + _ROUNDING:
+        return "fail"
+    return "held" if drop > limit.pass_below + _ROUNDING else "pass"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.canary.checks.memory import memory_of
+from pipelines.canary.checks.server_figures import memory_of
 from pipelines.canary.controller.candidate import CandidatePair, engine_manifest, read_pair
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.errors import CanaryError, EngineLoadError
+from pipelines.errors import EngineLoadError
 from pipelines.manifest import MANIFEST_NAME, EngineFiles
 
 _ROLES = ("draft", "target")
@@ -61,22 +61,6 @@ def examine(candidate: CandidatePair, free_bytes: Callable[[], int]) -> tuple[Ch
         _takes_the_draft_length(pair),
         *room,
     )
-
-
-def require(checks: tuple[Check, ...]) -> None:
-    """Raise an error for the first check that is not met.
-
-    Raises:
-        CanaryError: A check is not met; nothing was loaded.
-    """
-    for check in checks:
-        if not check.is_met:
-            raise CanaryError(
-                f"the candidate is refused before it is loaded: {check.name}",
-                values=json.dumps(check.evidence),
-                limit=check.limit,
-                remedy=check.remedy,
-            )
 
 
 def _is_another_pair(pair: PairRecord, stable: PairRecord) -> Check:

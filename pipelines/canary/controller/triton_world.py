@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.canary.checks.cold_start import cold_start
-from pipelines.canary.checks.memory import free_bytes
 from pipelines.canary.checks.preflight import examine
-from pipelines.canary.checks.process_figures import read_sample
+from pipelines.canary.checks.server_figures import free_bytes, read_sample
 from pipelines.canary.controller.candidate import (
     STABLE_MODEL,
     CandidatePair,

@@ -59,7 +59,7 @@ class Limits:
         timeouts: Rise of the share of requests that time out.
         goodput: Fall of the share of requests that keep the SLO.
         acceptance_rate: Relative drop of the acceptance rate. This and the next two compare rounds of
-            replays with the same rounds of the original answers (``matched_rounds``).
+            replays with the same rounds of the original answers (``pairing``).
         acceptance_length: Relative drop of the mean acceptance length.
         survival: Relative drop of the share of rounds that accepted a position, of those that drafted it.
         manifest: Relative drop of acceptance rate, length and survival at the cold start from those measured

@@ -6,14 +6,14 @@ and sample sizes from it. A trial is a pair of one request of the candidate and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.canary.judge import bets, counts
-from pipelines.canary.judge.counts import FloatArray, Side
+from pipelines.canary.judge.e_values import FloatArray, Side, mean_evidence, rate_evidence
 
 BoolArray = npt.NDArray[np.bool_]
 Own = TypeVar("Own")
@@ -79,9 +79,9 @@ class Rate:
         return float(self.suspects.mean()) if self.num else None
 
     def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
-        """Compute the evidence from the number of events (``counts``)."""
+        """Compute the evidence from the number of events (``e_values``)."""
         seen = self.events if side == "above" else self.suspects
-        return float(counts.log_evidence(side, growth * seen.sum(), growth * self.num, regression))
+        return float(rate_evidence(side, growth * seen.sum(), growth * self.num, regression))
 
     def first(self, num: int) -> Rate:
         """Return the measure of the first ``num`` trials."""
@@ -153,8 +153,8 @@ class MeanDifference(TwoArms):
         """Compute the evidence from bets on the difference, which is at least -1."""
         excess = self._differences - regression
         if side == "above":
-            return bets.log_evidence(excess, 1 + regression, growth)
-        return bets.log_evidence(-excess, 1 - regression, growth)
+            return mean_evidence(excess, 1 + regression, growth)
+        return mean_evidence(-excess, 1 - regression, growth)
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class MeanRatio(TwoArms):
         ratio = 1 + self.sign * regression
         excess = self.candidate - ratio * self.baseline
         if (side == "above") == (self.sign == 1):
-            return bets.log_evidence(excess, ratio, growth)
-        return bets.log_evidence(-excess, 1.0, growth)
+            return mean_evidence(excess, ratio, growth)
+        return mean_evidence(-excess, 1.0, growth)
 
 
 @dataclass(frozen=True)
@@ -210,4 +210,62 @@ class MedianRatio(RatioOfTimes):
         """Compute the evidence from the number of pairs beyond it, which is half of them for the median."""
         limits = (1 + regression) * self.baseline
         is_beyond = self.candidate > limits if side == "above" else self.candidate < limits
-        return float(counts.log_evidence("above", growth * is_beyond.sum(), growth * self.num, 0.5))
+        return float(rate_evidence("above", growth * is_beyond.sum(), growth * self.num, 0.5))
+
+
+@dataclass(frozen=True)
+class QuantileRatio(RatioOfTimes):
+    """Ratio of a quantile of the candidate to that of the baseline, less 1; values need not be paired.
+
+    The share of values up to a quantile is known, so evidence about a rate (``e_values``) is evidence about
+    the quantile: if too few values are at most z, the quantile lies above z. If the candidate's quantile were
+    at most (1 + regression) times the baseline's, there would be some z with the baseline's quantile at or
+    above z and the candidate's at or below (1 + regression) z. The evidence against one z is the mean of both
+    arms' evidence and its product; the evidence against all z is the least of these.
+
+    Source: Howard and Ramdas 2022, "Sequential estimation of quantiles with applications to A/B testing and
+    best-arm identification", Bernoulli 28, arXiv 1906.09712 (confidence sequences for a fixed quantile by
+    inverting those of its rate; two-sample tests as the least over the common quantile).
+
+    Attributes:
+        quantile: Quantile between 0 and 1.
+    """
+
+    quantile: float
+
+    @property
+    def estimate(self) -> float | None:
+        """Ratio of the nearest-rank quantiles, less 1."""
+        if not self.num:
+            return None
+        ours, theirs = (nearest_rank(values, self.quantile) for values in (self.candidate, self.baseline))
+        return ours / theirs - 1 if math.isfinite(theirs) else None
+
+    def log_evidence(self, side: Side, regression: float, growth: float = 1.0) -> float:
+        """Compute the least evidence over all values that the quantiles might have."""
+        scaled = np.sort((1 + regression) * self.baseline)
+        candidate = np.sort(self.candidate)
+        high, low = (candidate, scaled) if side == "above" else (scaled, candidate)
+        return _log_evidence_apart(low, high, self.quantile, growth)
+
+
+def _log_evidence_apart(low: FloatArray, high: FloatArray, quantile: float, growth: float) -> float:
+    """Compute the log evidence that the quantile of ``high`` lies above that of ``low``; both are sorted."""
+    # Both counts change only at values of the samples, so the minimum is there.
+    places = np.concatenate(([-np.inf], low, high))
+    num_high = np.searchsorted(high, places, side="right")
+    num_low = np.searchsorted(low, places, side="left")
+    above = _table("below", len(high), quantile, growth)[num_high]  # low counts show a higher quantile
+    below = _table("above", len(low), quantile, growth)[num_low]
+    either = np.logaddexp.reduce((above, below, above + below)) - math.log(3)
+    return float(np.min(either))
+
+
+def _table(side: Side, num: int, rate: float, growth: float) -> FloatArray:
+    """Return the evidence for each count from 0 to ``num``: float64 [num + 1]."""
+    return rate_evidence(side, growth * np.arange(num + 1), growth * num, rate)
+
+
+def nearest_rank(values: FloatArray, quantile: float) -> float:
+    """Return the nearest-rank quantile of values."""
+    return float(np.sort(values)[max(0, math.ceil(quantile * len(values)) - 1)])

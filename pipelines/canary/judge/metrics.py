@@ -9,13 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge.counts import FloatArray
+from pipelines.canary.judge.e_values import FloatArray
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.canary.judge.matched_rounds import Counts, MatchedRounds, matched_rounds
-from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
+from pipelines.canary.judge.measures import (
+    MeanDifference,
+    MeanRatio,
+    Measure,
+    MedianRatio,
+    QuantileRatio,
+    Rate,
+)
 from pipelines.canary.judge.observed import Compared, ObservedRequest
-from pipelines.canary.judge.pairing import Pair, pair_up
-from pipelines.canary.judge.quantiles import QuantileRatio
+from pipelines.canary.judge.pairing import Counts, MatchedRounds, Pair, matched_rounds, pair_up
 from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
 from pipelines.errors import CanaryError
 
@@ -198,7 +203,7 @@ def _pauses(timed: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
 
 
 def _acceptance(pairs: Sequence[Pair], limits: Limits) -> Iterator[Metric]:
-    """Compare acceptance in matched rounds of replays (``matched_rounds``).
+    """Compare acceptance in matched rounds of replays (``pairing``).
 
     A candidate with another target may answer differently from the first token on. Then there are no matched
     rounds and no metrics of acceptance.

@@ -4,16 +4,31 @@ A replay is paired with the request that it repeats. Any other request is paired
 request of the baseline that arrived before it in the same load band, or else with the next one. So changes
 over time affect both arms, and no request is in two pairs. Only the first request of a session counts,
 because the router sends the others to the same arm, so they are not independent.
+
+Acceptance is compared in *matched rounds*, which begin at the same token of one answer. How many tokens a
+round drafts depends on the load and on the text. So the acceptance rate, length and survival of one pair
+differ by a third between an idle and a busy server, and totals per arm cannot tell a worse draft from a
+higher load. A replay repeats the request that it is compared with: if a round of each begins at the same
+token and all tokens before it are equal, both rounds have the same task. Truncated to the depth that both
+drafted, they differ only in what the drafts proposed; with equal engines they do not differ.
+
+A pair that drafts less than the other is judged by the resulting times, not here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.router.arms import Arm
+
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -86,3 +101,83 @@ def pair_up(requests: Sequence[ObservedRequest], candidate: Arm, baseline: Arm) 
         else:
             latest[request.band] = request
     return pairs
+
+
+@dataclass(frozen=True)
+class MatchedRounds:
+    """Matched rounds of candidate and baseline: int64 [n] each.
+
+    Attributes:
+        pair: Index of their pair.
+        depth: Number of draft tokens that both verified; above 0.
+        by_candidate: How many of these the candidate accepted.
+        by_baseline: How many of these the baseline accepted.
+    """
+
+    pair: Counts
+    depth: Counts
+    by_candidate: Counts
+    by_baseline: Counts
+
+
+def matched_rounds(pairs: Sequence[Pair]) -> MatchedRounds:
+    """Find the rounds of both answers that begin at the same token and draft.
+
+    Args:
+        pairs: Pairs of a replay and the request that it repeats; other pairs have no matched rounds.
+    """
+    ours, theirs = (_Rounds.of([getattr(pair, name) for pair in pairs]) for name in ("candidate", "baseline"))
+    num_common = np.array([_or(pair.candidate.num_common_tokens, -1) for pair in pairs], np.int64)
+    _, at, there = np.intersect1d(ours.keys, theirs.keys, assume_unique=True, return_indices=True)
+    depth = np.minimum(ours.drafted[at], theirs.drafted[there])
+    is_matched = (depth > 0) & (ours.start[at] <= num_common[ours.request[at]])
+    at, there, depth = at[is_matched], there[is_matched], depth[is_matched]
+    return MatchedRounds(
+        ours.request[at],
+        depth,
+        np.minimum(ours.accepted[at], depth),
+        np.minimum(theirs.accepted[there], depth),
+    )
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Rounds of several answers in their order: int64 [n] each.
+
+    Attributes:
+        request: Index of the answer.
+        start: Output tokens before the round; each round outputs its accepted tokens and one of the target.
+        drafted: Draft tokens that were verified.
+        accepted: Draft tokens that were accepted.
+    """
+
+    request: Counts
+    start: Counts
+    drafted: Counts
+    accepted: Counts
+
+    @classmethod
+    def of(cls, requests: Sequence[ObservedRequest]) -> _Rounds:
+        nums = np.array([each.num_rounds for each in requests], np.int64)
+        drafted, accepted = (
+            _joined(getattr(each, name) for each in requests)
+            for name in ("drafted_per_round", "accepted_per_round")
+        )
+        before = np.cumsum(1 + accepted) - (1 + accepted)
+        is_any = nums > 0
+        firsts = (np.cumsum(nums) - nums)[is_any]
+        start = before - np.repeat(before[firsts], nums[is_any])
+        return cls(np.repeat(np.arange(len(nums)), nums), start, drafted, accepted)
+
+    @property
+    def keys(self) -> Counts:
+        """A unique number for each answer and start."""
+        return (self.request << 32) + self.start
+
+
+def _joined(rows: Iterable[tuple[int, ...]]) -> Counts:
+    return np.fromiter(chain.from_iterable(rows), np.int64)
+
+
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines import configuration
-from pipelines.canary.judge.counts import FloatArray, Side
+from pipelines.canary.judge.e_values import FloatArray, Side
 from pipelines.canary.judge.measures import MedianRatio
 
 _LEAST_SAMPLES = 16  # so that a quarter of them has a slope

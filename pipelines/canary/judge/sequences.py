@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipelines.canary.judge.counts import Side
+from pipelines.canary.judge.e_values import Side
 from pipelines.canary.judge.measures import Measure
 
 _EDGE = 1e-9  # relative distance from the ends of the range, which are not tested

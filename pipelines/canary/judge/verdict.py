@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge.family import adjusted
+from pipelines.canary.judge.e_values import adjusted
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest

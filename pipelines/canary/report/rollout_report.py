@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.canary.judge.measures import nearest_rank
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.quantiles import nearest_rank
 from pipelines.canary.judge.verdict import Analysis, Judged, analyse
 from pipelines.canary.report.record import LEAVING, RolloutRecord, is_waiting, judgement
 from pipelines.errors import CanaryError

@@ -12,7 +12,6 @@ import pytest
 
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.canary.checks import cold_start as probing
-from pipelines.canary.checks.acceptance import probes_section
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.client.any_model import ModelSpec, Tensors
@@ -214,14 +213,10 @@ def test_a_position_that_nothing_reached_cannot_lose(
     assert [loss["name"] for loss in found.evidence["losses"]][2:] == ["survival/1"]
 
 
-def test_the_report_has_what_the_state_file_has(monkeypatch: pytest.MonkeyPatch, pair: PairRecord) -> None:
+def test_the_evidence_can_be_stored(monkeypatch: pytest.MonkeyPatch, pair: PairRecord) -> None:
     found = probed(monkeypatch, pair, (50, 200, (36, 27, 18, 9)))
-    section = probes_section(json.loads(json.dumps(found.evidence)))
-    assert section.verdict == "inconclusive"
-    assert section.table is not None
-    rows = [row for row in section.table.rows if row[0] == "acceptance_rate"]
-    assert rows == [("acceptance_rate", "needs review", "0.5000", "0.4500", "+10.00%", "+5.00%", "+15.00%")]
-    assert section.document["losses"][0]["verdict"] == "held"
+    losses = json.loads(json.dumps(found.evidence))["losses"]
+    assert (losses[0]["name"], losses[0]["verdict"]) == ("acceptance_rate", "held")
 
 
 @pytest.mark.parametrize("calibration", ["", "older"])

@@ -18,11 +18,16 @@ import pytest
 from scipy import integrate, stats
 
 from pipelines.bench.reporting.rates import upper_bound
-from pipelines.canary.judge import bets, counts
-from pipelines.canary.judge.counts import FloatArray, Side
-from pipelines.canary.judge.family import adjusted
-from pipelines.canary.judge.measures import MeanDifference, MeanRatio, Measure, MedianRatio, Rate
-from pipelines.canary.judge.quantiles import QuantileRatio
+from pipelines.canary.judge import e_values
+from pipelines.canary.judge.e_values import FloatArray, Side, adjusted
+from pipelines.canary.judge.measures import (
+    MeanDifference,
+    MeanRatio,
+    Measure,
+    MedianRatio,
+    QuantileRatio,
+    Rate,
+)
 from pipelines.canary.judge.sequences import bounds, trials_lacking
 
 ALPHA = 0.05
@@ -33,9 +38,9 @@ SIDES: tuple[Side, Side] = ("above", "below")
 
 
 def log_evidence_path(stakes: FloatArray, worst: float) -> FloatArray:
-    """Compute ``bets.log_evidence`` after each value: float64 [n]."""
-    gains = np.log1p(np.multiply.outer(bets._FRACTIONS, stakes / worst)).cumsum(axis=1)
-    path: FloatArray = np.logaddexp.reduce(gains, axis=0) - math.log(len(bets._FRACTIONS))
+    """Compute ``e_values.mean_evidence`` after each value: float64 [n]."""
+    gains = np.log1p(np.multiply.outer(e_values._FRACTIONS, stakes / worst)).cumsum(axis=1)
+    path: FloatArray = np.logaddexp.reduce(gains, axis=0) - math.log(len(e_values._FRACTIONS))
     return path
 
 
@@ -107,7 +112,7 @@ def of_all_counts(statistic: Callable[[FloatArray, FloatArray], FloatArray]) -> 
 @pytest.mark.parametrize("rate", [0.003, 0.05, 0.5, 0.99])
 @pytest.mark.parametrize("side", ["above", "below"])
 def test_a_rate_at_its_limit_alarms_with_probability_alpha_at_most(side: Side, rate: float) -> None:
-    evidence = of_all_counts(lambda events, trials: counts.log_evidence(side, events, trials, rate))
+    evidence = of_all_counts(lambda events, trials: e_values.rate_evidence(side, events, trials, rate))
     found = alarm_probability(evidence >= NEEDED, rate)
     assert found <= ALPHA
     if rate == 0.5:  # but not because it never alarms
@@ -151,7 +156,7 @@ def test_evidence_from_counts_is_an_e_value_exactly(side: Side, rate: float) -> 
     """Its mean over all outcomes is 1 at the limit, and below 1 at better rates."""
     num = 40
     events = np.arange(num + 1)
-    evidence = np.exp(counts.log_evidence(side, events, num, rate))
+    evidence = np.exp(e_values.rate_evidence(side, events, num, rate))
     assert evidence @ stats.binom.pmf(events, num, rate) == pytest.approx(1.0, rel=1e-9)
     innocent = rate / 2 if side == "above" else (1 + rate) / 2
     assert evidence @ stats.binom.pmf(events, num, innocent) < 1.0
@@ -163,7 +168,7 @@ def test_evidence_from_bets_is_an_e_value_exactly() -> None:
     mean = 0.0
     for outcome in itertools.product(law, repeat=5):
         probability = math.prod(law[stake] for stake in outcome)
-        mean += probability * math.exp(bets.log_evidence(np.array(outcome), 1.0))
+        mean += probability * math.exp(e_values.mean_evidence(np.array(outcome), 1.0))
     assert mean == pytest.approx(1.0, rel=1e-12)
 
 
@@ -175,7 +180,7 @@ def test_evidence_from_counts_is_the_mixture_it_claims_to_be() -> None:
         return likelihood_ratio(other) * float(stats.beta.pdf(other, 0.5, 0.5))
 
     expected = integrate.quad(weighted, 0.05, 1, points=[0.14])[0] / stats.beta.sf(0.05, 0.5, 0.5)
-    assert np.exp(counts.log_evidence("above", 7, 50, 0.05)) == pytest.approx(expected, rel=1e-6)
+    assert np.exp(e_values.rate_evidence("above", 7, 50, 0.05)) == pytest.approx(expected, rel=1e-6)
 
 
 def measures() -> dict[str, Measure]:
@@ -231,7 +236,7 @@ HALF, NOTHING = np.full(30, 0.5), np.zeros(30)
 def test_bets_are_as_large_as_the_worst_loss_allows(
     measure: Measure, side: Side, loss: float, stake_of_worst: float
 ) -> None:
-    expected = bets.log_evidence(np.full(30, stake_of_worst), 1.0)
+    expected = e_values.mean_evidence(np.full(30, stake_of_worst), 1.0)
     assert measure.log_evidence(side, loss) == pytest.approx(expected)
 
 
@@ -255,7 +260,7 @@ def test_bounds_hold_the_truth_at_all_times_together() -> None:
     missed: dict[str, list[bool]] = {"low": [], "high": []}
     for _ in range(200):
         drop = MeanRatio(0.8 * rng.beta(6, 2, 400), rng.beta(6, 2, 400), sign=-1)
-        seen = [bounds(drop.first(num), 0.9) for num in (25, 50, 100, 200, 400, 800)]
+        seen = [bounds(drop.first(num), 0.9) for num in (25, 50, 100, 200, 400)]
         assert [each.num for each in seen] == [25, 50, 100, 200, 400]
         missed["low"].append(any(each.low > 0.2 for each in seen))
         missed["high"].append(any(each.high < 0.2 for each in seen))
@@ -269,8 +274,8 @@ def test_two_quantiles_are_compared_at_every_place_where_they_might_be_equal() -
     rng = np.random.default_rng(10)
 
     def against(place: float, low: FloatArray, high: FloatArray) -> float:
-        higher = math.exp(counts.log_evidence("below", (high <= place).sum(), len(high), 0.7))
-        lower = math.exp(counts.log_evidence("above", (low < place).sum(), len(low), 0.7))
+        higher = math.exp(e_values.rate_evidence("below", (high <= place).sum(), len(high), 0.7))
+        lower = math.exp(e_values.rate_evidence("above", (low < place).sum(), len(low), 0.7))
         return (higher + lower + higher * lower) / 3
 
     for _ in range(20):
@@ -305,7 +310,7 @@ def test_evidence_does_not_depend_on_the_order() -> None:
     stakes = np.random.default_rng(8).uniform(-1, 1.2, 100)
     forwards, backwards = (log_evidence_path(each, 1.0)[-1] for each in (stakes, stakes[::-1]))
     assert forwards == pytest.approx(backwards)
-    assert forwards == pytest.approx(bets.log_evidence(stakes, 1.0))
+    assert forwards == pytest.approx(e_values.mean_evidence(stakes, 1.0))
 
 
 def test_failed_requests_count_as_infinitely_slow() -> None:

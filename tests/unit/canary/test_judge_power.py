@@ -15,11 +15,10 @@ from scipy import special, stats
 
 from pipelines.bench.reporting.rates import upper_bound
 from pipelines.bench.reporting.slo import Slo
-from pipelines.canary.judge import bets, counts, verdict
-from pipelines.canary.judge.counts import FloatArray, Side
+from pipelines.canary.judge import measures, verdict
+from pipelines.canary.judge.e_values import FloatArray, Side
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.canary.judge.matched_rounds import matched_rounds
-from pipelines.canary.judge.pairing import Pair
+from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.errors import CanaryError
 from tests.unit.canary.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, request
@@ -109,8 +108,8 @@ def test_tests_for_one_look_that_are_looked_at_all_the_time_fail_the_same_check(
         p_value = special.betainc(np.maximum(events, 1e-9), trials - events + 1, rate)
         return np.asarray(-np.log(np.maximum(p_value, 1e-300)))
 
-    monkeypatch.setattr(bets, "log_evidence", by_normal)
-    monkeypatch.setattr(counts, "log_evidence", by_binomial)
+    monkeypatch.setattr(measures, "mean_evidence", by_normal)
+    monkeypatch.setattr(measures, "rate_evidence", by_binomial)
     monkeypatch.setattr(verdict, "adjusted", lambda evidence: np.asarray(evidence) - math.log(len(evidence)))
     assert upper_bound(alarms_without_difference(MOST_PAIRS), NUM_RUNS, 0.99) < ALPHA
     assert upper_bound(alarms_without_difference(50), NUM_RUNS, 0.99) > ALPHA

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.canary.judge.counts import Side
+from pipelines.canary.judge.e_values import Side
 from pipelines.canary.judge.limits import DEFAULT, Limit, read_limits
 from pipelines.canary.judge.metrics import metrics_of
 from pipelines.errors import CanaryError

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.canary.judge.matched_rounds import matched_rounds
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.pairing import Pair
+from pipelines.canary.judge.pairing import Pair, matched_rounds
 from tests.unit.canary.requests import replay, request
 
 AGREEMENT = [True, True, False, True, True, True, True, False, False, True, True, True] * 4

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import available_resources
 from pipelines.available_resources import available_bytes, published_bytes
-from pipelines.canary.checks.memory import FIGURE, free_bytes
+from pipelines.canary.checks.server_figures import FIGURE, free_bytes
 from pipelines.errors import CanaryError
 from pipelines.triton.backend.gauges import _DESCRIPTIONS
 

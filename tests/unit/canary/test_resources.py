@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pipelines.canary.checks.process_figures import read_sample
+from pipelines.canary.checks.server_figures import read_sample
 from pipelines.canary.controller.evidence import Evidence
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress

@@ -14,7 +14,7 @@ import pytest
 
 from build.rendering import second_pair
 from pipelines.canary.checks.cold_start import ColdStart, Probe
-from pipelines.canary.checks.memory import memory_of
+from pipelines.canary.checks.server_figures import memory_of
 from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair, read_pair
 from pipelines.canary.controller.phases import Position
