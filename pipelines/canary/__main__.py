@@ -14,18 +14,18 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import ORDERS, give_order
 from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.state import Store
 from pipelines.canary.gates.http import serve
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
-from pipelines.canary.report.text import cycle_lines, report_lines, status_lines
+from pipelines.canary.report.text import report_lines, show_cycle, status_lines
 from pipelines.canary.run_files import state_file
 from pipelines.canary.start import start
 from pipelines.deploy.server import run_directory
@@ -107,12 +107,6 @@ def _read(options: argparse.Namespace) -> RolloutRecord:
 
 
 def _start(options: argparse.Namespace) -> int:
-    chosen_by = ("--recipe", options.recipe)
-
-    def show(cycle: Cycle) -> None:
-        for line in cycle_lines(cycle, chosen_by):
-            print(line, file=sys.stderr, flush=True)
-
     print(f"{options.candidate}: building and measuring first if needed", file=sys.stderr)
     try:
         with stopped_by_signals():
@@ -120,7 +114,7 @@ def _start(options: argparse.Namespace) -> int:
                 run_directory(options.recipe),
                 options.candidate,
                 options.plan,
-                show,
+                partial(show_cycle, options.recipe),
                 host=options.host,
                 public_key=options.public_key,
             )

@@ -8,17 +8,17 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
 from pipelines.canary.report.record import judgement
-from pipelines.canary.report.text import cycle_lines
+from pipelines.canary.report.text import show_cycle
 from pipelines.canary.run_files import arms_file, observations_file, state_file
 from pipelines.canary.start import canary_id_at, read_together, roll_out
 from pipelines.deploy.front_door import FrontDoorSettings
@@ -124,7 +124,7 @@ class Service:
                 candidate.name,
                 lambda: self._new(candidate.name),
                 self._world,
-                self._show,
+                partial(show_cycle, self._settings.name),
                 self._sleep,
             )
         except _StoppedError:
@@ -136,10 +136,6 @@ class Service:
         judged = judgement(record)
         self._exit_code = EXIT_CODES[judged.verdict]
         print(f"{candidate.name}: {judged.phase}, {judged.verdict}: {judged.reason}", flush=True)
-
-    def _show(self, cycle: Cycle) -> None:
-        for line in cycle_lines(cycle, ("--recipe", self._settings.name)):
-            print(line, file=sys.stderr, flush=True)
 
     def _weights(self) -> Weights:
         table = self._arms.read()

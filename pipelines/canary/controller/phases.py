@@ -95,13 +95,8 @@ class Judged:
     @classmethod
     def of(cls, analysis: Analysis) -> Judged:
         """Summarize an analysis."""
-        named: dict[str, list[str]] = {}
-        for each in analysis.judged:
-            named.setdefault(each.word, []).append(each.named)
-        words = ("fail",) if "fail" in named else ("needs review", "inconclusive")
-        reason = "; ".join(f"{word}: {', '.join(named[word])}" for word in words if word in named)
         needs_replays = any(each.metric.by_replays and each.verdict != "pass" for each in analysis.judged)
-        return cls(analysis.verdict, analysis.action, reason, needs_replays)
+        return cls(analysis.verdict, analysis.action, analysis.reason, needs_replays)
 
 
 @dataclass(frozen=True)
@@ -162,9 +157,9 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
     if position.phase in ENDED:
         return Decision(position)
     if position.phase == "rolling_back":
-        return _finish_rollback(position, facts)
+        return _finish(position, facts, "aborted" if position.is_abort else "rolled_back")
     if position.phase == "settling":
-        return _settle(position, facts)
+        return _finish(position, facts, "promoted")
     if facts.order == "abort":
         return _roll_back(position, facts, "an operator aborted it", is_abort=True)
     if position.phase in PREPARING:
@@ -175,7 +170,9 @@ def decide(position: Position, facts: Facts, plan: Plan) -> Decision:
     if facts.has_restarted:
         return _roll_back(position, facts, "its process ended and was replaced", "fail")
     if position.phase == "promoting":
-        return _keep(position, facts)
+        if facts.outcome is not None and not facts.outcome.is_good:
+            return _roll_back(position, facts, facts.outcome.reason)
+        return _finish(position, facts, "settling")
     return _judge(position, facts, plan)
 
 
@@ -210,25 +207,11 @@ def _after(preparing: str) -> str:
     return (*PREPARING, "shadow")[PREPARING.index(preparing) + 1]
 
 
-def _finish_rollback(position: Position, facts: Facts) -> Decision:
+def _finish(position: Position, facts: Facts, following: str) -> Decision:
+    """Go to the following phase once the work of this one is done."""
     if facts.outcome is None:
         return Decision(position)
-    ended = "aborted" if position.is_abort else "rolled_back"
-    return _go(position, facts, ended, facts.outcome.reason, facts.outcome.evidence)
-
-
-def _keep(position: Position, facts: Facts) -> Decision:
-    if facts.outcome is None:
-        return Decision(position)
-    if not facts.outcome.is_good:
-        return _roll_back(position, facts, facts.outcome.reason)
-    return _go(position, facts, "settling", facts.outcome.reason, facts.outcome.evidence)
-
-
-def _settle(position: Position, facts: Facts) -> Decision:
-    if facts.outcome is None:
-        return Decision(position)
-    return _go(position, facts, "promoted", facts.outcome.reason, facts.outcome.evidence)
+    return _go(position, facts, following, facts.outcome.reason, facts.outcome.evidence)
 
 
 def _judge(position: Position, facts: Facts, plan: Plan) -> Decision:

@@ -7,8 +7,8 @@ unloading and loading it again restores it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import httpx
 
@@ -21,21 +21,11 @@ _POLL_S = 0.05
 _LONGEST_REASON = 500  # characters of Triton's message
 
 
-@dataclass(frozen=True)
-class ModelState:
-    """One version of a model.
-
-    Attributes:
-        name: Name of the model.
-        version: Version; "" for a folder that was never loaded.
-        state: ``READY``, ``LOADING``, ``UNLOADING``, ``UNAVAILABLE``, or "".
-        reason: Why it is not ready; "" if Triton gives no reason.
-    """
+class ModelState(NamedTuple):
+    """A model of the repository; its state is "" if it was never loaded."""
 
     name: str
-    version: str
     state: str
-    reason: str
 
 
 class RepositoryApi:
@@ -88,15 +78,7 @@ class RepositoryApi:
         reply = self._send("POST", "/v2/repository/index", ANSWER_TIMEOUT_S)
         try:
             reply.raise_for_status()
-            return tuple(
-                ModelState(
-                    str(each["name"]),
-                    str(each.get("version", "")),
-                    str(each.get("state", "")),
-                    str(each.get("reason", "")),
-                )
-                for each in reply.json()
-            )
+            return tuple(ModelState(str(each["name"]), str(each.get("state", ""))) for each in reply.json())
         except (httpx.HTTPStatusError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerUnavailableError(
                 "the server did not list its models",

@@ -34,11 +34,11 @@ _LOG = logging.getLogger(__name__)
 _SCHEMA = """
 CREATE TABLE rollout (number INTEGER PRIMARY KEY, canary_id TEXT UNIQUE, document TEXT, progress TEXT);
 CREATE TABLE transition (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
-CREATE TABLE request (number INTEGER PRIMARY KEY, canary_id TEXT, arrived_at_s REAL, document TEXT);
+CREATE TABLE request (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE sample (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE divergence (number INTEGER PRIMARY KEY, canary_id TEXT, document TEXT);
 CREATE TABLE orders (number INTEGER PRIMARY KEY, canary_id TEXT, word TEXT, is_taken INTEGER);
-CREATE INDEX request_of ON request (canary_id, arrived_at_s);
+CREATE INDEX request_of ON request (canary_id);
 """
 
 
@@ -107,8 +107,7 @@ class Store:
             self._progress[rollout.canary_id] = progress
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, to_text(rollout), progress)  # fmt: skip
-            self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
-                        rollout.canary_id, to_text(begun))  # fmt: skip
+            self._insert("transition", rollout.canary_id, begun)
 
     def latest(self) -> Rollout | None:
         """Return the rollout that was started last."""
@@ -145,17 +144,13 @@ class Store:
         with self._transaction():
             self._check_unchanged(canary_id)
             for request in found.requests:
-                self._write("INSERT INTO request (canary_id, arrived_at_s, document) VALUES (?, ?, ?)",
-                            canary_id, request.arrived_at_s, to_text(request))  # fmt: skip
+                self._insert("request", canary_id, request)
             for divergence in found.divergences:
-                self._write("INSERT INTO divergence (canary_id, document) VALUES (?, ?)",
-                            canary_id, to_text(divergence))  # fmt: skip
+                self._insert("divergence", canary_id, divergence)
             for sample in found.samples:
-                self._write("INSERT INTO sample (canary_id, document) VALUES (?, ?)",
-                            canary_id, to_text(sample))  # fmt: skip
+                self._insert("sample", canary_id, sample)
             if transition is not None:
-                self._write("INSERT INTO transition (canary_id, document) VALUES (?, ?)",
-                            canary_id, to_text(transition))  # fmt: skip
+                self._insert("transition", canary_id, transition)
             if order is not None:
                 self._write("UPDATE orders SET is_taken = 1 WHERE number = ?", order)
             self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", text, canary_id)
@@ -177,17 +172,11 @@ class Store:
 
     def requests(self, rollout: Rollout) -> list[ObservedRequest]:
         """Return all requests so far, including those before which others may still be missing."""
-        rows = self._read(
-            "SELECT document FROM request WHERE canary_id = ? ORDER BY number", rollout.canary_id
-        )
-        return [from_text(ObservedRequest, text) for (text,) in rows]
+        return [from_text(ObservedRequest, text) for text in self._documents("request", rollout)]
 
     def samples(self, rollout: Rollout) -> list[Sample]:
         """Return all samples in the order of time."""
-        rows = self._read(
-            "SELECT document FROM sample WHERE canary_id = ? ORDER BY number", rollout.canary_id
-        )
-        return [from_text(Sample, text) for (text,) in rows]
+        return [from_text(Sample, text) for text in self._documents("sample", rollout)]
 
     def record(self) -> RolloutRecord:
         """Return everything that is known about the latest rollout.
@@ -207,22 +196,18 @@ class Store:
             progress = self.progress(rollout)
             requests = self.requests(rollout)
             samples = self.samples(rollout)
-            transitions = self._read(
-                "SELECT document FROM transition WHERE canary_id = ? ORDER BY number", rollout.canary_id
-            )
-            divergences = self._read(
-                "SELECT document FROM divergence WHERE canary_id = ? ORDER BY number", rollout.canary_id
-            )
+            transitions = self._documents("transition", rollout)
+            divergences = self._documents("divergence", rollout)
         return RolloutRecord(
             rollout.canary_id,
             rollout.recipe_stable,
             rollout.recipe_candidate,
             rollout.began_at_s,
             progress.position.phase,
-            tuple(from_text(Transition, text) for (text,) in transitions),
+            tuple(from_text(Transition, text) for text in transitions),
             tuple(each for each in requests if each.arrived_at_s < progress.complete_until_s),
             tuple(samples),
-            tuple(json.loads(text) for (text,) in divergences),
+            tuple(json.loads(text) for text in divergences),
             rollout.limits,
             rollout.plan.slo,
         )
@@ -283,6 +268,14 @@ class Store:
             if self._connection.in_transaction:  # SQLite has rolled back by itself after some errors
                 self._write("ROLLBACK")
             raise
+
+    def _insert(self, table: str, canary_id: str, document: Any) -> None:
+        statement = f"INSERT INTO {table} (canary_id, document) VALUES (?, ?)"
+        self._write(statement, canary_id, to_text(document))
+
+    def _documents(self, table: str, rollout: Rollout) -> list[str]:
+        statement = f"SELECT document FROM {table} WHERE canary_id = ? ORDER BY number"
+        return [text for (text,) in self._read(statement, rollout.canary_id)]
 
     def _write(self, statement: str, *values: Any) -> None:
         self._read(statement, *values)

@@ -103,6 +103,15 @@ class Analysis:
         return "promote" if self.verdict == "pass" else "roll_back"
 
     @property
+    def reason(self) -> str:
+        """Metrics behind the verdict: those that fail, else those that do not pass; "" if all pass."""
+        named: dict[str, list[str]] = {}
+        for each in self.judged:
+            named.setdefault(each.word, []).append(each.named)
+        words = ("fail",) if "fail" in named else ("needs review", "inconclusive")
+        return "; ".join(f"{word}: {', '.join(named[word])}" for word in words if word in named)
+
+    @property
     def still_needed(self) -> int | None:
         """Number of trials until every metric has its verdict; None if no number is enough."""
         needed = [each.still_needed for each in self.judged]

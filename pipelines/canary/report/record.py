@@ -123,13 +123,7 @@ def _judgement(record: RolloutRecord) -> Judgement:
     if is_waiting(record):
         return Judgement("inconclusive", "hold", None, record.phase, record.transitions[-1].reason)
     analysis = analyse(record.requests, record.limits, record.slo, record.samples)
-    words = {each.named: each.word for each in analysis.judged}
-    named = {
-        word: [name for name in words if words[name] == word]
-        for word in ("fail", "needs review", "inconclusive")
-    }
-    parts = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
-    reason = "; ".join(parts) or "every metric is within its limit"
+    reason = analysis.reason or "every metric is within its limit"
     action: Action = analysis.action
     if record.phase == "paused" and action != "roll_back":
         action = "hold"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -19,18 +20,20 @@ _TERMS = (
 )
 
 
-def cycle_lines(cycle: Cycle, chosen_by: Sequence[str]) -> Iterator[str]:
-    """Describe a cycle's change of phase, if there is one.
+def show_cycle(recipe: str, cycle: Cycle) -> None:
+    """Write a cycle's change of phase to standard error, if there is one.
 
     Args:
+        recipe: Recipe with which the commands for the rollout find it.
         cycle: Latest cycle.
-        chosen_by: Options with which the commands for the rollout find it, such as ``--recipe demo``.
     """
-    if cycle.transition is not None:
-        yield _transition(cycle.transition)
-        if cycle.position.pause_reason:
-            resume = f"python -m pipelines.canary resume {shlex.join(chosen_by)}"
-            yield f"to decide: {resume}, or promote or abort instead"
+    if cycle.transition is None:
+        return
+    lines = [_transition(cycle.transition)]
+    if cycle.position.pause_reason:
+        resume = f"python -m pipelines.canary resume --recipe {shlex.quote(recipe)}"
+        lines.append(f"to decide: {resume}, or promote or abort instead")
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def status_lines(record: RolloutRecord, judged: Judgement) -> Iterator[str]:

@@ -23,7 +23,7 @@ from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
-from pipelines.canary.report.text import cycle_lines
+from pipelines.canary.report.text import show_cycle
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
 from pipelines.errors import CanaryError
@@ -154,18 +154,19 @@ def test_a_candidate_that_is_the_pair_in_service_is_refused_at_once(
 def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world, lines = SimulatedWorld(tmp_path, held=True), []
+    world = SimulatedWorld(tmp_path, held=True)
     store, rollout = Store(state_file(run)), begun()
     store.begin(rollout)
 
     def show(cycle: Cycle) -> None:
-        lines.extend(cycle_lines(cycle, ("--recipe", "two words")))
+        show_cycle("two words", cycle)
         if cycle.position.phase == "paused" and cycle.transition is None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         controller_of(store, rollout, world).run(show, world.sleep)
     reason = "acceptance_rate 0.45, 0.50 at the build"
+    lines = capsys.readouterr().err.splitlines()
     assert lines[-2].endswith(reason)
     decide = "python -m pipelines.canary resume --recipe 'two words', or promote or abort instead"
     assert lines[-1] == f"to decide: {decide}"
@@ -242,7 +243,7 @@ def test_an_interrupt_reports_where_the_requests_go(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "cycle_lines", interrupt)
+    monkeypatch.setattr(command, "show_cycle", interrupt)
     assert roll_out() == 130
     assert "the stable pair gets all requests again" in capsys.readouterr().err
 

@@ -74,8 +74,8 @@ def test_the_index_has_models_that_were_never_loaded() -> None:
         {"name": "pair", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
     ]
     assert api_of(lambda request: httpx.Response(200, json=answer)).index() == (
-        ModelState("never", "", "", ""),
-        ModelState("pair", "1", "UNAVAILABLE", "unloaded"),
+        ModelState("never", ""),
+        ModelState("pair", "UNAVAILABLE"),
     )
 
 
