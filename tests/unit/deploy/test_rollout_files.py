@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 
 from pipelines.canary.__main__ import _parse
-from pipelines.canary.gates.verdict import HOOKS
+from pipelines.canary.gates.http import HOOKS
 from pipelines.deploy.ports import Ports
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
 from tests.support.deployment_files import (
