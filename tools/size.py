@@ -110,7 +110,7 @@ PARTS = (
         "canary",
         budget=3_000,
         paths=("pipelines/canary/",),
-        limit=5_340,
+        limit=3_300,
     ),
     Part(
         "bench",
