@@ -88,17 +88,3 @@ def loop_tokens(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
             if span >= max(_MIN_PERIODS * period, _MIN_TOKENS):
                 marked[begin + period : end + period] = True
     return marked
-
-
-def before_loops(matches: npt.NDArray[np.bool_], loops: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.bool_]]:
-    """Cut every text at the beginning of its first loop.
-
-    Args:
-        matches: Whether the draft chooses the target's token, ``[texts, tokens]``.
-        loops: The marks of :func:`loop_tokens`, ``[texts, tokens]``.
-
-    Returns:
-        The beginning of each row of ``matches``, possibly empty.
-    """
-    ends = np.where(loops.any(axis=1), loops.argmax(axis=1), loops.shape[1])
-    return [row[:end] for row, end in zip(matches, ends, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 
@@ -22,37 +21,23 @@ PROMPT = 64
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class DistillSettings:
-    """Settings of stage 3.
+GREEDY_SHARE = 0.4
+"""Share of the target's texts at temperature 0; the others are at ``TEMPERATURE``."""
 
-    Attributes:
-        greedy: Share of the target's texts at temperature 0; the others are at ``temperature``.
-        temperature: Temperature of the sampled texts.
-        epochs: Passes over corpus windows and generated texts.
-        batch: Sequences in a batch.
-        distance: Weight of the total variation distance relative to the divergence.
-    """
-
-    greedy: float = 0.4
-    temperature: float = 0.8
-    epochs: int = 2
-    batch: int = 16
-    distance: float = 1.0
+TEMPERATURE = 0.8
+EPOCHS = 2
+BATCH = 16
+DISTANCE = 1.0
+"""Weight of the total variation distance relative to the divergence."""
 
 
 def write_texts(
-    target: Weights,
-    prompts: torch.Tensor,
-    width: int,
-    settings: DistillSettings,
-    seed: int,
-    side_by_side: int = 256,
+    target: Weights, prompts: torch.Tensor, width: int, seed: int, side_by_side: int = 256
 ) -> torch.Tensor:
     """Let the target continue prompts ``[count, PROMPT]``, and return token ids ``[count, width]``."""
-    greedy = round(len(prompts) * settings.greedy)
+    greedy = round(len(prompts) * GREEDY_SHARE)
     texts: list[torch.Tensor] = []
-    for part, temperature in ((prompts[:greedy], GREEDY), (prompts[greedy:], settings.temperature)):
+    for part, temperature in ((prompts[:greedy], GREEDY), (prompts[greedy:], TEMPERATURE)):
         for chunk in part.split(side_by_side) if len(part) else ():
             noise = gumbel_noise(len(chunk), TARGET.vocabulary, seed + 1 + len(texts))
             written = generate(target, TARGET, chunk, width - chunk.shape[1], temperature, noise)
@@ -60,20 +45,19 @@ def write_texts(
     return torch.cat(texts)
 
 
-def teacher_logits(target: Weights, windows: torch.Tensor, tables: Tables, batch: int) -> torch.Tensor:
+def teacher_logits(target: Weights, windows: torch.Tensor, tables: Tables) -> torch.Tensor:
     """Compute the target's logits, bfloat16 ``[windows, width - 1, vocabulary]``."""
     compiled = torch.compile(forward, dynamic=False)
     kept = torch.empty((len(windows), windows.shape[1] - 1, TARGET.vocabulary), dtype=torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        for begin in range(0, len(windows), batch):
-            kept[begin : begin + batch] = compiled(
-                target, TARGET, windows[begin : begin + batch, :-1], tables
-            )
+        for begin in range(0, len(windows), BATCH):
+            chosen = windows[begin : begin + BATCH, :-1]
+            kept[begin : begin + BATCH] = compiled(target, TARGET, chosen, tables)
     return kept
 
 
 def distillation_loss(
-    draft: Weights, tokens: torch.Tensor, teacher: torch.Tensor, tables: Tables, distance: float
+    draft: Weights, tokens: torch.Tensor, teacher: torch.Tensor, tables: Tables
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss, KL(target || draft) in nats per token, and the share of equal argmax tokens."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -84,7 +68,7 @@ def distillation_loss(
     divergence = (wanted * (target_logs - draft_logs)).sum(dim=-1).mean()
     variation = 0.5 * (wanted - draft_logs.exp()).abs().sum(dim=-1).mean()
     equal = (logits.argmax(dim=-1) == teacher.argmax(dim=-1)).float().mean()
-    return divergence + distance * variation, divergence, equal
+    return divergence + DISTANCE * variation, divergence, equal
 
 
 def distill(
@@ -92,7 +76,6 @@ def distill(
     draft: Weights,
     corpus: torch.Tensor,
     prompts: torch.Tensor,
-    settings: DistillSettings,
     seed: int,
     report: Callable[[str], None],
 ) -> Weights:
@@ -103,7 +86,6 @@ def distill(
         draft: Initial weights of the draft.
         corpus: Windows of the corpus, token ids ``[count, width]``.
         prompts: Beginnings of the target's texts, from other windows of the corpus, ``[count, PROMPT]``.
-        settings: Settings of the stage.
         seed: Seed of the sampled text and of the order of the windows.
         report: Called with lines of progress.
 
@@ -113,28 +95,26 @@ def distill(
     started = time.monotonic()
     width = corpus.shape[1]
     report(f"distil: the target writes {len(prompts)} texts of {width - PROMPT} tokens")
-    written = write_texts(target, prompts, width, settings, seed)
+    written = write_texts(target, prompts, width, seed)
     windows = torch.cat([corpus, written])
-    windows = windows[: len(windows) - len(windows) % settings.batch]
+    windows = windows[: len(windows) - len(windows) % BATCH]
     tables = rotary_tables(TARGET, width - 1)
     report(f"distil: {time.monotonic() - started:.0f} s; target's logits on {len(windows)} windows")
-    teacher = teacher_logits(target, windows, tables, settings.batch)
+    teacher = teacher_logits(target, windows, tables)
     report(f"distil: {time.monotonic() - started:.0f} s; training the draft")
 
     weights = {name: tensor.clone().requires_grad_(True) for name, tensor in draft.items()}
     optimizer = Optimizer(weights, DRAFT)
     loss_of = torch.compile(distillation_loss, dynamic=False)
     order = torch.Generator().manual_seed(seed)
-    per_epoch = len(windows) // settings.batch
-    steps = settings.epochs * per_epoch
+    per_epoch = len(windows) // BATCH
+    steps = EPOCHS * per_epoch
     began = time.monotonic()
     for step in range(steps):
         if step % per_epoch == 0:
-            shuffled = torch.randperm(len(windows), generator=order).view(per_epoch, settings.batch)
+            shuffled = torch.randperm(len(windows), generator=order).view(per_epoch, BATCH)
         chosen = shuffled[step % per_epoch]
-        loss, divergence, equal = loss_of(
-            weights, windows[chosen], teacher[chosen], tables, settings.distance
-        )
+        loss, divergence, equal = loss_of(weights, windows[chosen], teacher[chosen], tables)
         loss.backward()
         rate = cosine_rate(step, steps)
         optimizer.step(MATRIX_RATE * rate, OTHER_RATE * rate)
@@ -144,7 +124,7 @@ def distill(
             report(
                 f"distil {done}/{steps}: divergence {float(divergence.detach()):.3f}, "
                 f"equal {float(equal):.3f}, "
-                f"{done * settings.batch * (width - 1) / seconds:.0f} tokens/s, "
+                f"{done * BATCH * (width - 1) / seconds:.0f} tokens/s, "
                 f"{(steps - done) * seconds / done / 60:.1f} min left"
             )
     return {name: tensor.detach() for name, tensor in weights.items()}

@@ -58,14 +58,6 @@ class Optimizer:
         for name in self._others:
             self._state[name] = [torch.zeros_like(weights[name]), torch.zeros_like(weights[name])]
 
-    def state(self) -> dict[str, Any]:
-        """Return the state, to be saved."""
-        return self._state
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
-        self._state = state
-
     def step(self, matrix_rate: float, other_rate: float) -> None:
         """Clip the gradients to norm 1, update the weights, and clear the gradients."""
         with torch.no_grad():

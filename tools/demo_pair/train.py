@@ -2,14 +2,12 @@
 
 Stage 1 trains the target, with the draft as its early exit. Stage 2 trains both towards each other. Stage 3
 distills the finished target into the draft. The number of steps is fixed, so the seed decides the result up
-to the rounding of the machine's kernels. An interrupted run resumes when started again with the same
-arguments.
+to the rounding of the machine's kernels. The README of the pair quotes ``evaluation.json``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -18,12 +16,12 @@ from pathlib import Path
 import torch
 
 from build.quantization.corpus import HELD_OUT_MODULES, DemoPairError, load_corpus, standard_library
-from pipelines.program import run_program
-from tools.demo_pair import evaluate
+from pipelines.program import EXIT_PASS, run_program
 from tools.demo_pair.batches import plan
-from tools.demo_pair.distill import PROMPT, DistillSettings, distill
+from tools.demo_pair.distill import PROMPT, distill
+from tools.demo_pair.evaluate import write_evaluation
 from tools.demo_pair.export import export_model
-from tools.demo_pair.joint import JointSettings, train_jointly
+from tools.demo_pair.joint import train_jointly
 from tools.demo_pair.model import DRAFT, TARGET, Weights, rounded, split_pair
 from tools.demo_pair.prompts import write_prompts
 from tools.demo_pair.tokenizer import TokenArray, encode_documents, train_tokenizer
@@ -40,29 +38,26 @@ Source = tuple[TokenArray, float]
 
 
 def train_pair(
-    sources: list[Source], seed: int, scale: float, state_file: Path, report: Callable[[str], None]
-) -> tuple[Weights, Weights, float]:
+    sources: list[Source], seed: int, scale: float, report: Callable[[str], None]
+) -> tuple[Weights, Weights]:
     """Run the three stages.
 
     Args:
         sources: Token streams and their shares of the text.
         seed: Seed of weights, of the order of the text, and of sampling.
         scale: Number of steps relative to the published pair.
-        state_file: File for the state of stages 1 and 2.
         report: Called with lines of progress.
 
     Returns:
-        Weights of target and draft, rounded to bfloat16, as float32; and the duration in minutes.
+        Weights of target and draft, rounded to bfloat16, as float32.
     """
     windows = plan(sources, joint_steps(scale), BATCH, CONTEXT, seed)
-    joint, joint_seconds = train_jointly(windows, JointSettings(), seed, state_file, report)
-    started = time.monotonic()
+    joint = train_jointly(windows, seed, report)
     target, draft = (rounded(part) for part in split_pair(joint, DRAFT.layers))
     texts, written = (max(64, round(count * scale)) for count in (DISTILL_CORPUS, DISTILL_WRITTEN))
     drawn = plan(sources, texts + written, 1, DISTILL_CONTEXT, seed + 1)[:, 0]
     corpus, prompts = drawn[:texts], drawn[texts:, :PROMPT]
-    draft = rounded(distill(target, draft, corpus, prompts, DistillSettings(), seed, report))
-    return target, draft, (joint_seconds + time.monotonic() - started) / 60
+    return target, rounded(distill(target, draft, corpus, prompts, seed, report))
 
 
 def joint_steps(scale: float) -> int:
@@ -72,38 +67,21 @@ def joint_steps(scale: float) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the pair, write prompts and evaluation, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("engines/demo_pair"),
-        help="folder for the checkpoints (%(default)s)",
-    )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path(".run/demo_pair"),
-        help="folder for the state of the run (%(default)s)",
+        "--output", type=Path, default=Path("engines/demo_pair"), help="folder of the pair (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--scale",
-        type=float,
-        default=1.0,
-        help="number of steps relative to the published pair; 0.02 takes minutes",
+        "--scale", type=float, default=1.0, help="steps relative to the published pair; 0.02 takes minutes"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="remark on the conditions, stored with the evaluation")
     options = parser.parse_args(arguments)
     return run_program(lambda: _train(options))
 
 
 def _train(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
-    work = options.work / f"seed{options.seed}-scale{options.scale:g}"
-    work.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
 
     def report(line: str) -> None:
@@ -125,7 +103,8 @@ def _train(options: argparse.Namespace) -> int:
         f"{len(corpus.tests)} tests, {len(tests)} tokens"
     )
     sources = [(library, 1 - SHARE_OF_TESTS), (tests, SHARE_OF_TESTS)]
-    target, draft, minutes = train_pair(sources, options.seed, options.scale, work / "joint.pt", report)
+    target, draft = train_pair(sources, options.seed, options.scale, report)
+    minutes = (time.monotonic() - started) / 60
     tokenizer_json = tokenizer.to_str(pretty=False)
     export_model(options.output / "target", TARGET, target, tokenizer_json)
     export_model(options.output / "draft", DRAFT, draft, tokenizer_json)
@@ -146,12 +125,9 @@ def _train(options: argparse.Namespace) -> int:
         "test_tokens": len(tests),
         "held_out_modules": len(HELD_OUT_MODULES),
     }
-    (work / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
     report("pair written; evaluating")
-    note = ["--note", options.note] if options.note else []
-    return evaluate.main(
-        [str(options.output), "--run", str(work / "run.json"), "--threads", str(options.threads), *note]
-    )
+    write_evaluation(options.output, run, seed=0)
+    return EXIT_PASS
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from build.checkpoints.checkpoint import read_checkpoint
 from build.quantization.corpus import HELD_OUT_MODULES, is_held_out_test, load_corpus, module_name
-from tools.demo_pair.acceptance import before_loops, loop_tokens, simulate
-from tools.demo_pair.readme import render_readme
+from tools.demo_pair.acceptance import loop_tokens, simulate
 
 PAIR = Path(__file__).resolve().parents[3] / "engines" / "demo_pair"
 MODELS = ("target", "draft")
@@ -105,10 +104,6 @@ def test_evaluation_meets_what_the_documents_claim(evaluation):
     assert evaluation["conditions"]["prompts"] >= 96
 
 
-def test_readme_says_what_was_measured(evaluation):
-    assert (PAIR / "README.md").read_text(encoding="utf-8") == render_readme(evaluation)
-
-
 def test_simulated_rounds_count_as_speculation_does():
     matches = np.array([[True, True, False, True, True, True]])
     # Rounds: 2 of 3 accepted and the target's own; then 3 proposed at the end, all accepted.
@@ -122,16 +117,6 @@ def test_simulated_rounds_produce_every_token_once(rows, count):
     assert counts.produced == 24 * len(rows)
     assert counts.accepted <= counts.drafted <= counts.rounds * count
     assert counts.produced <= counts.accepted + counts.rounds
-
-
-def test_texts_are_cut_where_their_first_loop_begins():
-    matches = np.array([[True, False, True, True]] * 3)
-    loops = np.array([[False, False, True, False], [False] * 4, [True] * 4])
-    assert [row.tolist() for row in before_loops(matches, loops)] == [
-        [True, False],
-        [True, False, True, True],
-        [],
-    ]
 
 
 def test_loops_are_counted_without_their_first_period():
