@@ -27,6 +27,7 @@ PAGES = {path: text for path, text in DOCUMENTS.items() if path != "CHANGELOG.md
 README = DOCUMENTS["README.md"]
 REQUESTS = DOCUMENTS["docs/reference/requests.md"]
 LONGEST_README_LINES = 110
+MOST_PAGES = 60
 MAKEFILE = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", MAKEFILE, re.MULTILINE))
 SETTINGS = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
@@ -37,8 +38,9 @@ def _blocks(document: str, language: str) -> list[str]:
     return [text for name, text in blocks if name == language]
 
 
-def test_readme_is_short() -> None:
+def test_readme_is_short_and_pages_are_few() -> None:
     assert len(README.splitlines()) < LONGEST_README_LINES
+    assert len(DOCUMENTS) <= MOST_PAGES
 
 
 def test_every_command_in_a_block_exists_with_its_settings() -> None:
