@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import EngineBuildError
-from pipelines.program import stopped_by_signals
+from pipelines.program import ProgramFailedError, stopped_by_signals
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 10.0  # some launchers make programs ignore SIGINT
@@ -42,7 +41,7 @@ def run_build(module: str, arguments: Sequence[str], report: Callable[[str], Non
         report: Gets the lines before the last, each as soon as it is printed.
 
     Raises:
-        EngineBuildError: The program failed; its own message is on standard error.
+        ProgramFailedError: The program failed; its own message is on standard error.
     """
     command = [sys.executable, "-m", module, *arguments]
     result: dict[str, Any] = {}
@@ -63,7 +62,7 @@ def run_build(module: str, arguments: Sequence[str], report: Callable[[str], Non
             _end(process)
             raise
     if process.returncode != 0:
-        raise EngineBuildError(
+        raise ProgramFailedError(
             "the engines or the repository could not be built",
             values=f"{' '.join(command[1:])} ended with {process.returncode}",
             limit="its message stands above",

@@ -25,6 +25,10 @@ EXIT_CODES: Mapping[str, int] = {
 """Verdict -> exit code."""
 
 
+class ProgramFailedError(DraftproofError):
+    """Raised when a program that this one ran has failed; it has printed why, so this is not printed."""
+
+
 def run_program(work: Callable[[], int], result: Mapping[str, Any] | None = None) -> int:
     """Run a program and turn an error or an interrupt into an exit code.
 
@@ -41,7 +45,8 @@ def run_program(work: Callable[[], int], result: Mapping[str, Any] | None = None
     try:
         return work()
     except DraftproofError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if not isinstance(error, ProgramFailedError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         if result is None:
             return EXIT_FAIL
         print(json.dumps({**result, "error": str(error)}))

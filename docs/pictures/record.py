@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions
 from pipelines.client import Client, CompletionRequest
-from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.demo.live_text import segments
 from pipelines.text.vocabulary import Vocabulary

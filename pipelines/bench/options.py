@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.bench.reporting.slo import ITL_FACTOR, TTFT_FACTOR
-from pipelines.command_line.options import whole_number, whole_numbers
-from pipelines.command_line.server_options import add_server_options
+from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LEAST_REPETITIONS = 3  # fewer cannot estimate the noise

@@ -1,4 +1,4 @@
-r"""Python client of a Draftproof server over gRPC and HTTP, with streaming and typed errors.
+r"""Python client of a Draftproof server over gRPC, with streaming and typed errors.
 
 ::
 
@@ -9,9 +9,9 @@ r"""Python client of a Draftproof server over gRPC and HTTP, with streaming and 
 """
 
 from pipelines.client.client import Client, GenerationStream
+from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk, Generation, SpeculationCounts
 from pipelines.client.request import CompletionRequest
-from pipelines.client.timeouts import Timeouts
 
 __all__ = [
     "Chunk",

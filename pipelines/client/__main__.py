@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.client.client import Client, split_url
+from pipelines.client.client import Client
+from pipelines.client.connection import Timeouts, address_of
 from pipelines.client.generation import Generation
 from pipelines.client.request import CompletionRequest
-from pipelines.client.timeouts import Timeouts
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     defaults = CompletionRequest("")
     try:
-        split_url(options.url)
+        address_of(options.url)
         timeouts = Timeouts(connect_s=options.connect_timeout, total_s=options.timeout)
     except InvalidRequestError as error:
         parser.error(str(error))
@@ -121,9 +121,7 @@ def _parser() -> argparse.ArgumentParser:
             default=getattr(defaults, name),
             help=text,
         )
-    parser.add_argument(
-        "--url", default=DEFAULT_URL, help="grpc://host:port or http://host:port (%(default)s)"
-    )
+    parser.add_argument("--url", default=DEFAULT_URL, help="grpc://host:port (%(default)s)")
     parser.add_argument("--model", default="generate", help="generate, generate_target, router (%(default)s)")
     parser.add_argument("--stream", action="store_true", help="print text as it arrives")
     parser.add_argument(

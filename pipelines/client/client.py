@@ -1,19 +1,15 @@
-"""The client, independent of the transport."""
+"""The client of one server."""
 
 from __future__ import annotations
 
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Protocol
 
+from pipelines.client.connection import SPECULATIVE, Timeouts, address_of, key_of_environment
 from pipelines.client.generation import Chunk, Generation, join_chunks
-from pipelines.client.model_names import SPECULATIVE
 from pipelines.client.request import CompletionRequest
-from pipelines.client.server_key import key_of_environment
-from pipelines.client.timeouts import Timeouts
-from pipelines.errors import InvalidRequestError
 
 
 class Call(Protocol):
@@ -27,7 +23,7 @@ class Call(Protocol):
 
 
 class Transport(Protocol):
-    """Interface of gRPC and HTTP for ``Client``. Methods raise only errors of ``pipelines.errors``."""
+    """Way to a server, such as ``GrpcTransport``. Methods raise only errors of ``pipelines.errors``."""
 
     def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> Call:
         """Send a request."""
@@ -103,7 +99,7 @@ class Client:
 
     Args:
         url: Address of the server, for messages.
-        transport: Transport over gRPC or HTTP, or a stand-in in tests.
+        transport: Way to the server.
     """
 
     def __init__(self, url: str, transport: Transport) -> None:
@@ -115,24 +111,18 @@ class Client:
         """Create a client. The server need not run yet, see ``is_ready``.
 
         Args:
-            url: ``grpc://host:port`` or ``http://host:port``.
+            url: ``grpc://host:port``, or ``host:port``.
             timeouts: Timeouts; None for the defaults.
             key: Key of the server, for operators; None for that of ``DRAFTPROOF_KEY_FILE``, if it is set.
 
         Raises:
             InvalidRequestError: The address is invalid.
         """
-        scheme, address = split_url(url)
-        timeouts = timeouts or Timeouts()
+        # Imported here, because gRPC takes a tenth of a second, and not every program connects.
+        from pipelines.client.grpc_transport import GrpcTransport
+
         key = key_of_environment() if key is None else key
-        # Imported here, so that one transport does not require the packages of the other.
-        if scheme == "grpc":
-            from pipelines.client.transports.grpc import GrpcTransport
-
-            return cls(url, GrpcTransport(address, timeouts, key))
-        from pipelines.client.transports.http import HttpTransport
-
-        return cls(url, HttpTransport(address, timeouts, key))
+        return cls(url, GrpcTransport(address_of(url), timeouts or Timeouts(), key))
 
     def generate(self, request: CompletionRequest, model: str = SPECULATIVE) -> Generation:
         """Request a whole answer in one response.
@@ -179,26 +169,3 @@ class Client:
         sent_at_s = time.monotonic()
         call = self._transport.start(request, model, streaming=streaming)
         return GenerationStream(call, sent_at_s, streamed=streaming)
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Split an address into its scheme, "grpc" or "http", and ``host:port``.
-
-    ``host:port`` alone means gRPC.
-
-    Raises:
-        InvalidRequestError: The address is invalid.
-    """
-    parts = urllib.parse.urlsplit(url if "://" in url else f"grpc://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme not in ("grpc", "http") or not parts.hostname or port is None or parts.path.strip("/"):
-        raise InvalidRequestError(
-            "the server's address is invalid",
-            values=f"url={url!r}",
-            limit="grpc://host:port, http://host:port, or host:port for gRPC",
-            remedy="use grpc://127.0.0.1:8001 for a local server",
-        )
-    return parts.scheme, parts.netloc

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.command_line.chat_messages import json_of_messages, last_content
+from pipelines.command_line.prompt_files import json_of_messages, last_content
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_to_serve
 from pipelines.deploy.server import run_directory

@@ -1,10 +1,12 @@
-"""Share parsers of numbers and the progress line among verify, bench and demo."""
+"""Share options, parsers of numbers and the progress line among verify, bench and demo."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable
+
+from pipelines.command_line.prompt_choice import add_prompts_option
 
 
 def whole_numbers(minimum: int) -> Callable[[str], tuple[int, ...]]:
@@ -48,3 +50,14 @@ class Progress:
     def clear(self) -> None:
         """Clear the line, so that other output can follow."""
         self.show("")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add options for the server and the prompts."""
+    parser.add_argument(
+        "--url",
+        default="",
+        help="address of a running server, grpc://host:port (default: start one)",
+    )
+    parser.add_argument("--recipe", default="demo", help="recipe of the server to start (%(default)s)")
+    add_prompts_option(parser)

@@ -69,11 +69,13 @@ class Prompts:
         source: Where they come from: a path, or the name of the built-in set.
         sets: Prompts by the name of their set, the largest set first; no set is empty.
         notes: Sentences on prompts that were left out.
+        is_calibrated: Whether the pair was calibrated with some of these prompts.
     """
 
     source: str
     sets: Mapping[str, tuple[Prompt, ...]]
     notes: tuple[str, ...] = ()
+    is_calibrated: bool = True
 
     @property
     def all(self) -> tuple[Prompt, ...]:
@@ -101,7 +103,9 @@ class Prompts:
         return self.keep(lambda prompt: prompt.is_for_calibration)
 
     def for_judging(self) -> Prompts:
-        """Return the prompts that calibration never sees."""
+        """Return the prompts that calibration never saw: all of a file that is not the recipe's."""
+        if not self.is_calibrated:
+            return self
         kept = self.keep(lambda prompt: not prompt.is_for_calibration)
         num_others = len(self.all) - len(kept.all)
         return kept.with_note(f"kept for calibration: {num_others}") if num_others else kept
@@ -141,7 +145,8 @@ class Prompts:
                 "there are too few prompts",
                 values="; ".join((f"{len(drawn)} of {self.source}", *self.notes)),
                 limit=f"at least {least}",
-                remedy="add prompts, of which one in four is kept for calibration"
+                remedy="add prompts (in *.txt a line --- stands between two prompts)"
+                + (", of which one in four is kept for calibration" if self.is_calibrated else "")
                 + (", or request fewer" if least > 1 else ""),
             )
         chosen = {prompt.prompt_id for prompt in drawn}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.client import Client
-from pipelines.client.server_key import FILE_VARIABLE
+from pipelines.client.connection import FILE_VARIABLE
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory
 from pipelines.deploy.triton.pair_record import PAIR_FILE
@@ -24,8 +24,8 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
     """Yield the address of a ready server, and stop it at the end if it was started here.
 
     Args:
-        url: Address of a running server; "" for the one that ``make serve`` started, or if there is none
-            for a new one on free ports.
+        url: Address of a running server; "" for the one that ``draftproof serve`` started, or if there is
+            none for a new one on free ports.
         recipe: Recipe whose rendered repository a new server uses.
 
     Raises:
@@ -39,7 +39,7 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
                     "the server is not ready",
                     values=url,
                     limit="a server with all models loaded",
-                    remedy="start it with 'make serve', or omit the address",
+                    remedy="start it with 'draftproof serve', or omit the address",
                 )
         yield url
         return

@@ -1,9 +1,9 @@
-"""Demonstrate the whole pipeline: ``python -m pipelines.demo --recipe demo``, or ``make demo``.
+"""Demonstrate the whole pipeline: ``draftproof demo``.
 
 The command builds missing engines, starts Triton on free ports, sends prompts to the speculative
 model and to the target alone, and stops the server. It prints the text as it arrives, a table and a verdict.
 Exit codes: 0 all answers are equal and draft tokens were accepted; 1 answers differ, no draft token was
-accepted, or an error; 2 wrong usage. The verdict says which. The last line of standard output is JSON.
+accepted, or an error; 2 wrong usage. The verdict says which. With ``--json`` the last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words
-from pipelines.command_line.given_prompts import add_prompts_option
-from pipelines.command_line.options import Progress, whole_number
-from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.options import whole_number
+from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories, known_key
 from pipelines.demo.live_text import LiveText, segments
-from pipelines.demo.pairs import Pair, ask_pair
-from pipelines.demo.summary import as_document, figures_of, table, verdict_of
+from pipelines.demo.summary import Pair, Verdict, as_document, ask_pair, figures_of, table, verdict_of
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError, RecipeError
@@ -45,7 +43,7 @@ class Settings:
     """Requests of the demonstration.
 
     Attributes:
-        prompts: Prompts, all of them answered greedily over both transports.
+        prompts: Prompts, all of them answered greedily.
         num_sampled: How many of them are also answered at temperature 0.8 with a seed.
         max_tokens: Longest answer, tokens.
     """
@@ -68,14 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         with stopped_by_signals():
-            document = _demonstrate(prompts, options, command_line)
-        print(json.dumps(document))
+            document, verdict = _demonstrate(prompts, options, command_line)
+        print(f"\n{verdict}", flush=True)
+        if options.json:
+            print(json.dumps(document))
         return EXIT_CODES[document["verdict"]]
 
-    return run_program(work, result={"verdict": "fail"})
+    return run_program(work, result={"verdict": "fail"} if options.json else None)
 
 
-def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: list[str]) -> dict[str, Any]:
+def _demonstrate(
+    prompts: Prompts, options: argparse.Namespace, command_line: list[str]
+) -> tuple[dict[str, Any], Verdict]:
     began_s = time.monotonic()
     _say(f"1. Engines and model repository of recipe {options.recipe}")
     built = build_recipe("build.repository", options.recipe, report=lambda line: _say(f"   {line}"))
@@ -94,15 +96,10 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
         server.wait_ready()
         ready_s = time.monotonic()
         _say(f"   ready after {ready_s - built_s:.1f} s")
-        urls = {"grpc": f"grpc://{HOST}:{ports.grpc}", "http": f"http://{HOST}:{ports.http}"}
-        with (
-            known_key(directory),
-            Client.connect(urls["grpc"]) as grpc_client,
-            Client.connect(urls["http"]) as http_client,
-        ):
-            engine_dirs = engine_directories(grpc_client)
+        with known_key(directory), Client.connect(f"grpc://{HOST}:{ports.grpc}") as client:
+            engine_dirs = engine_directories(client)
             asked = as_messages(prompts, engine_dirs["target"])
-            used = fitting_prompts(asked, grpc_client, options.max_tokens).draw(options.num_prompts)
+            used = fitting_prompts(asked, client, options.max_tokens).draw(options.num_prompts)
             for line in used.lines():
                 _say(f"   {line}")
             settings = Settings(used.all, options.sampled, options.max_tokens)
@@ -110,7 +107,7 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
                 "pipelines.demo",
                 command_line,
                 recipe=options.recipe,
-                triton_version=grpc_client.server_version(),
+                triton_version=client.server_version(),
                 engines=engine_conditions(engine_dirs),
                 prompts=used.document(),
                 max_tokens=settings.max_tokens,
@@ -118,15 +115,14 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
             vocabulary = Vocabulary.from_file(engine_dirs["target"] / "tokenizer.json")
             if any(prompt.messages for prompt in settings.prompts):
                 _say("   texts are sent as a user's message, all messages in the model's chat template")
-            pairs = converse(settings, grpc_client, http_client, vocabulary)
+            pairs = converse(settings, client, vocabulary)
         answered_s = time.monotonic()
-        _say("5. Stopping the server")
+        _say("4. Stopping the server")
     stopped_s = time.monotonic()
     figures, verdict = figures_of(pairs), verdict_of(pairs)
     _say(f"\n{len(settings.prompts)} prompts, {settings.max_tokens} tokens each, one request at a time")
     _say(table(figures))
-    _say(f"\n{verdict}")
-    return {
+    document = {
         **as_document(figures, verdict),
         "seconds": {
             "build": round(built_s - began_s, 2),
@@ -136,18 +132,12 @@ def _demonstrate(prompts: Prompts, options: argparse.Namespace, command_line: li
         },
         "conditions": context,
     }
+    return document, verdict
 
 
-def converse(
-    settings: Settings,
-    grpc_client: Client,
-    http_client: Client,
-    vocabulary: Vocabulary,
-) -> list[Pair]:
-    """Send every request to both models over both transports, and some of them with sampling."""
+def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list[Pair]:
+    """Send every request to both models, and some of them with sampling."""
     live = LiveText(sys.stdout)
-    progress = Progress()
-    count = len(settings.prompts)
     greedy = [
         CompletionRequest(prompt.text, max_tokens=settings.max_tokens, **prompt.switches)
         for prompt in settings.prompts
@@ -156,11 +146,7 @@ def converse(
         replace(request, temperature=SAMPLED_TEMPERATURE, seed=index)
         for index, request in enumerate(greedy[: settings.num_sampled])
     ]
-    for client, transport in (
-        (grpc_client, "grpc"),
-        (http_client, "http"),
-    ):  # warm-up: the first answer is slower
-        ask_pair(client, settings.prompts[0], greedy[0], transport=transport, target_first=True)
+    ask_pair(client, settings.prompts[0], greedy[0], target_first=True)  # the first answer is slower
 
     def show(chunk: Chunk) -> None:
         live.show(segments(chunk, vocabulary))
@@ -169,21 +155,13 @@ def converse(
         pairs = []
         for index, (prompt, request) in enumerate(zip(settings.prompts, requests, strict=False)):
             live.begin(f"[{index + 1}/{len(requests)}] {prompt.prompt_id}{label}", last_words(prompt))
-            pair = ask_pair(
-                grpc_client, prompt, request, transport="grpc", target_first=index % 2 == 0, on_chunk=show
-            )
+            pair = ask_pair(client, prompt, request, target_first=index % 2 == 0, on_chunk=show)
             live.end(_one_line(pair))
             pairs.append(pair)
         return pairs
 
-    _say(f"3. gRPC, streamed: {live.legend}")
-    pairs = stream(greedy, "") + stream(sampled, f", T={SAMPLED_TEMPERATURE:g}, seeded")
-    _say(f"4. HTTP, not streamed: the same {count} prompts")
-    for index, (prompt, request) in enumerate(zip(settings.prompts, greedy, strict=True)):
-        progress.show(f"   {index}/{count} prompts")
-        pairs.append(ask_pair(http_client, prompt, request, transport="http", target_first=index % 2 == 0))
-    progress.clear()
-    return pairs
+    _say(f"3. Answers, streamed: {live.legend}")
+    return stream(greedy, "") + stream(sampled, f", T={SAMPLED_TEMPERATURE:g}, seeded")
 
 
 def _one_line(pair: Pair) -> str:
@@ -220,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-tokens", type=whole_number(2), default=64, help="tokens per answer (%(default)s)"
     )
     add_prompts_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
     for port in ("http", "grpc", "metrics"):
         parser.add_argument(f"--{port}-port", type=whole_number(1), help="(default: any free port)")
     return parser

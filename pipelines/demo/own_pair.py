@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.building import run_build
-from pipelines.command_line.given_prompts import add_prompts_option
 from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.prompt_choice import add_prompts_option
+from pipelines.command_line.prompt_files import read_prompts
 from pipelines.demo.__main__ import main as demonstrate
 from pipelines.program import EXIT_PASS, run_program
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal recipe
         if options.prompts is not None:
             # A mistake shows before anything is downloaded.
-            choose_prompts(options.prompts, recipe="").for_judging().draw(1)
+            read_prompts(options.prompts).for_judging().draw(1)
         checkpoints = named_checkpoint(options.target), named_checkpoint(options.draft)
         output = (options.output or Path("-".join(map(_last_name, checkpoints)) + ".yaml")).resolve()
         given = [*checkpoints, "--output", str(output)]
@@ -42,13 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given += [] if options.prompts is None else ["--prompts", str(options.prompts.resolve())]
         result = run_build("build.own_pair", given, partial(print, flush=True))
         recipe = str(result["recipe"])
-        print(f"recipe: {recipe}; next time: make serve RECIPE={recipe}", flush=True)
+        print(f"recipe: {recipe}; to serve it: draftproof serve --recipe {recipe}", flush=True)
         return EXIT_PASS
 
-    failed = run_program(write_recipe, result={"verdict": "fail"})
-    if failed:
-        return failed
-    return demonstrate(["--recipe", recipe])
+    failed = run_program(write_recipe, result={"verdict": "fail"} if options.json else None)
+    return failed or demonstrate(["--recipe", recipe, *(["--json"] if options.json else [])])
 
 
 def named_checkpoint(text: str) -> str:
@@ -85,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-seq-len", type=whole_number(64), default=2048, help="tokens of a request (%(default)s)"
     )
     add_prompts_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
     return parser
 
 

@@ -1,33 +1,98 @@
-"""Table and verdict at the end of the demonstration."""
+"""Ask both models, compare their answers, and sum the comparison up: a table and a verdict."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.client import Generation
-from pipelines.demo.pairs import Pair
+from pipelines.client import Chunk, Client, CompletionRequest, Generation
+from pipelines.client.comparison import Divergence, first_divergence
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
+from pipelines.command_line.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two answers to one request.
+
+    Attributes:
+        prompt: Prompt of the request.
+        temperature: Temperature of the request; 0 is greedy.
+        target: Answer of the target alone.
+        speculative: Answer of draft and target together.
+    """
+
+    prompt: Prompt
+    temperature: float
+    target: Generation
+    speculative: Generation
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Return where the answers first differ; None if they are equal."""
+        return first_divergence(self.target, self.speculative)
+
+    @property
+    def speed_up(self) -> float:
+        """Return the end-to-end latency of the target alone divided by that of both together."""
+        return self.target.e2e_latency_s / self.speculative.e2e_latency_s
+
+
+def ask_pair(
+    client: Client,
+    prompt: Prompt,
+    request: CompletionRequest,
+    *,
+    target_first: bool,
+    on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+) -> Pair:
+    """Send a request to one model, then to the other.
+
+    Args:
+        client: Client of the server.
+        prompt: Prompt of ``request``.
+        request: The request.
+        target_first: Order of the models; alternate it, so that neither always runs on the cooler machine.
+        on_chunk: Called with each chunk of the speculative stream as it arrives.
+
+    Raises:
+        DraftproofError: A request failed.
+    """
+
+    def speculative() -> Generation:
+        with client.stream(request, SPECULATIVE) as stream:
+            for chunk in stream:
+                on_chunk(chunk)
+            return stream.result()
+
+    def target() -> Generation:
+        with client.stream(request, TARGET_ALONE) as stream:
+            return stream.result()
+
+    if target_first:
+        first, second = target(), speculative()
+    else:
+        second, first = speculative(), target()
+    return Pair(prompt, request.temperature, target=first, speculative=second)
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """Results of one model over one transport, one request at a time; times are medians over requests.
+    """Results of one model, one request at a time; times are medians over requests.
 
     Attributes:
-        transport: "grpc" or "http".
         model: "target alone" or "draft and target".
-        ttft_s: Time to first token; None over HTTP, where answers are not streamed.
-        itl_s: Inter-token latency; None over HTTP.
+        ttft_s: Time to first token; None without tokens.
+        itl_s: Inter-token latency; None without a second token.
         e2e_latency_s: End-to-end latency of an answer.
         output_tokens_per_s: Number of all tokens divided by the sum of all latencies.
         acceptance_rate: Accepted / drafted tokens of all requests; None for the target alone.
         mean_acceptance_length: 1 + accepted / rounds of all requests; None for the target alone.
-        speed_up: Tokens per second divided by those of the target alone over the same transport.
+        speed_up: Tokens per second divided by those of the target alone.
     """
 
-    transport: str
     model: str
     ttft_s: float | None
     itl_s: float | None
@@ -39,27 +104,22 @@ class ModelFigures:
 
 
 def figures_of(pairs: Sequence[Pair]) -> list[ModelFigures]:
-    """Compute the figures of greedy answers: for each transport, the target alone and both together."""
-    figures = []
-    for transport in dict.fromkeys(pair.transport for pair in pairs):
-        chosen = [pair for pair in pairs if pair.transport == transport and pair.temperature == 0]
-        if not chosen:
-            continue
-        alone = [pair.target for pair in chosen]
-        both = [pair.speculative for pair in chosen]
-        baseline = _rate(alone)
-        figures.append(_figures(transport, "target alone", alone, baseline))
-        figures.append(_figures(transport, "draft and target", both, baseline))
-    return figures
+    """Compute the figures of greedy answers: of the target alone and of both together."""
+    greedy = [pair for pair in pairs if pair.temperature == 0]
+    if not greedy:
+        return []
+    alone = [pair.target for pair in greedy]
+    both = [pair.speculative for pair in greedy]
+    baseline = _rate(alone)
+    return [_figures("target alone", alone, baseline), _figures("draft and target", both, baseline)]
 
 
-def _figures(transport: str, model: str, generations: Sequence[Generation], baseline: float) -> ModelFigures:
+def _figures(model: str, generations: Sequence[Generation], baseline: float) -> ModelFigures:
     drafted = sum(generation.total_draft_tokens for generation in generations)
     accepted = sum(generation.total_accepted_draft_tokens for generation in generations)
     rounds = sum(generation.num_rounds for generation in generations)
     rate = _rate(generations)
     return ModelFigures(
-        transport,
         model,
         _median([generation.ttft_s for generation in generations]),
         _median([generation.itl_s for generation in generations]),
@@ -84,14 +144,13 @@ def _median(values: Sequence[float | None]) -> float | None:
 def table(figures: Sequence[ModelFigures]) -> str:
     """Format the figures as a table."""
     head = (
-        f"{'over':<14} {'model':<17} {'TTFT ms':>8} {'ITL ms':>7} {'end-to-end s':>12} {'tokens/s':>9} "
+        f"{'model':<17} {'TTFT ms':>8} {'ITL ms':>7} {'end-to-end s':>12} {'tokens/s':>9} "
         f"{'acceptance rate':>15} {'mean acceptance length':>22} {'speed-up':>8}"
     )
     lines = [head, "-" * len(head)]
     for entry in figures:
-        way = "gRPC, streamed" if entry.transport == "grpc" else "HTTP"
         lines.append(
-            f"{way:<14} {entry.model:<17} {_cell(entry.ttft_s, 1e3, 0):>8} {_cell(entry.itl_s, 1e3, 1):>7} "
+            f"{entry.model:<17} {_cell(entry.ttft_s, 1e3, 0):>8} {_cell(entry.itl_s, 1e3, 1):>7} "
             f"{entry.e2e_latency_s:>12.2f} {entry.output_tokens_per_s:>9.1f} "
             f"{_cell(entry.acceptance_rate, 1, 3):>15} {_cell(entry.mean_acceptance_length, 1, 2):>22} "
             f"{entry.speed_up:>7.2f}x"
@@ -131,7 +190,7 @@ class Verdict:
             pair = self.different[0]
             return (
                 f"FAIL: {len(self.different)} of {self.num_answers} answers differ from the target's own; "
-                f"first: prompt {pair.prompt.prompt_id}, {pair.transport}, T={pair.temperature:g}: "
+                f"first: prompt {pair.prompt.prompt_id}, T={pair.temperature:g}: "
                 f"{pair.divergence}"
             )
         if not self.num_tokens:
@@ -173,7 +232,6 @@ def as_document(figures: Sequence[ModelFigures], verdict: Verdict) -> dict[str, 
         "answers_that_differ": [
             {
                 "prompt_id": pair.prompt.prompt_id,
-                "transport": pair.transport,
                 "temperature": pair.temperature,
                 "divergence": asdict(pair.divergence) if pair.divergence else None,
             }

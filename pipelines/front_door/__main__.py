@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from pipelines.client.timeouts import Timeouts
+from pipelines.client.connection import Timeouts
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
+from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
+from pipelines.client.refusals import refusal, unreachable
 from pipelines.client.request import CompletionRequest
-from pipelines.client.timeouts import Timeouts
-from pipelines.client.transports.grpc import as_error, infer_message, outputs_of
-from pipelines.client.transports.refusals import refusal, unreachable
 from pipelines.deploy.served_files import METHOD, ROUTER
 from pipelines.errors import InternalError
 from pipelines.kserve_stream import read_to_the_end, responses_to

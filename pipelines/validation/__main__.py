@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.command_line.chat_prompts import check_chats, check_chats_to_serve
-from pipelines.command_line.options import whole_number, whole_numbers
+from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import running_server
-from pipelines.command_line.server_options import add_server_options
 from pipelines.deploy.server import RUN, run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import run_program

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.bench.reporting.section import Section
 from pipelines.client import Client, CompletionRequest
-from pipelines.client.model_names import SPECULATIVE
+from pipelines.client.connection import SPECULATIVE
 from pipelines.client.workers import Workers
 from pipelines.command_line.options import Progress
 from pipelines.command_line.prompt_lengths import fitting_prompts

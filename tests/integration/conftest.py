@@ -24,10 +24,11 @@ from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
 from pipelines.canary.controller.repository_api import RepositoryApi
 from pipelines.client import Client, CompletionRequest, Generation, Timeouts
-from pipelines.client.transports.refusals import refusal
+from pipelines.client.refusals import refusal
 from pipelines.deploy.server import Server
 from tests.stand_in_tensorrt_llm import repository as tensorrt_llm
 from tests.stand_in_tensorrt_llm.served import Served
+from tests.support import kserve_http
 from tests.support.ready_server import ready_server
 from tests.support.stand_in_server import INPUT_TYPES, NUMPY_TYPES
 from tests.support.tiny_engines import build_tiny_pair
@@ -37,7 +38,7 @@ MAX_QUEUE_SIZE = 8
 MAX_SEQ_LEN = 512
 MAX_DRAFT_LEN = 8
 
-TIMEOUTS = Timeouts(connect_s=60, read_s=120, write_s=60, total_s=240)
+TIMEOUTS = Timeouts(connect_s=60, read_s=120, total_s=240)
 
 LOG_CHARACTERS = 8000
 
@@ -152,7 +153,7 @@ def grpc_client(server: Server) -> Client:
 
 
 def http_client(server: Server) -> Client:
-    return Client.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS, server.key)
+    return kserve_http.connect(f"http://127.0.0.1:{server.ports.http}", TIMEOUTS, server.key)
 
 
 def target_alone(client: Client, request: CompletionRequest) -> Generation:

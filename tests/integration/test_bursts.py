@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.client import CompletionRequest
-from pipelines.client.transports.refusals import refusal
+from pipelines.client.refusals import refusal
 from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, read_gauge, wait_until
 from tests.support.ready_server import ready_server

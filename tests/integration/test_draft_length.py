@@ -16,8 +16,8 @@ import pytest
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
-from pipelines.client.any_model import connect_to_models
 from pipelines.client.generation import TOKEN_SOURCES
+from pipelines.client.models import connect_to_models
 from pipelines.deploy.live_settings import rendered_parameters, set_lookup_corpus
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server

@@ -17,7 +17,7 @@ import pytest
 
 from pipelines.bench.reporting.section import Section, joint_verdict
 from pipelines.client import CompletionRequest, Timeouts
-from pipelines.client.any_model import ModelCalls, connect_to_models
+from pipelines.client.models import ModelCalls, connect_to_models
 from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError, VerificationError
@@ -29,7 +29,7 @@ from tests.support.ready_server import ready_server
 
 pytestmark = pytest.mark.triton
 
-TIMEOUTS = Timeouts(connect_s=5, read_s=30, write_s=5, total_s=30)
+TIMEOUTS = Timeouts(connect_s=5, read_s=30, total_s=30)
 
 
 @contextmanager
@@ -54,8 +54,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def url_of(server: Server, scheme: str) -> str:
-    return f"{scheme}://127.0.0.1:{getattr(server.ports, scheme)}"
+def url_of(server: Server) -> str:
+    return f"grpc://127.0.0.1:{server.ports.grpc}"
 
 
 def prompts(count: int) -> tuple[Prompt, ...]:
@@ -64,9 +64,9 @@ def prompts(count: int) -> tuple[Prompt, ...]:
     return tuple(Prompt(str(index), text) for index, text in enumerate(texts))
 
 
-def verify(server: Server, scheme: str, num_prompts: int, **changes: object) -> list[Section]:
+def verify(server: Server, num_prompts: int, **changes: object) -> list[Section]:
     return verify_foreign(
-        Foreign(url_of(server, scheme), prompts(num_prompts), max_tokens=16, **changes),  # type: ignore[arg-type]
+        Foreign(url_of(server), prompts(num_prompts), max_tokens=16, **changes),  # type: ignore[arg-type]
         # Its models have NVIDIA's names, which clients of our servers may not use.
         connect=lambda url: connect_to_models(url, key=server.key),
     )
@@ -74,7 +74,7 @@ def verify(server: Server, scheme: str, num_prompts: int, **changes: object) -> 
 
 @pytest.mark.long
 def test_a_right_loop_on_kernels_that_depend_on_the_batch_passes(healthy: Server) -> None:
-    noise, audit, not_checked = verify(healthy, "grpc", 480)
+    noise, audit, not_checked = verify(healthy, 480)
     assert audit.verdict == joint_verdict([noise, audit, not_checked]) == "pass", audit.summary
     assert noise.document["differ"] > 0, "the stand-in must have noise, or this test shows nothing"
     assert noise.document["tie_limit"] > 0
@@ -85,9 +85,8 @@ def test_a_right_loop_on_kernels_that_depend_on_the_batch_passes(healthy: Server
         assert missing_name in not_checked.summary
 
 
-@pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_a_fault_in_the_loop_fails(faulty: Server, scheme: str) -> None:
-    noise, audit, _ = verify(faulty, scheme, 60)
+def test_a_fault_in_the_loop_fails(faulty: Server) -> None:
+    noise, audit, _ = verify(faulty, 60)
     assert audit.verdict == "fail", audit.summary
     assert audit.document["non_ties"] > 10
     assert audit.table is not None
@@ -97,15 +96,15 @@ def test_a_fault_in_the_loop_fails(faulty: Server, scheme: str) -> None:
 
 
 def test_equality_can_be_expected_of_a_foreign_server(faulty: Server, healthy: Server) -> None:
-    _, section, _ = verify(faulty, "grpc", 20, expect="exact")
+    _, section, _ = verify(faulty, 20, expect="exact")
     assert section.verdict == "fail"
-    _, section, _ = verify(healthy, "http", 5, expect="exact", num_at_once=2)
+    _, section, _ = verify(healthy, 5, expect="exact", num_at_once=2)
     assert section.verdict in ("inconclusive", "fail")  # too few prompts, or a tie among them
 
 
-@pytest.fixture(params=["grpc", "http"])
-def calls(request: pytest.FixtureRequest, healthy: Server) -> Iterator[ModelCalls]:
-    made = connect_to_models(url_of(healthy, request.param), TIMEOUTS, healthy.key)
+@pytest.fixture
+def calls(healthy: Server) -> Iterator[ModelCalls]:
+    made = connect_to_models(url_of(healthy), TIMEOUTS, healthy.key)
     yield made
     made.close()
 
@@ -166,19 +165,18 @@ def test_a_margin_is_the_engines_own(calls: ModelCalls) -> None:
 
 def test_missing_models_are_named_with_the_option_that_fixes_it(healthy: Server) -> None:
     with pytest.raises(VerificationError, match="--model"):
-        verify(healthy, "grpc", 2, names=ModelNames(candidate="nothing"))
+        verify(healthy, 2, names=ModelNames(candidate="nothing"))
     with pytest.raises(VerificationError, match="--control-model"):
-        verify(healthy, "http", 2, names=ModelNames(control="nothing"))
+        verify(healthy, 2, names=ModelNames(control="nothing"))
     with pytest.raises(VerificationError, match="requires"):
-        ForeignServer(connect_to_models(url_of(healthy, "grpc"), key=healthy.key)).generate(
+        ForeignServer(connect_to_models(url_of(healthy), key=healthy.key)).generate(
             CompletionRequest("abc"), "tensorrt_llm"
         )
 
 
-@pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_our_own_server_is_verified_as_a_strangers(server: Server, scheme: str) -> None:
+def test_our_own_server_is_verified_as_a_strangers(server: Server) -> None:
     ours = ModelNames("generate", "generate_target", "target")
-    found = verify(server, scheme, 12, names=ours, num_at_once=3, draft_lengths=(3,), expect="exact")
+    found = verify(server, 12, names=ours, num_at_once=3, draft_lengths=(3,), expect="exact")
     _, section, _ = found
     assert section.verdict == "inconclusive", section.summary  # 12 prompts are too few for the limit
     assert section.document["differ"] == 0 and section.document["prompts"] == 12

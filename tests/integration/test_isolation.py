@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from pipelines.client import CompletionRequest
-from pipelines.client.transports.refusals import refusal
+from pipelines.client.refusals import refusal
 from pipelines.deploy.server import Server
 from pipelines.errors import DraftproofError, InvalidRequestError, RequestCancelledError
 from tests.integration.conftest import grpc_client, infer_inputs, post, text_tensors

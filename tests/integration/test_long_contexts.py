@@ -20,7 +20,7 @@ MAX_SEQ_LEN = 32_768
 NUM_PROMPT = 32_000
 NUM_BLOCKS = 2200  # two such requests
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 64}
-PATIENT = Timeouts(connect_s=60, read_s=240, write_s=60, total_s=480)
+PATIENT = Timeouts(connect_s=60, read_s=240, total_s=480)
 
 
 @pytest.fixture(scope="module", params=["int8"])

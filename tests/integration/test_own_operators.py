@@ -20,6 +20,7 @@ from pipelines.deploy.server import Server
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from tests.conftest import REPOSITORY_ROOT
 from tests.integration.conftest import target_alone, tiny_recipe
+from tests.support import kserve_http
 from tests.support.compiler import needs_compiler
 from tests.support.demo_prompts import held_out_prompts
 from tests.support.ready_server import ready_server
@@ -28,7 +29,7 @@ from tests.support.tiny_engines import TINY_CALIBRATION, build_tiny_pair
 # test_row_rule.py and test_many_threads.py show in this process that rows are equal in bits.
 pytestmark = [pytest.mark.triton, pytest.mark.long, needs_compiler]
 
-PATIENT = Timeouts(connect_s=60, read_s=240, write_s=60, total_s=480)
+PATIENT = Timeouts(connect_s=60, read_s=240, total_s=480)
 NUM_LONG = 8000  # tokens of a prompt
 MAX_LONG = 8192
 
@@ -63,7 +64,7 @@ def test_requests_beside_each_other_have_the_answers_of_the_target_alone(server:
 
     with ThreadPoolExecutor(len(requests)) as pool:
         together = list(pool.map(answer, requests))
-    with Client.connect(f"http://127.0.0.1:{server.ports.http}", PATIENT, server.key) as client:
+    with kserve_http.connect(f"http://127.0.0.1:{server.ports.http}", PATIENT, server.key) as client:
         alone = [tuple(target_alone(client, request).output_ids) for request in requests]
     assert together == alone
     assert max(map(len, alone)) == 80
@@ -111,7 +112,7 @@ def test_long_prompts_of_code_are_continued_as_by_the_target_alone(
     )
     with Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}", PATIENT, server.key) as client:
         found = client.generate(request)
-    with Client.connect(f"http://127.0.0.1:{server.ports.http}", PATIENT, server.key) as client:
+    with kserve_http.connect(f"http://127.0.0.1:{server.ports.http}", PATIENT, server.key) as client:
         alone = target_alone(client, request)
     assert found.output_ids == alone.output_ids
     assert len(found.output_ids) == 100

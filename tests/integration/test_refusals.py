@@ -15,7 +15,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from pipelines.client import CompletionRequest
-from pipelines.client.transports.refusals import refusal
+from pipelines.client.refusals import refusal
 from pipelines.deploy.server import Server
 from pipelines.errors import (
     DraftproofError,

@@ -186,7 +186,7 @@ def test_a_client_that_leaves_ends_the_work_at_nvidias_models(
 
 
 def test_a_deadline_ends_a_request(nvidia: Served) -> None:
-    short = Timeouts(connect_s=5, read_s=5, write_s=5, total_s=0.3)
+    short = Timeouts(connect_s=5, read_s=5, total_s=0.3)
     for model in MODELS:
         with (
             Client.connect(f"grpc://127.0.0.1:{nvidia.server.ports.grpc}", short) as client,

@@ -6,14 +6,11 @@ inputs.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
@@ -98,7 +95,7 @@ def response(text: str, ids: list[int], so_far: int, finish: str = "", **counts:
 
 @dataclass
 class StandInServer:
-    """A context manager; ``grpc_url`` and ``http_url`` are valid inside."""
+    """A context manager; ``grpc_url`` is valid inside."""
 
     script: Script
     models: tuple[str, ...] = ("generate", "generate_target")
@@ -111,16 +108,9 @@ class StandInServer:
         port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
         self.grpc_url = f"grpc://127.0.0.1:{port}"
-        handler = type("Handler", (_Handler,), {"stand_in": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._http.daemon_threads = True
-        self.http_url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
         self._grpc.stop(grace=None).wait()
 
     def answer(self, inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
@@ -200,72 +190,3 @@ def _grpc_response(outputs: dict[str, Any], *, is_final: bool) -> Any:
             raw = np.array(values, NUMPY_TYPES[datatype]).tobytes()
         message.infer_response.raw_output_contents.append(raw)
     return message
-
-
-class _Handler(BaseHTTPRequestHandler):
-    stand_in: StandInServer
-
-    def do_GET(self) -> None:
-        if self.path == "/v2":
-            self._send(200, {"name": "triton", "version": "2.51.0"})
-        elif self.path.endswith("/config") and self.path.split("/")[3] in self.stand_in.models:
-            self._send(200, {"parameters": {"engine_dir": {"string_value": "/engines/target"}}})
-        else:
-            self._send(200 if self.path == "/v2/health/ready" else 400, {"error": "unknown model"})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        _, _, _, model, endpoint = self.path.split("/")
-        answers = self.stand_in.answer(body, model)
-        if endpoint == "generate":
-            try:
-                (outputs,) = answers
-                self._send(200, _as_json(outputs))
-            except Refused as refused:
-                self._send(400, {"error": str(refused)})
-            return
-        self.close_connection = True
-        try:
-            first = next(answers)
-        except Refused as refused:
-            self.send_response(400)
-            self.end_headers()
-            self._event({"error": str(refused)})
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        try:
-            self._event(_as_json(first))
-            for outputs in answers:
-                while outputs.get("wait"):  # until the client is gone, which a write detects
-                    self.wfile.write(b"\n")
-                    time.sleep(0.01)
-                self._event(_as_json(outputs))
-        except Refused as refused:
-            self._event({"error": str(refused)})
-        except OSError:
-            self.stand_in.was_cancelled.set()
-
-    def _event(self, document: dict[str, Any]) -> None:
-        # Like Triton's writer, which escapes only what JSON requires.
-        self.wfile.write(f"data: {json.dumps(document, ensure_ascii=False)}\n\n".encode())
-        self.wfile.flush()
-
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: test output stays readable."""
-
-
-def _as_json(outputs: dict[str, Any]) -> dict[str, Any]:
-    """Format a tensor as Triton does: a single value stands for itself, not for a list."""
-    return {
-        name: value[0] if isinstance(value, list) and len(value) == 1 else value
-        for name, value in outputs.items()
-    }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.general_prompts import general_prompts
-from pipelines.command_line.prompt_choice import choose_prompts
+from pipelines.command_line.prompt_choice import given_prompts
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.program import EXIT_PASS, run_program
@@ -31,7 +31,7 @@ def calibration_prompts(path: Path | None) -> Prompts:
     Raises:
         InvalidRequestError: The prompts cannot be read.
     """
-    found = choose_prompts(path, recipe="").for_calibration()
+    found = given_prompts(path).for_calibration()
     if not found.sets:
         reason = f"{found.source} has too few prompts to keep any for calibration"
         found = general_prompts().for_calibration().with_note(reason)

@@ -21,8 +21,8 @@ import numpy as np
 
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, BaselinePrompt
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.client.any_model import Tensors, connect_to_models
-from pipelines.client.timeouts import Timeouts
+from pipelines.client.connection import Timeouts
+from pipelines.client.models import Tensors, connect_to_models
 from pipelines.command_line.chat_prompts import render_chats
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, read_tokenizer

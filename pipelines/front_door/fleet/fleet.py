@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
 from pipelines.client.request import CompletionRequest
-from pipelines.client.timeouts import Timeouts
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import ServerStartError, ServerUnavailableError
 from pipelines.front_door.fleet.addresses import Addresses

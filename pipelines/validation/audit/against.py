@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.bench.reporting.section import Section
-from pipelines.client.any_model import ModelCalls, ModelSpec, connect_to_models
+from pipelines.client.models import ModelCalls, ModelSpec, connect_to_models
 from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, VerificationError

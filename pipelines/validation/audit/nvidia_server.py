@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.any_model import ModelCalls, ModelSpec, Tensors
+from pipelines.client.models import ModelCalls, ModelSpec, Tensors
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, VerificationError
 from pipelines.validation.audit.arms import Margin

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.client.workers import Job, Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from pipelines.client import Generation
 from pipelines.client.comparison import Divergence
-from pipelines.client.model_names import TARGET_ALONE
+from pipelines.client.connection import TARGET_ALONE
 from pipelines.errors import DraftproofError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation.exact.asking import ClientCalls

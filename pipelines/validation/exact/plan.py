@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.client import CompletionRequest
-from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
 from pipelines.validation.exact.sampling_kinds import KINDS, request_of
 

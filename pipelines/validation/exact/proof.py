@@ -12,7 +12,7 @@ from functools import partial
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import NO_ANSWER, Divergence, first_divergence
-from pipelines.client.model_names import TARGET_ALONE
+from pipelines.client.connection import TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
 from pipelines.validation.exact.asking import ClientCalls, ask_pass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.bench.reporting.rates import prompts_needed, upper_bound
 from pipelines.bench.reporting.section import Verdict
-from pipelines.client.model_names import TARGET_ALONE
+from pipelines.client.connection import TARGET_ALONE
 from pipelines.validation.exact.plan import ADAPTIVE, Goal
 from pipelines.validation.exact.proof import Finding, PassResult
 from pipelines.validation.exact.sampling_kinds import GREEDY, SEEDED, is_greedy

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipelines.command_line.chat_messages import json_of_messages, last_content
+from pipelines.command_line.prompt_files import json_of_messages, last_content
 from pipelines.command_line.prompts import Prompt
 from pipelines.validation.openai.server.answers import Answer
 from pipelines.validation.openai.server.server import Question

@@ -14,7 +14,7 @@ from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline, Ba
 from pipelines.canary.checks import cold_start as probing
 from pipelines.canary.checks.cold_start import ColdStart, cold_start
 from pipelines.canary.judge.limits import Limit, Limits
-from pipelines.client.any_model import ModelSpec, Tensors
+from pipelines.client.models import ModelSpec, Tensors
 from pipelines.command_line.prompts import Prompt
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, ChatTemplateError, EngineFailedError

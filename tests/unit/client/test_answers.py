@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.client import CompletionRequest
 from pipelines.client.generation import Chunk, Generation, SpeculationCounts, chunk_from_outputs, join_chunks
-from pipelines.client.transports.refusals import refusal
+from pipelines.client.refusals import refusal
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import (
     DraftproofError,

@@ -1,4 +1,4 @@
-"""Tests of the client against a stand-in server on real sockets, over both transports."""
+"""Tests of the client against a stand-in server on a real socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.client import Client, CompletionRequest, Timeouts
-from pipelines.client.client import split_url
+from pipelines.client.connection import address_of
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -29,18 +29,14 @@ def hang_after_one(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any
     yield {"wait": True}
 
 
-@pytest.fixture(params=["grpc", "http"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def connect(server: StandInServer, **timeouts: float) -> Client:
+    return Client.connect(
+        server.grpc_url, Timeouts(**{"connect_s": 2.0, "read_s": 5.0, "total_s": 20.0, **timeouts})
+    )
 
 
-def connect(server: StandInServer, transport: str, **timeouts: float) -> Client:
-    url = server.grpc_url if transport == "grpc" else server.http_url
-    return Client.connect(url, Timeouts(**{"connect_s": 2.0, "read_s": 5.0, "total_s": 20.0, **timeouts}))
-
-
-def test_streamed_and_whole_answers_are_the_same(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_streamed_and_whole_answers_are_the_same() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         whole = client.generate(CompletionRequest("x"))
         chunks = list(client.stream(CompletionRequest("x")))
         streamed = client.stream(CompletionRequest("x")).result()
@@ -59,20 +55,20 @@ def test_streamed_and_whole_answers_are_the_same(transport: str) -> None:
     assert 0 < streamed.ttft_s <= streamed.e2e_latency_s
 
 
-def test_text_keeps_every_character_that_some_take_for_the_end_of_a_line(transport: str) -> None:
+def test_text_keeps_every_character_that_some_take_for_the_end_of_a_line() -> None:
     text = "a\x85b\u2028c\u2029d\x0be\x0cf\r\ng\x1ch\U0001f600"
 
     def special(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
         yield response(text, [5], 1, "length")
 
-    with StandInServer(special) as server, connect(server, transport) as client:
+    with StandInServer(special) as server, connect(server) as client:
         assert client.stream(CompletionRequest(text)).result().text == text
         assert client.generate(CompletionRequest(text)).text == text
     assert server.requests[0][1]["text_input"] == text
 
 
-def test_the_target_alone_reports_no_speculation(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_the_target_alone_reports_no_speculation() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         generation = client.generate(CompletionRequest("x"), "generate_target")
     assert generation.output_ids == (5, 6, 7, 8)
     assert generation.accepted_mask == ()
@@ -80,7 +76,7 @@ def test_the_target_alone_reports_no_speculation(transport: str) -> None:
     assert generation.mean_acceptance_length is None
 
 
-def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
+def test_parameters_that_are_none_are_not_sent() -> None:
     full = CompletionRequest(
         *("ä", 7, 0.5, 3, 0.75, 2**64 - 1, ("stop", "élan"), 9, 0),
         min_p=0.125,
@@ -97,7 +93,7 @@ def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
         skip_special_tokens=False,
         resume_output_ids=(7, 8),
     )
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         client.generate(CompletionRequest("x"))
         client.stream(full).result()
     (_, least), (_, most) = server.requests
@@ -133,8 +129,8 @@ def test_parameters_that_are_none_are_not_sent(transport: str) -> None:
     }
 
 
-def test_token_ids_are_sent_instead_of_a_text(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_token_ids_are_sent_instead_of_a_text() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         client.generate(CompletionRequest(prompt_ids=(5,)))
         client.generate(CompletionRequest("both", prompt_ids=(5, 6)))  # the server refuses this one
         client.generate(CompletionRequest(""))
@@ -145,25 +141,25 @@ def test_token_ids_are_sent_instead_of_a_text(transport: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [(np.int64(5), 6), [5, 6], np.array([5, 6]), range(5, 7)], ids=repr)
-def test_token_ids_may_come_from_numpy(transport: str, ids: Any) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_token_ids_may_come_from_numpy(ids: Any) -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         client.generate(CompletionRequest(prompt_ids=ids, max_tokens=np.int32(4)))  # type: ignore[arg-type]
     ((_, sent),) = server.requests
     assert sent["input_ids"] == [5, 6] and sent["max_tokens"] == 4
 
 
-def test_rows_of_one_value_are_sent_as_rows(transport: str) -> None:
+def test_rows_of_one_value_are_sent_as_rows() -> None:
     request = CompletionRequest("x", stop_words=("a",), bad_words=("b",), logit_bias=((5, 1.0),))
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         client.generate(request)
     ((_, inputs),) = server.requests
     assert (inputs["stop_words"], inputs["bad_words"]) == (["a"], ["b"])
     assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([5], [1.0])
 
 
-def test_seed_and_log_probs_come_back_streamed_or_not(transport: str) -> None:
+def test_seed_and_log_probs_come_back_streamed_or_not() -> None:
     request = CompletionRequest("x", num_log_probs=2)
-    with StandInServer(with_log_probs) as server, connect(server, transport) as client:
+    with StandInServer(with_log_probs) as server, connect(server) as client:
         whole = client.generate(request)
         streamed = client.stream(request).result()
     for generation in (whole, streamed):
@@ -178,42 +174,42 @@ def test_seed_and_log_probs_come_back_streamed_or_not(transport: str) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("error_class", [PromptTooLongError, ServerBusyError, InvalidRequestError])
-def test_errors_keep_their_class(transport: str, streaming: bool, error_class: type[DraftproofError]) -> None:
+def test_errors_keep_their_class(streaming: bool, error_class: type[DraftproofError]) -> None:
     def refuse(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
         long = "x" * 300
         wire = error_class("it does not fit", values=f"n={long}", limit="8", remedy="cut").to_wire()
         raise Refused(f"in ensemble 'generate', {wire}")
         yield {}
 
-    with StandInServer(refuse) as server, connect(server, transport) as client:
+    with StandInServer(refuse) as server, connect(server) as client:
         ask = client.stream if streaming else client.generate
         with pytest.raises(error_class, match=r"it does not fit; n=x{300}; 8; cut") as caught:
             list(ask(CompletionRequest("x")))  # type: ignore[arg-type]
     assert type(caught.value) is error_class
 
 
-def test_an_error_in_mid_stream_is_raised_after_the_chunks_before_it(transport: str) -> None:
+def test_an_error_in_mid_stream_is_raised_after_the_chunks_before_it() -> None:
     def fail_late(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
         yield response("a", [5], 1)
         raise Refused(EngineFailedError("the step failed").to_wire())
 
-    with StandInServer(fail_late) as server, connect(server, transport) as client:
+    with StandInServer(fail_late) as server, connect(server) as client:
         stream = client.stream(CompletionRequest("x"))
         assert next(stream).text == "a"
         with pytest.raises(EngineFailedError, match="the step failed"):
             next(stream)
 
 
-def test_a_model_that_is_not_served_is_the_callers_mistake(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_a_model_that_is_not_served_is_the_callers_mistake() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         with pytest.raises(InvalidRequestError, match="unknown model"):
             client.generate(CompletionRequest("x"), "generate_all")
         with pytest.raises(InvalidRequestError, match="unknown model"):
             client.model_parameters("generate_all")
 
 
-def test_no_server_is_a_typed_error_and_not_ready(transport: str) -> None:
-    url = f"{transport}://127.0.0.1:{free_port()}"
+def test_no_server_is_a_typed_error_and_not_ready() -> None:
+    url = f"grpc://127.0.0.1:{free_port()}"
     with Client.connect(url, Timeouts(connect_s=1.0, total_s=5.0)) as client:
         assert not client.is_ready()
         with pytest.raises(ServerUnavailableError, match="no server answers"):
@@ -222,54 +218,54 @@ def test_no_server_is_a_typed_error_and_not_ready(transport: str) -> None:
             client.server_version()
 
 
-def test_what_the_server_says_of_itself(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_what_the_server_says_of_itself() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         assert client.is_ready()
         assert client.server_version() == "2.51.0"
         assert client.model_parameters("generate")["engine_dir"] == "/engines/target"
 
 
 @pytest.mark.parametrize("limits", [{"read_s": 0.2}, {"total_s": 0.2}])
-def test_silence_ends_in_a_timeout(transport: str, limits: dict[str, float]) -> None:
+def test_silence_ends_in_a_timeout(limits: dict[str, float]) -> None:
     def silent(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
         yield response("a", [5], 1)
         threading.Event().wait(1.0)
 
-    with StandInServer(silent) as server, connect(server, transport, **limits) as client:
+    with StandInServer(silent) as server, connect(server, **limits) as client:
         stream = client.stream(CompletionRequest("x"))
         assert next(stream).text == "a"
         with pytest.raises(RequestTimeoutError):
             next(stream)
 
 
-def test_the_first_response_may_take_as_long_as_the_request(transport: str) -> None:
+def test_the_first_response_may_take_as_long_as_the_request() -> None:
     """The server reads the whole prompt before it, minutes for a long one."""
 
     def slow_to_begin(inputs: dict[str, Any], model: str) -> Iterator[dict[str, Any]]:
         threading.Event().wait(0.6)
         yield response("a", [5], 1, finish="length")
 
-    with StandInServer(slow_to_begin) as server, connect(server, transport, read_s=0.2) as client:
+    with StandInServer(slow_to_begin) as server, connect(server, read_s=0.2) as client:
         assert client.stream(CompletionRequest("x")).result().text == "a"
 
 
-def test_closing_a_stream_cancels_the_request(transport: str) -> None:
-    with StandInServer(hang_after_one) as server, connect(server, transport) as client:
+def test_closing_a_stream_cancels_the_request() -> None:
+    with StandInServer(hang_after_one) as server, connect(server) as client:
         with client.stream(CompletionRequest("x")) as stream:
             assert next(stream).text == "a"
         assert server.was_cancelled.wait(120.0)
 
 
-def test_forgetting_a_stream_cancels_the_request(transport: str) -> None:
-    with StandInServer(hang_after_one) as server, connect(server, transport) as client:
+def test_forgetting_a_stream_cancels_the_request() -> None:
+    with StandInServer(hang_after_one) as server, connect(server) as client:
         stream = client.stream(CompletionRequest("x"))
         next(stream)
         del stream
         assert server.was_cancelled.wait(120.0)
 
 
-def test_two_streams_of_one_client_do_not_mix(transport: str) -> None:
-    with StandInServer(two_rounds) as server, connect(server, transport) as client:
+def test_two_streams_of_one_client_do_not_mix() -> None:
+    with StandInServer(two_rounds) as server, connect(server) as client:
         first, second = client.stream(CompletionRequest("x")), client.stream(CompletionRequest("y"))
         assert [next(first).text, next(second).text, next(first).text] == ["a ü", "a ü", " b"]
         assert second.result().text == first.result().text == "a ü b"
@@ -300,11 +296,11 @@ def test_two_streams_of_one_client_do_not_mix(transport: str) -> None:
     ids=lambda bad: repr(bad)[18:60],
 )
 def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(
-    transport: str, bad: CompletionRequest
+    bad: CompletionRequest,
 ) -> None:
     with (
         StandInServer(two_rounds) as server,
-        connect(server, transport) as client,
+        connect(server) as client,
         pytest.raises(InvalidRequestError, match="cannot be sent"),
     ):
         client.generate(bad)
@@ -317,9 +313,9 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(
         "",
         "grpc://",
         "ftp://127.0.0.1:80",
-        "http://127.0.0.1",
+        "grpc://127.0.0.1",
         "grpc://h:99999",
-        "http://h:80/v2",
+        "grpc://h:80/v2",
         "grpc://:1",
     ],
 )
@@ -328,8 +324,13 @@ def test_an_address_of_another_form_is_refused(url: str) -> None:
         Client.connect(url)
 
 
+def test_the_refusal_of_http_names_grpc() -> None:
+    with pytest.raises(InvalidRequestError, match="speaks gRPC alone; name the server's gRPC port"):
+        Client.connect("http://127.0.0.1:8000")
+
+
 def test_an_address_without_scheme_means_grpc() -> None:
-    assert split_url("127.0.0.1:8001") == ("grpc", "127.0.0.1:8001")
+    assert address_of("127.0.0.1:8001") == address_of("grpc://127.0.0.1:8001") == "127.0.0.1:8001"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])

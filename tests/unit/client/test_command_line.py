@@ -13,10 +13,9 @@ from tests.support.stand_in_scripts import two_rounds, with_log_probs
 from tests.support.stand_in_server import StandInServer, free_port
 
 
-@pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_the_command_line_prints_text_or_json(transport: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     with StandInServer(two_rounds) as server:
-        url = server.grpc_url if transport == "grpc" else server.http_url
+        url = server.grpc_url
         assert main(["--url", url, "x"]) == 0
         assert capsys.readouterr().out == "a ü b\n"
         assert main(["--url", url, "--stream", "x"]) == 0

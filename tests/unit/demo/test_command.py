@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines.client import Chunk, Client, CompletionRequest, Generation
-from pipelines.client.client import GenerationStream
+from pipelines.client import Chunk, CompletionRequest, Generation
 from pipelines.client.generation import SpeculationCounts
 from pipelines.command_line.prompts import Prompt
 from pipelines.demo import __main__ as command
 from pipelines.demo.live_text import LiveText, Segment, segments
-from pipelines.demo.pairs import Pair, ask_pair
-from pipelines.demo.summary import as_document, figures_of, table, verdict_of
+from pipelines.demo.summary import Pair, as_document, ask_pair, figures_of, table, verdict_of
 from pipelines.errors import EngineFailedError, PortInUseError
 from pipelines.text.vocabulary import Vocabulary
 
@@ -72,33 +71,36 @@ def test_text_cannot_steer_the_terminal() -> None:
     assert out.getvalue() == "a\u241b[2Jb\u240dc\u2421\td"
 
 
-class ScriptedCall:
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self._chunks = chunks
+class ScriptedStream:
+    def __init__(self, chunks: list[Chunk], given: Generation) -> None:
+        self._chunks, self._given = chunks, given
 
-    def receive(self) -> Chunk | None:
-        return self._chunks.pop(0) if self._chunks else None
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._chunks)
 
-    def close(self) -> None:
+    def result(self) -> Generation:
+        return self._given
+
+    def __enter__(self) -> ScriptedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pass
 
 
-class ScriptedTransport:
-    """A transport that answers [1, 2, 3]; ``generate`` reports the first two as drafted."""
+class ScriptedClient:
+    """A client that answers [1, 2, 3]; ``generate`` reports the first two as drafted."""
 
     def __init__(self, wrong: bool = False) -> None:
-        self.asked: list[tuple[str, bool]] = []
+        self.asked: list[str] = []
         self._wrong = wrong
 
-    def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> ScriptedCall:
-        self.asked.append((model, streaming))
+    def stream(self, request: CompletionRequest, model: str) -> ScriptedStream:
+        self.asked.append(model)
         ids = (1, 2, 7) if self._wrong and model == "generate" else (1, 2, 3)
         marks = (True, True, False) if model == "generate" else ()
-        at = 1e12  # later than any start
-        return ScriptedCall([chunk(ids, marks, finish="length", so_far=3, at=at)])
-
-    def is_ready(self) -> bool:
-        return True
+        counts = (1, 2, 2) if marks else (0, 0, 0)
+        return ScriptedStream([chunk(ids, marks)], answer(ids, 1.0, 2.0, *counts))
 
     def server_version(self) -> str:
         return "2.51.0"
@@ -106,40 +108,22 @@ class ScriptedTransport:
     def model_parameters(self, model: str) -> dict[str, str]:
         return {}
 
-    def close(self) -> None:
+    def __enter__(self) -> ScriptedClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pass
 
 
 def test_both_models_are_asked_in_the_wanted_order() -> None:
-    transport = ScriptedTransport()
-    client = Client("grpc://stand-in", transport)
+    client: Any = ScriptedClient()
     request = CompletionRequest(PROMPT.text, max_tokens=3)
     seen: list[Chunk] = []
-    pair = ask_pair(client, PROMPT, request, transport="grpc", target_first=True, on_chunk=seen.append)
-    ask_pair(client, PROMPT, request, transport="http", target_first=False)
-    assert transport.asked == [
-        ("generate_target", True),
-        ("generate", True),
-        ("generate", False),
-        ("generate_target", False),
-    ]
+    pair = ask_pair(client, PROMPT, request, target_first=True, on_chunk=seen.append)
+    ask_pair(client, PROMPT, request, target_first=False)
+    assert client.asked == ["generate_target", "generate", "generate", "generate_target"]
     assert len(seen) == 1
     assert pair.divergence is None
-    assert pair.speculative.accepted_mask == (True, True, False)
-
-
-def test_a_stream_is_closed_even_if_showing_it_fails() -> None:
-    closed: list[bool] = []
-
-    class Watched(ScriptedCall):
-        def close(self) -> None:
-            closed.append(True)
-
-    stream = GenerationStream(Watched([chunk((1,), (True,))]), 0.0)
-    with pytest.raises(ZeroDivisionError), stream:
-        for _ in stream:
-            raise ZeroDivisionError
-    assert closed
 
 
 def answer(ids: tuple[int, ...], ttft: float | None, e2e: float, *counts: int) -> Generation:
@@ -149,34 +133,31 @@ def answer(ids: tuple[int, ...], ttft: float | None, e2e: float, *counts: int) -
 
 FIVE = (1, 2, 3, 4, 5)
 PAIRS = [
-    Pair(PROMPT, "grpc", 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 0.5, 2.5, 2, 8, 3)),
-    Pair(PROMPT, "grpc", 0.0, answer(FIVE, 3.0, 5.0), answer(FIVE, 1.5, 2.5, 2, 8, 5)),
-    Pair(PROMPT, "grpc", 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
-    Pair(PROMPT, "http", 0.0, answer(FIVE, None, 5.0), answer(FIVE, None, 1.0, 2, 8, 3)),
+    Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 0.5, 2.5, 2, 8, 3)),
+    Pair(PROMPT, 0.0, answer(FIVE, 3.0, 5.0), answer(FIVE, 1.5, 2.5, 2, 8, 5)),
+    Pair(PROMPT, 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
 ]
-NOTHING_DRAFTED = [Pair(PROMPT, "grpc", 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 1.0, 5.0, 5, 0, 0))]
+NOTHING_DRAFTED = [Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 1.0, 5.0, 5, 0, 0))]
 
 
-def test_figures_are_those_of_the_greedy_answers_per_transport() -> None:
-    alone, both, http_alone, http_both = figures_of(PAIRS)
+def test_figures_are_those_of_the_greedy_answers() -> None:
+    alone, both = figures_of(PAIRS)
     assert (alone.ttft_s, alone.itl_s, alone.e2e_latency_s) == (2.0, 0.75, 5.0)
     assert (alone.output_tokens_per_s, alone.speed_up) == (1.0, 1.0)
     assert (both.output_tokens_per_s, both.speed_up) == (2.0, 2.0)
     assert (both.acceptance_rate, both.mean_acceptance_length) == (0.5, 3.0)
-    assert http_alone.ttft_s is None
-    assert http_both.speed_up == 5.0
-    assert len(table(figures_of(PAIRS)).splitlines()) == 2 + 4
+    assert len(table(figures_of(PAIRS)).splitlines()) == 2 + 2
 
 
 def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
     verdict = verdict_of(PAIRS)
     assert verdict.is_pass
-    assert str(verdict).startswith("PASS: all 4 answers (20 tokens, 11 of them")
-    other = Pair(PROMPT, "http", 0.0, answer(FIVE, None, 5.0), answer((1, 2, 9, 4, 5), None, 1.0, 2, 8, 3))
-    failed = verdict_of([*PAIRS, other])
+    assert str(verdict).startswith("PASS: all 3 answers (15 tokens, 8 of them")
+    failed = verdict_of(
+        [*PAIRS, Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer((1, 2, 9, 4, 5), 1.0, 1.0, 2, 8, 3))]
+    )
     assert not failed.is_pass
-    assert "1 of 5 answers differ" in str(failed)
-    assert "prompt p0" in str(failed)
+    assert "1 of 4 answers differ" in str(failed) and "prompt p0" in str(failed)
     document = json.loads(json.dumps(as_document(figures_of(PAIRS), failed)))
     assert document["verdict"] == "fail"
     assert document["answers_that_differ"][0]["divergence"]["position"] == 2
@@ -218,38 +199,43 @@ class ServerWatch:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServerWatch:
-    """Return the program with a stand-in server; ``scripted`` transports answer for it."""
+    """Return the program with a stand-in server; a scripted client answers for it."""
     watch = ServerWatch()
     built = {"model_repository": str(tmp_path / "model_repository")}
     monkeypatch.setattr(command, "build_recipe", lambda module, recipe, report: built)
     monkeypatch.setattr(command.Server, "start", watch.start)
     monkeypatch.setattr(command, "engine_directories", lambda client: {"target": tmp_path})
     monkeypatch.setattr(command.Vocabulary, "from_file", lambda path: VOCABULARY)
-    monkeypatch.setattr(command.Client, "connect", lambda url: Client(url, ScriptedTransport()))
+    monkeypatch.setattr(command.Client, "connect", lambda url: ScriptedClient())
     return watch
 
 
-def test_the_program_shows_text_table_verdict_and_json(
-    scene: ServerWatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_line_is_the_verdict(scene: ServerWatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--max-tokens", "3"]) == 0
     out = capsys.readouterr().out
     assert out.count("«def f»()") == 20  # 16 greedy and 4 sampled answers
-    assert "PASS: all 36 answers" in out
+    assert out.splitlines()[-1].startswith("PASS: all 20 answers")
+    assert scene.events == ["start", "stop"]
+
+
+def test_a_program_reads_the_last_line_as_json(
+    scene: ServerWatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--json"]) == 0
+    out = capsys.readouterr().out
     document = json.loads(out.splitlines()[-1])
     assert document["verdict"] == "pass"
-    assert document["answers_compared"] == 36
+    assert document["answers_compared"] == 20
     assert document["conditions"]["recipe"] == "demo"
     assert document["conditions"]["prompts"]["sets"] == {"code": 16}
-    assert scene.events == ["start", "stop"]
 
 
 def test_a_difference_is_exit_code_1(
     scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command.Client, "connect", lambda url: Client(url, ScriptedTransport(wrong=True)))
+    monkeypatch.setattr(command.Client, "connect", lambda url: ScriptedClient(wrong=True))
     assert command.main([]) == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["verdict"] == "fail"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL: 20 of 20 answers differ")
 
 
 @pytest.mark.parametrize(
@@ -275,22 +261,26 @@ def test_the_server_is_stopped_whatever_happens(
     assert scene.events == ["start", "stop"]
 
 
-def test_a_build_or_start_that_fails_is_an_error_with_json(
-    scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_start_that_fails_is_said_once(
+    is_json: bool, scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def taken(directory: Path, ports: Any) -> None:
         raise PortInUseError("the HTTP port is in use", values="port 8000")
 
     monkeypatch.setattr(command.Server, "start", taken)
-    assert command.main([]) == 1
-    assert "port 8000" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+    assert command.main(["--json"] if is_json else []) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("error: the HTTP port is in use") == 1
+    last = shown.out.splitlines()[-1]
+    assert ("port 8000" in json.loads(last)["error"]) if is_json else not last.startswith("{")
 
 
-def test_a_failing_build_names_its_command(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_fault_of_a_build_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--recipe", "no-such-recipe"]) == 1
     shown = capfd.readouterr()
-    assert "build.repository --recipe no-such-recipe ended with 1" in shown.err
-    assert json.loads(shown.out.splitlines()[-1])["verdict"] == "fail"
+    assert shown.err.startswith("error: there is no recipe no-such-recipe; ")
+    assert shown.err.count("error: ") == 1 and "{" not in shown.out
 
 
 @pytest.mark.parametrize(

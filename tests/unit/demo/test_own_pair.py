@@ -60,8 +60,26 @@ def test_prompts_that_are_all_kept_for_calibration_are_an_error_before_anything_
 ) -> None:
     text = next(text for text in map(str, range(99)) if Prompt("", text).is_for_calibration)
     (tmp_path / "mine.txt").write_text(text)
-    assert own_pair.main(["big", "small", "--prompts", str(tmp_path / "mine.txt")]) == 1
+    assert own_pair.main(["big", "small", "--prompts", str(tmp_path / "mine.txt"), "--json"]) == 1
     shown = capsys.readouterr()
     assert "there are too few prompts" in shown.err and "kept for calibration: 1" in shown.err
-    assert json.loads(shown.out.splitlines()[-1])["verdict"] == "fail"
+    assert json.loads(shown.out)["verdict"] == "fail"
     assert told == []
+
+
+@pytest.mark.parametrize(
+    "text", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B@main", "hf://Qwen/Qwen3-0.6B@refs/pr/1"]
+)
+def test_an_id_of_the_hub(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert own_pair.named_checkpoint(text) == f"hf://{text.removeprefix('hf://')}"
+
+
+@pytest.mark.parametrize(
+    "text", ["checkpoints/mine", "./mine", "../mine", "mine", "a/b/c", "checkpoints/a@b"]
+)
+def test_a_path_need_not_exist(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped directory is not asked for on the hub."""
+    (tmp_path / "here/checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert own_pair.named_checkpoint(text) == str(Path(text).resolve())

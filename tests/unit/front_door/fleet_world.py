@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from pipelines.client.grpc_transport import tensor_values
 from pipelines.client.request import CompletionRequest
-from pipelines.client.transports.grpc import tensor_values
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
 from pipelines.front_door.fleet.addresses import Addresses

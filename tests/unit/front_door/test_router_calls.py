@@ -11,9 +11,9 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines import kserve_stream
+from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
 from pipelines.client.request import CompletionRequest
-from pipelines.client.timeouts import Timeouts
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.front_door.router_calls import GatewayCalls, merged
 

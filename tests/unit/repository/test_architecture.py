@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("kserve_stream", "router", "time_limit"),
         "triton",  # ends what a killed gateway leaves
     },
-    "command_line": {"errors", "program", "configuration", "client", "deploy", "text"},
+    "command_line": {"errors", "program", "configuration", "client", "deploy", "text", "building"},
     "bench": {
         *("errors", "program", "manifest", "client", "text", "command_line", "atomic_file", "configuration"),
         *("building", "executor", "speculation", "time_left", "available_resources", "engine_memory"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipelines.client.transports.refusals import timed_out, unreachable
+from pipelines.client.refusals import timed_out, unreachable
 from pipelines.errors import EngineFailedError, InternalError, RequestTimeoutError, from_wire
 from tests.fault_drills.asking import EQUAL, Heard, Tally, class_of
 from tests.fault_drills.drill import BUSY, DIED, Drill, Outcome, judge

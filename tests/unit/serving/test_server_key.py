@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.client.server_key import FILE_VARIABLE, key_of_environment
+from pipelines.client.connection import FILE_VARIABLE, key_of_environment
 from pipelines.command_line.running_server import known_key
 from pipelines.errors import InvalidRequestError, ServerStartError
 from pipelines.triton.backend.header import ServerKey

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.bench.reporting.section import Section, joint_verdict
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.validation import runs
 from pipelines.validation.exact.plan import ADAPTIVE, ProofPlan

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import (
     DraftproofError,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.any_model import ModelSpec, Tensors, spec_from_config
+from pipelines.client.models import ModelSpec, Tensors, spec_from_config
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, VerificationError
 from pipelines.validation.audit.against import Foreign, verify_foreign

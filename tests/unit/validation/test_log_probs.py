@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.validation.exact.verdict import Proof
 from tests.unit.client.scripted_client import honest
 from tests.unit.validation.test_exact import ANSWER, ASKED, PLAN, change_of, run

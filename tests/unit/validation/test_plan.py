@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.bench.reporting.rates import prompts_needed
 from pipelines.client import CompletionRequest
-from pipelines.client.model_names import ENSEMBLE, SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import ENSEMBLE, SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.errors import VerificationError
 from pipelines.validation.exact.plan import (

@@ -19,7 +19,7 @@ import pytest
 from pipelines.bench.reporting.section import Section, Table, Verdict, joint_verdict
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.client.model_names import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import ServerBusyError
 from pipelines.text.vocabulary import Vocabulary

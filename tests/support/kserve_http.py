@@ -1,4 +1,7 @@
-"""Transport over Triton's HTTP endpoints ``generate`` and ``generate_stream`` (server-sent events)."""
+"""A client of Triton's HTTP endpoints ``generate`` and ``generate_stream`` (server-sent events).
+
+Ours speaks gRPC alone. This one shows that clients of others are served as well, over the other protocol.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,22 @@ from typing import Any
 
 import httpx
 
+from pipelines.client import Client
+from pipelines.client.connection import KEY_HEADER, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.refusals import refusal, timed_out, unreachable
 from pipelines.client.request import CompletionRequest, InputTensor
-from pipelines.client.server_key import KEY_HEADER
-from pipelines.client.timeouts import Timeouts
-from pipelines.client.transports.refusals import refusal, timed_out, unreachable
 from pipelines.errors import DraftproofError
 
 _EVENT_PREFIX = "data:"
 _MANY_VALUES = frozenset(
     {"input_ids", "resume_output_ids", "stop_words", "bad_words", "logit_bias_ids", "logit_bias_values"}
 )
+
+
+def connect(url: str, timeouts: Timeouts | None = None, key: str = "") -> Client:
+    """Return a client of the server at ``http://host:port``."""
+    return Client(url, HttpTransport(url.removeprefix("http://"), timeouts or Timeouts(), key))
 
 
 class HttpTransport:
@@ -101,9 +109,7 @@ class HttpTransport:
 
     def _limits(self, silence_s: float) -> httpx.Timeout:
         limits = self._timeouts
-        return httpx.Timeout(
-            connect=limits.connect_s, read=silence_s, write=limits.write_s, pool=limits.connect_s
-        )
+        return httpx.Timeout(connect=limits.connect_s, read=silence_s, write=silence_s, pool=limits.connect_s)
 
 
 class HttpCall:
@@ -219,5 +225,5 @@ def as_error(error: httpx.HTTPError, url: str, timeouts: Timeouts, silence_s: fl
     if isinstance(error, httpx.ReadTimeout):
         return timed_out("no response", silence_s)
     if isinstance(error, httpx.WriteTimeout):
-        return timed_out("the request could not be sent", timeouts.write_s)
+        return timed_out("the request could not be sent", timeouts.read_s)
     return unreachable(url, f"{type(error).__name__}: {error}")

@@ -19,11 +19,10 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import triton_to_np_dtype
 
+from pipelines.client.connection import KEY_HEADER, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.refusals import cancelled, refusal, timed_out, unreachable
 from pipelines.client.request import CompletionRequest
-from pipelines.client.server_key import KEY_HEADER
-from pipelines.client.timeouts import Timeouts
-from pipelines.client.transports.refusals import cancelled, refusal, timed_out, unreachable
 from pipelines.errors import DraftproofError
 
 

@@ -40,7 +40,7 @@ def refusal(message: str, *, is_client_fault: bool | None = None) -> DraftproofE
             "the server is not ready for this request",
             values=message,
             limit="all models must be loaded",
-            remedy="wait for 'make ready', then read the server's log",
+            remedy="wait for 'draftproof ready', then read the server's log",
         )
     if is_client_fault or _INVALID_REQUEST.search(message):
         return InvalidRequestError(
@@ -63,7 +63,7 @@ def unreachable(url: str, detail: str) -> ServerUnavailableError:
         "no server answers",
         values=f"{url}: {detail}",
         limit="a ready Triton server is needed",
-        remedy="start one with 'make serve' and wait for 'make ready'",
+        remedy="start one with 'draftproof serve', which waits until it is ready",
     )
 
 

@@ -1,0 +1,94 @@
+"""What a connection to a server needs: its address, timeouts, the key, and the names of its models."""
+
+from __future__ import annotations
+
+import math
+import os
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Three limits in seconds, all above 0.
+
+    Attributes:
+        connect_s: Longest time until the server accepts a connection.
+        read_s: Longest time between responses of a stream. The first one, before which the server reads the
+            whole prompt, has only the limit ``total_s``, as have answers that are not streamed.
+        total_s: Longest time of the whole request. The server gets the limit too and ends the request.
+    """
+
+    connect_s: float = 5.0
+    read_s: float = 60.0
+    total_s: float = 600.0
+
+    @property
+    def total_us(self) -> int:
+        """``total_s`` in microseconds, for the server's ``timeout`` parameter."""
+        return max(1, round(self.total_s * 1e6))
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidRequestError(
+                    "a timeout is invalid",
+                    values=f"{name}={value}",
+                    limit="a positive, finite number of seconds",
+                    remedy="set the longest time that the client may wait",
+                )
+
+
+KEY_HEADER = "draftproof-key"
+"""Name of the header over HTTP and of the metadata over gRPC."""
+
+FILE_VARIABLE = "DRAFTPROOF_KEY_FILE"
+"""Environment variable with the path of the key file, ``<run directory>/key``."""
+
+
+def key_of_environment() -> str:
+    """Return the key in the file that ``DRAFTPROOF_KEY_FILE`` names; "" if it names none.
+
+    Raises:
+        InvalidRequestError: The file cannot be read.
+    """
+    path = os.environ.get(FILE_VARIABLE, "")
+    try:
+        return Path(path).read_text(encoding="ascii").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            "the key of the server cannot be read",
+            values=f"{FILE_VARIABLE}={path}: {error}",
+            limit="the file 'key' in the server's run directory, which only its user may read",
+            remedy="unset the variable, or run this as the server's user",
+        ) from None
+
+
+SPECULATIVE = "generate"
+TARGET_ALONE = "generate_target"
+ENSEMBLE = "ensemble"
+
+
+def address_of(url: str) -> str:
+    """Return ``host:port`` of the address of a server, which may begin with ``grpc://``.
+
+    Raises:
+        InvalidRequestError: The address has another form.
+    """
+    parts = urllib.parse.urlsplit(url if "://" in url else f"grpc://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
+        raise InvalidRequestError(
+            "the server's address is invalid",
+            values=f"url={url!r}",
+            limit="grpc://host:port, or host:port: this client speaks gRPC alone",
+            remedy="name the server's gRPC port, such as grpc://127.0.0.1:8001; over HTTP use curl, "
+            "tritonclient.http, or a client of OpenAI's API",
+        )
+    return parts.netloc
