@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.program import run_program
 
 _DEPLOY = "pipelines.deploy.__main__"
 
-PROGRAMS: dict[str, tuple[str, str]] = {
+USUAL: dict[str, tuple[str, str]] = {
     "doctor": (_DEPLOY, "say what this machine has and lacks"),
-    "engines": ("build.engines", "compile the two engines of a recipe"),
-    "preflight": ("build.preflight", "check a pair and plan its memory, from config.json files alone"),
-    "llm-api": ("build.llm_api", "render a pair for TensorRT-LLM's LLM API"),
-    "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
-    "repository": ("build.repository", "render a Triton model repository, engines first"),
-    "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
-    "serve": (_DEPLOY, "start the server of a rendered repository or a package, and wait until it is ready"),
-    "run": (_DEPLOY, "be that server, in the foreground: what a container runs"),
-    "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),
+    "demo": ("pipelines.demo.__main__", "build the demonstration pair, serve, generate, compare, stop"),
+    "try": ("pipelines.demo.own_pair", "the same with a pair of your own, directories or ids of the hub"),
+    "serve": (_DEPLOY, "start a server, building what it lacks, and wait until it is ready"),
+    "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
     "ready": (_DEPLOY, "wait until the server is ready"),
     "stop": (_DEPLOY, "stop the server"),
-    "draft-length": (_DEPLOY, "set the draft length, of a running server too"),
-    "lookup-corpus": (_DEPLOY, "set the texts in which drafts are looked up, of a running server too"),
-    "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
+    "verify": ("pipelines.validation.__main__", "prove that answers are those of the target alone"),
+    "bench": ("pipelines.bench.__main__", "time the pair against the target alone"),
+    "canary": ("pipelines.canary.__main__", "roll a new pair out step by step, or roll it back"),
+}
+"""Commands that a user needs first: name -> the module whose ``main`` it runs, and what it does."""
+
+FURTHER: dict[str, tuple[str, str]] = {
+    "preflight": ("build.preflight", "check a pair and plan its memory, from config.json files alone"),
+    "engines": ("build.engines", "compile the two engines of a recipe"),
+    "repository": ("build.repository", "render a Triton model repository, engines first"),
+    "package": ("build.package", "write a compiled pair as a package that any machine can serve"),
+    "quantize": ("build.quantize", "quantize the checkpoints of a recipe with ModelOpt"),
+    "llm-api": ("build.llm_api", "render a pair for TensorRT-LLM's LLM API"),
+    "run": (_DEPLOY, "be a server, in the foreground: what a container runs"),
+    "front-door": ("pipelines.front_door.fleet.__main__", "serve OpenAI's API with the servers of a fleet"),
     "upstreams": (
         "pipelines.upstreams.__main__",
         "answer OpenAI's API with two servers of any engine, and roll the new one out",
     ),
-    "canary": ("pipelines.canary.__main__", "roll a new pair out step by step, or roll it back"),
-    "ask": ("pipelines.client.__main__", "ask a server to continue a text"),
-    "demo": ("pipelines.demo.__main__", "build, serve, generate, compare, stop"),
-    "try": (
-        "pipelines.demo.own_pair",
-        "serve a pair of your own, directories or ids of the Hugging Face hub, as demo does",
-    ),
-    "verify": ("pipelines.validation.__main__", "prove that generate answers as generate_target"),
-    "bench": ("pipelines.bench.__main__", "time generate against generate_target"),
+    "api-key": ("pipelines.front_door.access.__main__", "add or remove an API key of OpenAI's API"),
+    "draft-length": (_DEPLOY, "set the draft length, of a running server too"),
+    "lookup-corpus": (_DEPLOY, "set the texts in which drafts are looked up, of a running server too"),
 }
-"""Name -> the module whose ``main`` it runs, and what it does."""
+"""Commands that a user may need later, likewise."""
+
+PROGRAMS = {**USUAL, **FURTHER}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,17 +59,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: list[str]) -> list[str]:
-    width = max(map(len, PROGRAMS)) + 2
     parser = argparse.ArgumentParser(
         prog="draftproof",
         usage="draftproof COMMAND [options]",
         description="Speculative decoding in Triton. 'draftproof COMMAND --help' lists a command's options.",
-        epilog="\n".join(["commands:", *(f"  {name:{width}}{PROGRAMS[name][1]}" for name in PROGRAMS)]),
+        epilog=f"commands:\n{_list_of(USUAL)}\n\nfurther commands:\n{_list_of(FURTHER)}\n\n"
+        "exit codes: 0 passed or done; 1 failed; 2 wrong usage; 3 inconclusive; 130 interrupted.\n"
+        "make reports each failure as 2: use the command itself in scripts.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"draftproof {_version()}")
     parser.add_argument("command", choices=PROGRAMS, metavar="COMMAND", help="one of those below")
     parser.parse_args(arguments[:1])
     return arguments
+
+
+def _list_of(programs: dict[str, tuple[str, str]]) -> str:
+    width = max(map(len, PROGRAMS)) + 2
+    return "\n".join(f"  {name:{width}}{text}" for name, (_, text) in programs.items())
+
+
+def _version() -> str:
+    """Return the version in ``pyproject.toml``: the checkout is not installed as a package."""
+    try:
+        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:  # an image without it
+        return "unknown"
+    found = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a connection to a server needs: its address, timeouts, the key, and the names of its models."""
+"""Address, timeouts and key of a connection to a server, and the names of its models."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipelines.building import build_recipe
 from pipelines.client import Client
 from pipelines.client.connection import FILE_VARIABLE
 from pipelines.deploy.ports import HOST, Ports
@@ -26,7 +27,7 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
     Args:
         url: Address of a running server; "" for the one that ``draftproof serve`` started, or if there is
             none for a new one on free ports.
-        recipe: Recipe whose rendered repository a new server uses.
+        recipe: Recipe of a new server; its engines and its repository are built if they do not exist.
 
     Raises:
         ServerUnavailableError: The named server is not ready.
@@ -51,6 +52,7 @@ def running_server(url: str, recipe: str) -> Iterator[str]:
         with known_key(directory):
             yield _address(served)
         return
+    build_recipe("build.repository", recipe, report=lambda line: print(line, file=sys.stderr, flush=True))
     with stopped_by_signals(), Server.start(directory, Ports.free()) as server:
         print(f"starting a server; log {server.log}", file=sys.stderr, flush=True)
         server.wait_ready()

@@ -205,6 +205,7 @@ def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
 ) -> None:
     directory = render("own", "generate")
     monkeypatch.setattr(running_server, "run_directory", lambda recipe: directory)
+    monkeypatch.setattr(running_server, "build_recipe", lambda module, recipe, report: None)
     with running_server.running_server("", "own") as address:
         own = Server.running(directory)
         assert own is not None

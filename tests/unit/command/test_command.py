@@ -71,14 +71,14 @@ def test_make_puts_the_command_into_every_environment(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_a_program_is_a_target_of_make_too() -> None:
-    text = (REPOSITORY_ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", text, re.MULTILINE))
-    assert set(command.PROGRAMS) - targets == {
-        "front-door",
-        "run",
-        "upstreams",
-    }  # containers and services start these
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--version"])
+    assert ended.value.code == 0
+    assert (
+        f'version = "{capsys.readouterr().out.split()[1]}"'
+        in (REPOSITORY_ROOT / "pyproject.toml").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", command.PROGRAMS)
