@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.gateway.request_checks import quoted
 
-NUMPY_TYPES: Mapping[str, npt.DTypeLike] = {
-    **{"BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64},
-    **{"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64},
-    **{"FP16": np.float16, "FP32": np.float32, "FP64": np.float64},
-}
-"""numpy types by KServe's type names, for values that JSON can represent; BYTES are strings."""
+JSON_TYPES = frozenset(
+    {
+        *("BYTES", "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+        *("FP16", "FP32", "FP64"),
+    }
+)
+"""KServe's names of the types whose values JSON can represent; BYTES are strings."""
 
 _SURROGATE = "\\ud"  # as escaped in JSON
 _MAX_DEPTH = 8
@@ -142,7 +144,7 @@ def _add_input(message: Any, name: str, datatype: str, shape: tuple[int, ...], d
 def _raw(array: npt.NDArray[Any]) -> bytes:
     if array.dtype != np.object_:
         return array.tobytes()
-    return b"".join(len(item).to_bytes(4, "little") + item for item in array.reshape(-1))
+    return bytes(serialize_byte_tensor(array).item()) if array.size else b""
 
 
 def _add_parameters(parameters: Any, given: Mapping[str, Any]) -> None:
@@ -170,13 +172,11 @@ def generate_document(response: Any) -> bytes:
     Args:
         response: The ``ModelInferResponse``. Tensors with several values become arrays.
     """
-    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
-    if response.id:
-        document["id"] = response.id
+    document = _header(response)
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         values = _values(tensor.datatype, raw)
         document[tensor.name] = values[0] if len(values) == 1 else values
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _written(document)
 
 
 def infer_document(response: Any, binary: set[str] | None) -> tuple[bytes, int | None]:
@@ -188,34 +188,30 @@ def infer_document(response: Any, binary: set[str] | None) -> tuple[bytes, int |
     """
     outputs, data = [], []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        described: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
+        described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if binary is None or tensor.name in binary:
             described["parameters"] = {"binary_data_size": len(raw)}
             data.append(raw)
         else:
             described["data"] = _values(tensor.datatype, raw)
         outputs.append(described)
-    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
-    if response.id:
-        document["id"] = response.id
-    written = json.dumps({**document, "outputs": outputs}, separators=(",", ":"), ensure_ascii=False).encode()
+    written = _written({**_header(response), "outputs": outputs})
     return b"".join([written, *data]), len(written) if data else None
 
 
+def _header(response: Any) -> dict[str, Any]:
+    header = {"model_name": response.model_name, "model_version": response.model_version}
+    return {**header, "id": response.id} if response.id else header
+
+
 def _values(datatype: str, raw: bytes) -> list[Any]:
-    if datatype != "BYTES":
-        values: list[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype]).tolist()
-        return values
-    items, start = [], 0
-    while start < len(raw):
-        stop = start + 4 + int.from_bytes(raw[start : start + 4], "little")
-        items.append(raw[start + 4 : stop].decode("utf-8", "replace"))
-        start = stop
-    return items
+    if datatype == "BYTES":
+        return [item.decode("utf-8", "replace") for item in deserialize_bytes_tensor(raw)]
+    return list(np.frombuffer(raw, triton_to_np_dtype(datatype)).tolist())
+
+
+def _written(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
@@ -275,74 +271,60 @@ def to_array(name: str, datatype: str, value: Any) -> npt.NDArray[Any]:
         value: Result of ``json.loads``.
 
     Returns:
-        An array of ``bytes`` for BYTES, otherwise of the type itself; without dimensions for a single value.
+        An array of strings for BYTES, otherwise of the type itself; without dimensions for a single value.
 
     Raises:
         InvalidRequestError: A value does not fit the type, or rows have different lengths.
     """
-    if datatype != "BYTES" and datatype not in NUMPY_TYPES:
+    if datatype not in JSON_TYPES:
         raise InvalidRequestError(
             f"the type of {quoted(name)} is unknown",
             values=quoted(datatype),
-            limit=f"BYTES, {', '.join(NUMPY_TYPES)}",
+            limit=", ".join(sorted(JSON_TYPES)),
             remedy="send the type given in the model's configuration",
         )
     array = np.array(value, np.object_)
-    values: list[Any] = array.reshape(-1).tolist()
-    for each in values:
+    for each in array.reshape(-1).tolist():
         if isinstance(each, list):
             raise InvalidRequestError(
-                f"the rows of {_shown(name)} have different lengths",
+                f"the rows of {quoted(name)} have different lengths",
                 values=quoted(json.dumps(value)),
                 limit="all rows must have the same length",
                 remedy="send an array whose rows have the same length",
             )
-        if not _fits(datatype, each):  # nor do NaN and Infinity, which Python accepts
+        if not _fits(datatype, each):
             raise InvalidRequestError(
-                f"{_shown(name)} has a value that does not fit its type",
-                values=f"{_shown(name)}="
-                + (repr(each) if isinstance(each, float) else quoted(json.dumps(each))),
+                f"{quoted(name)} has a value that does not fit its type",
+                values=quoted(json.dumps(each)),
                 limit=_range(datatype),
                 remedy="send a value of that type; numbers are never truncated",
             )
-    if datatype != "BYTES":
-        return array.astype(NUMPY_TYPES[datatype])
-    encoded = np.empty(array.size, np.object_)
-    encoded[:] = [each.encode("utf-8") for each in values]
-    return encoded.reshape(array.shape)
-
-
-def _shown(name: str) -> str:
-    """Return a valid name as it is, and quote an invalid one."""
-    return name if name.isidentifier() and quoted(name) == repr(name) else quoted(name)
+    return array if datatype == "BYTES" else array.astype(triton_to_np_dtype(datatype))
 
 
 def _fits(datatype: str, value: Any) -> bool:
-    if datatype == "BYTES":
-        return isinstance(value, str)
-    if datatype == "BOOL":
-        return isinstance(value, bool)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    kind: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
-    if kind.kind == "f":
-        return abs(value) <= _largest(kind)
-    limits = np.iinfo(kind)
-    return isinstance(value, int) and int(limits.min) <= value <= int(limits.max)
+    if datatype in ("BYTES", "BOOL"):
+        return isinstance(value, str if datatype == "BYTES" else bool)
+    lowest, highest = _limits(datatype)
+    numbers = int if isinstance(highest, int) else (int, float)
+    # NaN and Infinity, which Python's json accepts, are not between the limits.
+    return isinstance(value, numbers) and not isinstance(value, bool) and lowest <= value <= highest
 
 
 def _range(datatype: str) -> str:
     if datatype in ("BYTES", "BOOL"):
         return {"BYTES": "BYTES: a string", "BOOL": "BOOL: true or false"}[datatype]
-    kind: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
+    lowest, highest = _limits(datatype)
+    kind = "whole number" if isinstance(highest, int) else "number"
+    return f"{datatype}: a {kind} from {lowest} to {highest}"
+
+
+def _limits(datatype: str) -> tuple[float, float]:
+    """Return the lowest and the highest number of a type, as whole numbers for a type of whole numbers."""
+    kind: np.dtype[Any] = np.dtype(triton_to_np_dtype(datatype))
     if kind.kind == "f":
-        return f"{datatype}: a number, at most {_largest(kind):g} in size"
-    limits = np.iinfo(kind)
-    return f"{datatype}: a whole number from {limits.min} to {limits.max}"
-
-
-def _largest(kind: np.dtype[Any]) -> float:
-    return float(np.finfo(kind.type).max)
+        return float(np.finfo(kind).min), float(np.finfo(kind).max)
+    return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
