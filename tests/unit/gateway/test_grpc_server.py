@@ -18,6 +18,7 @@ from pipelines.errors import (
     EngineFailedError,
     InvalidRequestError,
     ProcessEndedError,
+    RequestCancelledError,
     RequestTimeoutError,
     ServerBusyError,
     ServerUnavailableError,
@@ -26,7 +27,7 @@ from pipelines.errors import (
 from pipelines.triton.gateway.grpc_server import GrpcServer
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.triton import KEY_HEADER
-from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway, until
+from tests.unit.gateway.stand_in_triton import SECRET_PATH, Behind, behind_the_gateway
 
 OPEN = {
     *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"),
@@ -142,7 +143,7 @@ def test_the_servers_metadata_say_on_what_its_answers_depend(tmp_path: Path) -> 
     run(tmp_path, scenario)
 
 
-def test_requests_are_answered_and_carry_the_key(tmp_path: Path) -> None:
+def test_requests_of_one_stream_are_answered_by_their_ids(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         reply = await stub(channel).ModelInfer(request("hello", request_id="mine"))
         assert (reply.id, reply.raw_output_contents[0][4:]) == ("mine", b"hello 0")
@@ -154,79 +155,36 @@ def test_requests_are_answered_and_carry_the_key(tmp_path: Path) -> None:
             if each.infer_response.outputs
         ]
         assert sorted(found) == [("1", b"a 0"), ("1", b"a 1"), ("2", b"b 0")]
-        assert [each.parameters["draftproof_key"].string_param for each in behind.stand_in.requests] == [
-            behind.key
-        ] * 3
         assert behind.calls.num_open == 0
 
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(
-    ("asked", "model", "arm"),
-    [
-        ("generate", "router", "stable"),
-        ("generate_target", "router", "control"),
-        ("router", "router", ""),
-        ("target", "speculative", "control"),
-        ("speculative", "speculative", ""),
-    ],
-)
-def test_a_name_is_turned_into_a_model_and_an_arm(tmp_path: Path, asked: str, model: str, arm: str) -> None:
+def test_models_are_described_under_the_name_that_was_asked_for(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
-        api, key = stub(channel), ((KEY_HEADER, behind.key),)
-        replies = [await api.ModelInfer(request(model=asked), metadata=key)]
-        call = api.ModelStreamInfer(iter([request(model=asked)]), metadata=key)
-        replies += [response.infer_response async for response in call]
-        assert {each.model_name for each in replies} == {asked}
-        for sent in behind.stand_in.requests:
-            assert (sent.model_name, sent.parameters["draftproof_arm"].string_param) == (model, arm)
-        described = await api.ModelMetadata(service_pb2.ModelMetadataRequest(name=asked), metadata=key)
-        config = await api.ModelConfig(service_pb2.ModelConfigRequest(name=asked), metadata=key)
-        assert described.name == config.config.name == asked
-        assert behind.stand_in.described == [model] * 2
-        behind.health.ready = {model}
-        assert (await api.ModelReady(service_pb2.ModelReadyRequest(name=asked))).ready
+        api = stub(channel)
+        described = await api.ModelMetadata(service_pb2.ModelMetadataRequest(name="generate_target"))
+        config = await api.ModelConfig(service_pb2.ModelConfigRequest(name="generate_target"))
+        assert described.name == config.config.name == "generate_target"
+        assert behind.stand_in.described == ["router"] * 2
+        assert (await api.ModelReady(service_pb2.ModelReadyRequest(name="generate_target"))).ready
 
     run(tmp_path, scenario)
 
 
-def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -> None:
-    config = tmp_path / "model_repository" / "target" / "config.pbtxt"
-    config.parent.mkdir(parents=True)
-    config.touch()
-
-    async def scenario(behind: Behind, channel: Any) -> None:
-        await stub(channel).ModelInfer(request(model="target"), metadata=((KEY_HEADER, behind.key),))
-        [sent] = behind.stand_in.requests
-        assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
-
-    run(tmp_path, scenario)
-
-
-def test_internal_models_and_paths_are_open_to_operators_alone(tmp_path: Path) -> None:
+def test_descriptions_show_clients_neither_internal_models_nor_paths(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         api, key = stub(channel), ((KEY_HEADER, behind.key),)
-        for asked in (
-            lambda metadata: api.ModelInfer(request(model="speculative"), metadata=metadata),
-            lambda metadata: api.ModelConfig(
-                service_pb2.ModelConfigRequest(name="target"), metadata=metadata
-            ),
-            lambda metadata: api.ModelMetadata(
-                service_pb2.ModelMetadataRequest(name="draft"), metadata=metadata
-            ),
-        ):
+        config, metadata = service_pb2.ModelConfigRequest, service_pb2.ModelMetadataRequest
+        for method, internal in ((api.ModelConfig, config), (api.ModelMetadata, metadata)):
             for wrong in (None, ((KEY_HEADER, "guess"),), ((KEY_HEADER, ""),)):
-                code, error = await error_of(asked(wrong))
+                code, error = await error_of(method(internal(name="speculative"), metadata=wrong))
                 assert code == "INVALID_ARGUMENT" and isinstance(error, InvalidRequestError)
-            await asked(key)
-        config = service_pb2.ModelConfigRequest(name="generate")
-        reply = await api.ModelConfig(config)
+            assert (await method(internal(name="speculative"), metadata=key)).SerializeToString()
+        reply = await api.ModelConfig(config(name="generate"))
         assert not reply.config.parameters and reply.config.input
-        reply = await api.ModelConfig(config, metadata=key)
+        reply = await api.ModelConfig(config(name="generate"), metadata=key)
         assert reply.config.parameters["target_engine_dir"].string_value == SECRET_PATH
-        [response] = await stream(channel, request(model="speculative"))
-        assert isinstance(told(response), InvalidRequestError)
 
     run(tmp_path, scenario)
 
@@ -275,23 +233,22 @@ def test_readiness_is_what_the_supervisor_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "kind"),
+    ("error", "code"),
     [
-        ("draftproof/engine_failed: broken", "INTERNAL", EngineFailedError),
-        ("draftproof/process_ended: broken", "UNAVAILABLE", ProcessEndedError),
-        ("draftproof/invalid_request: wrong", "INVALID_ARGUMENT", InvalidRequestError),
-        ("break", "UNAVAILABLE", ServerUnavailableError),
+        (EngineFailedError("broken"), "INTERNAL"),
+        (ProcessEndedError("broken"), "UNAVAILABLE"),
+        (ServerBusyError("full"), "UNAVAILABLE"),
+        (ServerUnavailableError("starting"), "UNAVAILABLE"),
+        (InvalidRequestError("wrong"), "INVALID_ARGUMENT"),
+        (RequestTimeoutError("late"), "DEADLINE_EXCEEDED"),
+        (RequestCancelledError("gone"), "CANCELLED"),
     ],
 )
-def test_what_triton_answers_is_told(
-    tmp_path: Path, text: str, code: str, kind: type[DraftproofError]
-) -> None:
+def test_every_error_has_its_code(tmp_path: Path, error: DraftproofError, code: str) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
-        found, error = await error_of(stub(channel).ModelInfer(request(text)))
-        assert (found, type(error)) == (code, kind)
-        *_, last = await stream(channel, request(text, 1, "mine"))
-        assert type(told(last)) is kind and last.infer_response.id == "mine"
-        assert behind.calls.num_open == 0
+        behind.health.refusal = error
+        found, received = await error_of(stub(channel).ModelInfer(request()))
+        assert (found, type(received)) == (code, type(error))
 
     run(tmp_path, scenario)
 
@@ -315,38 +272,6 @@ class Asked:
         return self
 
 
-def test_the_end_of_a_model_s_process_ends_its_answers(tmp_path: Path) -> None:
-    async def scenario(behind: Behind, channel: Any) -> None:
-        asked = await Asked(channel).begun()
-        whole = asyncio.ensure_future(stub(channel).ModelInfer(request("hang")))
-        await until(lambda: len(behind.stand_in.requests) == 2)
-        behind.end("router", EngineFailedError("the model's process ended"))
-        last = await asyncio.wait_for(asked.call.read(), 10)
-        assert isinstance(told(last), EngineFailedError) and last.infer_response.id == "mine"
-        code, error = await asyncio.wait_for(error_of(whole), 10)
-        assert code == "INTERNAL" and isinstance(error, EngineFailedError)
-        assert behind.calls.num_open == 0
-        asked.call.cancel()
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_a_client_that_leaves_frees_what_it_asked_for(tmp_path: Path, is_stream: bool) -> None:
-    async def scenario(behind: Behind, channel: Any) -> None:
-        if is_stream:
-            call = (await Asked(channel).begun()).call
-        else:
-            call = stub(channel).ModelInfer(request("hang"))
-            await until(lambda: bool(behind.stand_in.requests))
-        assert behind.calls.num_open == 1
-        call.cancel()
-        await asyncio.wait_for(behind.stand_in.cancelled.wait(), 10)
-        await behind.all_ended()
-
-    run(tmp_path, scenario)
-
-
 def test_a_deadline_is_kept_and_told(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         code, _ = await error_of(stub(channel).ModelInfer(request("hang"), timeout=0.3))
@@ -363,14 +288,10 @@ def test_a_deadline_is_kept_and_told(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_one_request_more_than_the_limit_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_stream_whose_second_request_is_refused_keeps_the_first(tmp_path: Path) -> None:
     async def scenario(behind: Behind, channel: Any) -> None:
         asked = [await Asked(channel, str(number)).begun() for number in range(4)]
-        code, error = await error_of(stub(channel).ModelInfer(request()))
-        assert code == "UNAVAILABLE" and isinstance(error, ServerBusyError)
-        [response] = await stream(channel, request(request_id="one more"))
-        assert isinstance(told(response), ServerBusyError) and response.infer_response.id == "one more"
-        asked[0].go_on.set()  # a stream with an open request is refused a second one, and keeps the first
+        asked[0].go_on.set()
         refused = await asyncio.wait_for(asked[0].call.read(), 10)
         assert isinstance(told(refused), ServerBusyError) and refused.infer_response.id == "more"
         assert behind.calls.num_open == 4

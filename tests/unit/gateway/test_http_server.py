@@ -16,8 +16,14 @@ from aiohttp import ClientResponse, ClientSession, TraceConfig
 
 from pipelines.errors import (
     DraftproofError,
+    EngineFailedError,
+    InternalError,
     InvalidRequestError,
+    ProcessEndedError,
     RepositoryError,
+    RequestTimeoutError,
+    ServerBusyError,
+    ServerUnavailableError,
     from_wire,
 )
 from pipelines.triton.gateway.http_server import HttpServer
@@ -69,18 +75,13 @@ async def error_of(reply: ClientResponse) -> DraftproofError:
     return error
 
 
-def test_generate_asks_triton_with_the_key(tmp_path: Path) -> None:
+def test_a_version_an_id_and_parameters_may_be_given(tmp_path: Path) -> None:
     async def scenario(behind: Behind, client: Any) -> None:
-        for path in (GENERATE, "/v2/models/generate/versions/1/generate"):
-            reply = await client.post(path, json={**HELLO, "id": "mine", "timeout": 7})
-            assert reply.status == 200
-            document = await reply.json()
-            assert (document["text_output"], document["output_ids"]) == ("hello 0", [1, 2])
-        [asked, _] = behind.stand_in.requests
-        assert asked.parameters["draftproof_key"].string_param == behind.key
-        assert asked.parameters["timeout"].int64_param == 7
-        assert (asked.model_name, asked.id, document["model_name"]) == ("router", "mine", "generate")
-        assert asked.parameters["draftproof_arm"].string_param == "stable"
+        path = "/v2/models/generate/versions/1/generate"
+        document = await (await client.post(path, json={**HELLO, "id": "mine", "timeout": 7})).json()
+        assert (document["text_output"], document["output_ids"]) == ("hello 0", [1, 2])
+        [asked] = behind.stand_in.requests
+        assert (asked.parameters["timeout"].int64_param, asked.id, document["id"]) == (7, "mine", "mine")
 
     run(tmp_path, scenario)
 
@@ -100,16 +101,25 @@ def test_generate_gives_one_response_and_generate_stream_any_number(tmp_path: Pa
     run(tmp_path, scenario)
 
 
-def test_the_call_of_a_failed_request_is_read_to_its_end(tmp_path: Path) -> None:
-    """Triton may never release a call that is cancelled while it ends."""
-
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        *((InvalidRequestError("a", values="b"), 400), (ServerBusyError("a"), 503)),
+        *((ServerUnavailableError("a"), 503), (RequestTimeoutError("a"), 504), (EngineFailedError("a"), 500)),
+        (ProcessEndedError("a"), 503),
+        (ValueError("of ours"), 500),
+    ],
+)
+def test_every_error_is_one_of_ours_with_its_status(tmp_path: Path, error: Exception, status: int) -> None:
     async def scenario(behind: Behind, client: Any) -> None:
-        for path in (GENERATE, f"{GENERATE}_stream"):
-            reply = await client.post(path, json={"text_input": "slow error", "max_tokens": 0})
-            assert reply.status == 400 and "slow error" in str(await error_of(reply))
-        await behind.all_ended()
-        await asyncio.sleep(0.1)  # a cancellation would arrive meanwhile
-        assert not behind.stand_in.cancelled.is_set()
+        behind.health.refusal = error
+        for path in (GENERATE, f"{GENERATE}_stream", "/v2/models/generate/infer"):
+            reply = await client.post(path, json=HELLO)
+            assert reply.status == status
+            assert ("Retry-After" in reply.headers) == (status == 503)
+            told = await error_of(reply)
+            assert type(told) is (type(error) if isinstance(error, DraftproofError) else InternalError)
+            assert "of ours" not in str(told)
 
     run(tmp_path, scenario)
 
@@ -163,14 +173,9 @@ def test_pages_in_browsers_are_refused(tmp_path: Path, headers: dict[str, str]) 
                 assert reply.status == 403
                 assert isinstance(await error_of(reply), InvalidRequestError)
         assert (await client.get("/v2/health/ready", headers=sent)).status == 403
+        typed = {"Sec-Fetch-Site": "none"}  # the address was typed into the browser
+        assert (await client.get("/v2/health/ready", headers=typed)).status == 200
         assert (behind.stand_in.requests, behind.health.controlled) == ([], [])
-
-    run(tmp_path, scenario)
-
-
-def test_what_is_typed_into_a_browser_is_answered(tmp_path: Path) -> None:
-    async def scenario(behind: Behind, client: Any) -> None:
-        assert (await client.get("/v2/health/ready", headers={"Sec-Fetch-Site": "none"})).status == 200
 
     run(tmp_path, scenario)
 
@@ -264,25 +269,11 @@ def test_a_key_that_is_no_text_is_a_wrong_key(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_internal_models_are_open_to_operators_alone(tmp_path: Path) -> None:
-    async def scenario(behind: Behind, client: Any) -> None:
-        path = "/v2/models/speculative"
-        headers = {KEY_HEADER: behind.key}
-        for verb in ("generate", "generate_stream", "infer"):
-            body = json.dumps(HELLO) if verb != "infer" else '{"inputs": []}'
-            assert (await client.post(f"{path}/{verb}", data=body)).status == 400
-        for what in ("", "/config"):
-            assert (await client.get(f"{path}{what}")).status == 400
-            assert (await client.get(f"{path}{what}", headers=headers)).status == 200
-        assert behind.stand_in.requests == []
-        assert (await client.post(f"{path}/generate", json=HELLO, headers=headers)).status == 200
-
-    run(tmp_path, scenario)
-
-
 def test_clients_do_not_see_the_paths_of_the_machine(tmp_path: Path) -> None:
     async def scenario(behind: Behind, client: Any) -> None:
         path = "/v2/models/generate/config"
+        for hidden in ("speculative", "speculative/config"):
+            assert (await client.get(f"/v2/models/{hidden}")).status == 400
         document = await (await client.get(path)).json()
         assert document["parameters"] == {} and document["input"][0]["name"] == "text_input"
         assert SECRET_PATH in await (await client.get(path, headers={KEY_HEADER: behind.key})).text()

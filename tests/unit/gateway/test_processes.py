@@ -80,15 +80,6 @@ def test_a_model_s_process_is_known_by_its_command_line(place: TritonPlace, tmp_
             child.wait()
 
 
-def test_a_process_does_not_kill_itself(place: TritonPlace) -> None:
-    program = (
-        "import sys; from pipelines.triton.supervision.model_processes import kill_processes; "
-        "print(len(kill_processes(sys.argv[1])))"
-    )
-    done = subprocess.run(python(program, place.shared_memory_prefix), capture_output=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, b"0\n")
-
-
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_the_guard_ends_what_a_gateway_leaves_behind(place: TritonPlace, how: str) -> None:
     left = started(place)
