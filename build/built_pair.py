@@ -1,4 +1,8 @@
-"""Build what a server needs: both engines of a pair, and their measurement or the plan of GPU memory."""
+"""Build what a server needs: both engines of a pair, and their measurement or the plan of GPU memory.
+
+Measuring a pair and reading its prompts are programs of ``pipelines``. They run in processes of their own,
+which free their memory when they end.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from build.checkpoints.engine_texts import read_engine_texts, write_engine_texts
 from build.engines import build_engines
 from build.fetch import fetch_checkpoints
-from build.hub.pinning import pin_recipe
+from build.hub.repository import pin_recipe
 from build.recipe import REPOSITORY_ROOT, Recipe
-from build.recipe_prompts import check_prompts
 from build.rendering.template_values import calibration_file
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
-from build.tensorrt_llm.rules.pair import read_pair
-from pipelines.errors import EngineBuildError
+from build.tensorrt_llm.pair import read_pair
+from pipelines.errors import EngineBuildError, RecipeError
 
 ENGINES = REPOSITORY_ROOT / "engines"
 
@@ -61,23 +66,57 @@ def build_pair(recipe: Recipe, report: Callable[[str], None]) -> BuiltPair:
 
 
 def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> None:
-    """Measure the pair unless that is done, in a separate process, which frees the memory when it ends.
+    """Measure the pair unless that is done.
 
     Raises:
         EngineBuildError: The measurement failed.
     """
     serving = recipe.serving
     max_rows = min(serving.max_batch_size * (serving.max_draft_len + 1), serving.max_num_tokens)
-    output = calibration_file(draft_engine, target_engine)
-    command = [sys.executable, "-m", "pipelines.bench.calibration", "--output", str(output)]
-    command += ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
+    arguments = ["--draft", str(draft_engine), "--target", str(target_engine), "--max-rows", str(max_rows)]
+    arguments += ["--output", str(calibration_file(draft_engine, target_engine))]
     if recipe.prompts_path is not None:
-        command += ["--prompts", str(recipe.prompts_path)]
-    done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+        arguments += ["--prompts", str(recipe.prompts_path)]
+    problem = _run("pipelines.bench.calibration", *arguments)
+    if problem is not None:
         raise EngineBuildError(
             "the pair could not be measured",
-            values=done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}",
+            values=problem,
             limit="both engines must be able to run on this machine",
             remedy="run 'make doctor' to check this machine; the engines themselves are complete",
         )
+
+
+def check_prompts(recipe: Recipe) -> None:
+    """Check that a recipe's prompts can be read, and conversations rendered with the target's chat template.
+
+    Args:
+        recipe: A recipe; the settings of its checkpoints are on this machine.
+
+    Raises:
+        CheckpointError: The chat template of the target cannot be read.
+        RecipeError: The prompts cannot be used.
+    """
+    if recipe.prompts_path is None:
+        return
+    with TemporaryDirectory() as folder:
+        write_engine_texts(Path(folder), read_engine_texts(recipe.target.checkpoint_directory))
+        problem = _run(
+            "pipelines.bench.calibration.prompts", "--target", folder, "--prompts", str(recipe.prompts_path)
+        )
+    if problem is not None:
+        raise RecipeError(
+            f"recipe {recipe.name}: the prompts cannot be used",
+            values=problem,
+            limit="calibration and all reports of a recipe need its prompts",
+            remedy="correct them, or name others; nothing has been compiled",
+        )
+
+
+def _run(module: str, *arguments: str) -> str | None:
+    """Run a program, and return what went wrong."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY_ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    return done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"

@@ -12,32 +12,112 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.engine_texts import engine_text_digests
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
-from build.files.engine_directory import EnginePlan, plan_engine
-from build.files.exclusive import exclusive
-from build.files.free_space import Need, check_space
-from build.hub.pinning import pin_recipe
+from build.files import EnginePlan, Need, check_space, exclusive, plan_engine
+from build.hub.repository import pin_recipe
 from build.networks.growth import grow
-from build.networks.network import Layer, Network
-from build.networks.vocabulary import fit_vocabulary
+from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
 from build.networks.weight_only import apply_quantization
-from build.openvino.choice import gains_from_own_products
-from build.openvino.engine import EngineSettings, write_engine
-from build.openvino.identity import checkpoint_digests, engine_identity
-from build.operators.library import COMPILER, has_compiler
+from build.openvino.engine import FORMAT_VERSION, EngineSettings, openvino_version, write_engine
+from build.operators.library import COMPILER, has_compiler, source_digest
 from build.preflight import EngineSource, check_recipe, engine_memory, plan_recipe
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.engine import build_tensorrt_llm_engines, print_commands
-from pipelines.available_resources import available_bytes
+from pipelines.available_resources import available_bytes, has_avx2_alone
 from pipelines.errors import EngineLoadError, RecipeError
-from pipelines.manifest import EngineFiles, sha256_file
+from pipelines.manifest import EngineFiles, sha256_file, sha256_json
 from pipelines.time_left import TimeLeft
+
+# Folders whose sources decide the numbers in an engine. Hashing them causes an unnecessary build now and
+# then, but a version number that nobody remembers to raise would leave a stale engine in use.
+_BUILD = Path(__file__).resolve().parent
+_COMPILER = ("checkpoints", "hugging_face", "networks", "openvino")
+
+
+def gains_from_own_products(engine: EngineRecipe, config: NetworkConfig) -> bool:
+    """Return whether ``linear: auto`` stands for products of our own on this machine.
+
+    Args:
+        engine: Section of the recipe.
+        config: Network of the checkpoint. Integers of a checkpoint may have zero points, so they stay with
+            OpenVINO.
+    """
+    return has_avx2_alone() and engine.quantization in ("int8", "int4") and config.quant_algo is None
+
+
+def compiler_digests() -> dict[str, str]:
+    """Return the SHA-256 of each source that decides the numbers in an engine."""
+    sources = sorted(path for folder in _COMPILER for path in (_BUILD / folder).rglob("*.py"))
+    return {str(path.relative_to(_BUILD)): sha256_file(path) for path in sources}
+
+
+def checkpoint_digests(sources: Iterable[EngineSource], report: Callable[[str], None]) -> dict[Path, str]:
+    """Return the SHA-256 of all files of the checkpoints; gigabytes take a while, so progress is reported.
+
+    Args:
+        sources: What the engines are made of.
+        report: Called with lines of progress.
+    """
+    paths = {path for source in sources for path in (*source.network.files, source.tokenizer_path)}
+    total = sum(path.stat().st_size for path in paths)
+    progress = TimeLeft(
+        total, report, lambda done: f"checkpoints: {done / 1e9:.1f} of {total / 1e9:.1f} GB read"
+    )
+    digests = {}
+    for path in sorted(paths):
+        digests[path] = sha256_file(path)
+        progress.advance(path.stat().st_size)
+    return digests
+
+
+def engine_identity(
+    role: str, engine: EngineRecipe, source: EngineSource, vocab_size: int, digests: Mapping[Path, str]
+) -> dict[str, Any]:
+    """Return everything that decides the content of an engine directory.
+
+    The checkpoint counts by content, not by path. The number of KV blocks is a setting of the server.
+
+    Args:
+        role: ``draft`` or ``target``.
+        engine: Section of the recipe.
+        source: What the engine is made of.
+        vocab_size: Tokens of the target.
+        digests: SHA-256 of the checkpoints' files (``checkpoint_digests``).
+    """
+    assert engine.linear != "auto", "one identity would stand for two contents"
+    section = dataclasses.asdict(engine)
+    del section["checkpoint"], section["tensorrt_llm"]
+    section["kv_cache"] = engine.kv_cache.dtype
+    return {
+        "role": role,
+        "section": section,
+        "checkpoint": {
+            **{path.name: digests[path] for path in (*source.network.files, source.tokenizer_path)},
+            **engine_text_digests(source.texts),
+        },
+        "vocab_size": vocab_size,
+        # Depends on serving.max_seq_len where that decides the factors of LongRoPE.
+        "max_position_embeddings": source.network.config.max_position_embeddings,
+        "end_ids": list(source.end_ids),
+        "format_version": FORMAT_VERSION,
+        "compiler_sha256": compiler_digests(),
+        "openvino_version": openvino_version(),
+        **(
+            {"operators_sha256": source_digest()} if "draftproof" in (engine.attention, engine.linear) else {}
+        ),
+        **(
+            {}
+            if source.token_map is None
+            else {"token_map": sha256_json([source.token_map.to_json(), source.token_map.equal_ids.tolist()])}
+        ),
+    }
 
 
 def _build(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from build.files.free_space import Need, check_space
-from build.hub.pinning import pin_recipe, repositories
-from build.hub.weights import download_weights, missing_weights
+from build.files import Need, check_space
+from build.hub.repository import download_weights, missing_weights, pin_recipe, repositories
 from build.preflight import check_settings
 from build.recipe import Recipe
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from build.checkpoints.model_config import read_model_config
 from build.command_line import print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.tensorrt_llm.model_config import read_model_config
 from build.tensorrt_llm.versions import find_installation, release
 from pipelines.atomic_file import write_whole
 from pipelines.errors import RecipeError

@@ -16,17 +16,17 @@ from typing import Any
 
 import yaml
 
+from build.built_pair import check_prompts
 from build.command_line import print_line, run_command
 from build.fetch import fetch_checkpoints
-from build.files.free_space import Need
+from build.files import Need
 from build.hub.checkpoint_id import DEFAULT_BRANCH, HubCheckpoint
 from build.hub.repository import open_repository
-from build.networks.config import NetworkConfig
+from build.networks.network import NetworkConfig
 from build.networks.source import open_settings
 from build.operators.library import check_compiler
 from build.preflight import check_recipe, check_settings, plan_recipe
 from build.recipe import REPOSITORY_ROOT, load_recipe, parse_recipe
-from build.recipe_prompts import check_prompts
 from pipelines.atomic_file import write_whole
 from pipelines.available_resources import available_bytes, available_cores
 from pipelines.configuration import load_yaml

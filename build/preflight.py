@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from build.checkpoints.end_tokens import find_end_ids
 from build.checkpoints.engine_texts import read_engine_texts
-from build.checkpoints.quantized_checkpoint import checkpoint_for
 from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_tokens
-from build.checkpoints.tokenizer_file import TokenizerInfo, read_tokenizer
+from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
 from build.command_line import add_engines, add_runtime, recipe_parser, run_command
-from build.hub.pinning import pin_recipe, repositories
-from build.hub.weights import missing_names
+from build.hub.repository import missing_names, pin_recipe, repositories
+from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
-from build.networks.memory import EngineMemory, MemoryPlan, plan_memory
+from build.networks.rotary import stretched
 from build.networks.source import NetworkSource, open_network, open_settings
-from build.networks.yarn import with_yarn
-from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.quantization.quantized_checkpoint import checkpoint_for
+from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, Yarn, load_recipe
 from build.tensorrt_llm.preflight import run_preflight
 from pipelines.available_resources import available_bytes
 from pipelines.errors import CheckpointError, IncompatiblePairError, RecipeError
@@ -62,7 +60,7 @@ def read_source(
 
     Args:
         engine: The engine's section of the recipe.
-        directory: The checkpoint that it is compiled from (``build/checkpoints/quantized_checkpoint.py``).
+        directory: The checkpoint that it is compiled from (``build/quantization/quantized_checkpoint.py``).
         max_seq_len: Longest text that a server accepts, tokens.
         opened: Opens it; ``open_settings`` needs no weights.
 
@@ -72,7 +70,7 @@ def read_source(
     """
     network = opened(directory, max_seq_len)
     if engine.yarn is not None:
-        network = with_yarn(network, engine.yarn)
+        network = _stretched(network, engine.yarn)
     path = directory / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     vocab_size = network.config.vocab_size
@@ -93,6 +91,11 @@ def read_source(
         find_end_ids(published, tokenizer, vocab_size),
         read_engine_texts(published),
     )
+
+
+def _stretched(source: NetworkSource, yarn: Yarn) -> NetworkSource:
+    config = stretched(source.config, yarn)
+    return replace(source, config=config, read=lambda: replace(source.read(), config=config))
 
 
 def _with_tokens_of(target: EngineSource, draft: EngineSource, recipe: Recipe) -> EngineSource:

@@ -21,31 +21,27 @@ from typing import Any
 
 import numpy as np
 
-from build.checkpoints.checkpoint import read_checkpoint
-from build.checkpoints.end_tokens import find_end_ids
-from build.checkpoints.quantized_checkpoint import (
+from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
+from build.checkpoints.tokenizer_file import find_end_ids, read_tokenizer
+from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
+from build.fetch import fetch_checkpoints
+from build.files import exclusive, write_manifest
+from build.hugging_face.write import write_hugging_face
+from build.preflight import check_settings
+from build.quantization.calibration_text import read_calibration_text
+from build.quantization.checks import check_finite, compare, finished_config
+from build.quantization.quantized_checkpoint import (
     MODELOPT_VERSION,
     QuantizedCheckpoint,
     file_stamps,
     plan_checkpoint,
 )
-from build.checkpoints.tokenizer_file import read_tokenizer
-from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
-from build.fetch import fetch_checkpoints
-from build.files.exclusive import exclusive
-from build.files.manifest import write_manifest
-from build.hugging_face.write import write_hugging_face
-from build.networks.network import network_from_checkpoint
-from build.preflight import check_settings
-from build.quantization.calibration_text import read_calibration_text
-from build.quantization.checks import check_finite, compare
-from build.quantization.exported_config import finished_config
 from build.quantization.source import DECODER_TYPES, CheckpointSource, read_checkpoint_source
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
-from build.tensorrt_llm.rules.all_rules import refuse
-from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.check import refuse
+from build.tensorrt_llm.pair import read_pair
+from build.tensorrt_llm.rules.networks import VOCABULARY_RULES
 from build.tensorrt_llm.rules.rule import findings
-from build.tensorrt_llm.rules.vocabulary import VOCABULARY_RULES
 from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError
 

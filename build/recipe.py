@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from build.hub.checkpoint_id import HubCheckpoint
-from build.tensorrt_llm.gpus import GPUS
-from build.tensorrt_llm.settings import TensorRtLlm, TensorRtLlmEngine, Text
+from build.tensorrt_llm.settings import GPUS, TensorRtLlm, TensorRtLlmEngine, Text
 from pipelines import configuration
 from pipelines.errors import RecipeError
 
@@ -46,7 +45,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Yarn:
-    """Scaling of positions, for longer contexts than those of the training (``build/networks/yarn.py``).
+    """Scaling of positions, for longer contexts than those of the training (``build/networks/rotary.py``).
 
     Attributes:
         factor: Ratio of the longest context to the original one.

@@ -18,7 +18,7 @@ from typing import Any
 
 from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
-from build.packaging.read import read_package
+from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
 from build.rendering.launch import write_launch_file

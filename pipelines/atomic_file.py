@@ -15,7 +15,7 @@ def scratch_beside(destination: Path) -> Iterator[Path]:
     """Make a hidden temporary folder next to ``destination``, and remove it when the block ends.
 
     It is on the same file system, so that its content can be moved into place by rename. A killed process
-    leaves it behind; ``build/files/exclusive.py`` removes such folders.
+    leaves it behind; ``build/files.py`` removes such folders.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))

@@ -1,6 +1,6 @@
 """Reads the files of an engine directory and checks them against its ``manifest.json``.
 
-``build/files/manifest.py`` writes the manifest with the origin of the engine and the digest of each file.
+``build/files.py`` writes the manifest with the origin of the engine and the digest of each file.
 Engines are always read through ``EngineFiles``, so that exactly the checked bytes are used, even if files
 change.
 """

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from build.networks.config import NetworkConfig
-from build.networks.network import Network
+from build.networks.network import Network, NetworkConfig
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from pipelines.executor.engine import Engine

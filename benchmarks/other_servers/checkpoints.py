@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from build.checkpoints.checkpoint import read_checkpoint
+from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.hugging_face.write import write_hugging_face
-from build.networks.network import network_from_checkpoint
 from build.networks.weight_only import apply_quantization
 from pipelines.manifest import sha256_file, sha256_json
 

@@ -19,7 +19,6 @@ from typing import Any
 import openvino as ov
 
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
-from build.checkpoints.quantized_checkpoint import checkpoint_for
 from build.command_line import print_line, recipe_parser, run_command
 from build.engines import build_engines
 from build.hugging_face.write import write_hugging_face
@@ -27,6 +26,7 @@ from build.networks.growth import grow
 from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.preflight import read_source
+from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from pipelines.manifest import sha256_file, sha256_json
 

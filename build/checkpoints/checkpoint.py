@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoints.checkpoint_config import parse_config
-from build.checkpoints.stored_linear import FLOATS, form_of
-from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
-from build.networks.config import NetworkConfig
+from build.checkpoints.settings import read_json
+from build.checkpoints.stored_linear import form_of, read_linear
+from build.checkpoints.tensor_file import FLOATS, Tensor, read_tensors, write_tensors
+from build.networks.linear import Linear
+from build.networks.network import Layer, Network, NetworkConfig
 from pipelines.atomic_file import write_whole
 from pipelines.errors import CheckpointError
 
@@ -139,19 +141,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             or tensor.
     """
     config_path = directory / "config.json"
-    if not config_path.is_file():
-        raise CheckpointError(
-            f"{config_path} does not exist",
-            limit="a checkpoint is config.json and rank0.safetensors",
-            remedy="check the recipe's checkpoint path; the demo pair is in engines/demo_pair",
-        )
-    try:
-        raw = json.loads(config_path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"{config_path} is not JSON", values=str(error), remedy="export the checkpoint again"
-        ) from None
-    config = parse_config(raw, config_path)
+    config = parse_config(read_json(config_path), config_path)
     weights_path = directory / "rank0.safetensors"
     tensors = read_tensors(weights_path)
     _check_tensors(weights_path, config, tensors)
@@ -171,3 +161,27 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Mappin
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "rank0.safetensors", tensors)
     write_whole(directory / "config.json", json.dumps(dict(config), indent=2) + "\n")
+
+
+def network_from_checkpoint(checkpoint: Checkpoint) -> Network:
+    """Return the network as it is in a checkpoint, quantized or not."""
+    config = checkpoint.config
+
+    def layer(index: int) -> Layer:
+        def linear(name: str) -> Linear:
+            return read_linear(checkpoint.tensors, f"transformer.layers.{index}.{name}", config.quant_algo)
+
+        qkv, dense, fc, gate, proj = (linear(name) for name in LINEARS)
+        return Layer(
+            qkv,
+            dense,
+            fc,
+            gate,
+            proj,
+            input_norm=checkpoint.layer_tensor(index, "input_layernorm.weight").to_float32(),
+            post_norm=checkpoint.layer_tensor(index, "post_layernorm.weight").to_float32(),
+        )
+
+    embedding = checkpoint.tensors[EMBEDDING]
+    head = embedding if config.share_embedding_table else checkpoint.tensors[LM_HEAD]
+    return Network(config, embedding, checkpoint.tensors[FINAL_NORM].to_float32(), Linear(head), layer)

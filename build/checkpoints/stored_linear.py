@@ -12,10 +12,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from build.checkpoints.tensor_file import AnyArray, Tensor
+from build.checkpoints.tensor_file import FLOATS, AnyArray, Tensor
 from build.networks.linear import InputQuantization, Linear
 
-FLOATS = ("BF16", "F16", "F32")
 _Shapes = tuple[tuple[int, ...], ...]
 _ShapesOf = Callable[[int, int, int], _Shapes]  # out, in, group size
 

@@ -40,6 +40,7 @@ STORAGE: Mapping[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype("u1"),
     "F8_E5M2": np.dtype("u1"),
 }
+FLOATS = ("BF16", "F16", "F32")
 _MAX_HEADER_BYTES = 100_000_000
 
 

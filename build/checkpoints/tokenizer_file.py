@@ -19,6 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from build.checkpoints.settings import read_json
 from pipelines.errors import CheckpointError
 from pipelines.manifest import sha256_json
 
@@ -29,55 +30,25 @@ END_TOKENS = (
 """Tokens that end a text, a turn or a message in the supported model families."""
 
 CORPUS = (
-    *(
-        "",
-        " ",
-        "  ",
-        "\n",
-        "\r\n",
-        "\t\t x",
-        " leading",
-        "trailing ",
-        "a  b   c    d",
-        "\n\n\n  \n",
-        "\u00a0x\u2003y",
-    ),
-    *(
-        "Hello, world!",
-        "don't I'LL we've THEY'RE",
-        "camelCase snake_case SCREAMING",
-        "antidisestablishmentarianism",
-    ),
-    *("0 1 12 123 1234 12345678901234567890", "3.14e-10 1,000,000 0xFF 1/2", "2026-11-22T22:10:00Z"),
-    *("def f(x):\n    return x  # why\n", "if (a != b && c >= d) { i++; }", '{"key": [1, null, "\\n"]}'),
-    *("https://example.org/a?b=c&d=%20#e", "\\frac{a}{b} $x^2$", "<p class='x'>&nbsp;</p>", "---===***///"),
-    *(
-        "na\u00efve caf\u00e9",
-        "nai\u0308ve cafe\u0301",
-        "\ufb01n \uff21\uff22 \u2460 \u00bd",
-        "Stra\u00dfe \u0130stanbul",
-    ),
-    *(
-        "\u4f60\u597d\uff0c\u4e16\u754c",
-        "\u3053\u3093\u306b\u3061\u306f \u30ab\u30bf",
-        "\uc548\ub155\ud558\uc138\uc694",
-    ),
-    *(
-        "\u0645\u0631\u062d\u0628\u0627 \u0628\u0643",
-        "\u05e9\u05dc\u05d5\u05dd",
-        "\u043f\u0440\u0438\u0432\u0435\u0442",
-    ),
-    *("\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\U0001d4b3\U0001d4b4"),
-    *(
-        "\U0001f44d\U0001f3fd \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
-        "a\u200bb\ufeffc\u202ed",
-    ),
-    *("\x00\x1c\x7f", "\ufffd\ue000", "\u2581x \u0120y", "<0x0A><0xE2>", "x" * 70),
-    *("<s>[INST] hi [/INST]</s>", "<|endoftext|><|im_start|>user\n", "<|begin_of_text|><|eot_id|> <unk>"),
-)
+    "", " ", "  ", "\n", "\r\n", "\t\t x", " leading", "trailing ", "a  b   c    d", "\n\n\n  \n",
+    "\u00a0x\u2003y", "Hello, world!", "don't I'LL we've THEY'RE", "camelCase snake_case SCREAMING",
+    "antidisestablishmentarianism", "0 1 12 123 1234 12345678901234567890", "3.14e-10 1,000,000 0xFF 1/2",
+    "2026-11-22T22:10:00Z", "def f(x):\n    return x  # why\n", "if (a != b && c >= d) { i++; }",
+    '{"key": [1, null, "\\n"]}', "https://example.org/a?b=c&d=%20#e", "\\frac{a}{b} $x^2$",
+    "<p class='x'>&nbsp;</p>", "---===***///", "na\u00efve caf\u00e9", "nai\u0308ve cafe\u0301",
+    "\ufb01n \uff21\uff22 \u2460 \u00bd", "Stra\u00dfe \u0130stanbul", "\u4f60\u597d\uff0c\u4e16\u754c",
+    "\u3053\u3093\u306b\u3061\u306f \u30ab\u30bf", "\uc548\ub155\ud558\uc138\uc694",
+    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0643", "\u05e9\u05dc\u05d5\u05dd",
+    "\u043f\u0440\u0438\u0432\u0435\u0442", "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\U0001d4b3\U0001d4b4",
+    "\U0001f44d\U0001f3fd \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "a\u200bb\ufeffc\u202ed", "\x00\x1c\x7f", "\ufffd\ue000", "\u2581x \u0120y", "<0x0A><0xE2>", "x" * 70,
+    "<s>[INST] hi [/INST]</s>", "<|endoftext|><|im_start|>user\n", "<|begin_of_text|><|eot_id|> <unk>",
+)  # fmt: skip
 """Strings that tokenizers of different families, versions and settings split differently."""
 
 SENTENCEPIECE = "tokenizer.model"
+GENERATION_CONFIG = "generation_config.json"
 
 _LONGEST_VALUE = 160  # characters of a value in an error message
 
@@ -204,3 +175,71 @@ def _behaviour(tokenizer: Tokenizer) -> dict[str, dict[Any, Any]]:
         # A prefix or suffix that is empty does what none does.
         "model setting": {name: None if value == "" else value for name, value in model.items()},
     }
+
+
+def find_end_ids(directory: Path, tokenizer: TokenizerInfo, vocab_size: int) -> tuple[int, ...]:
+    """Return all tokens that end a text.
+
+    They are read from ``generation_config.json``, else from ``config.json``; if neither names any, they are
+    the known end tokens of the tokenizer. ``generation_config.json`` comes first because it is often the only
+    complete list: Llama 3's instruct models end at three tokens, and ``config.json`` of some releases names
+    one of them. The tokenizer's own ``eos_token`` always counts, as in vLLM: chat templates end a turn with
+    it, and models that were tuned for chat may keep the base model's list.
+
+    Args:
+        directory: A checkpoint of Hugging Face or TensorRT-LLM.
+        tokenizer: Tokenizer of that checkpoint.
+        vocab_size: Rows of its embedding.
+
+    Returns:
+        At least one id, without duplicates, in the order of the file. Callers that support a single end token
+        use the first.
+
+    Raises:
+        CheckpointError: There is no end token, or an end token is not in the vocabulary.
+    """
+    named = _named(directory) or tokenizer.end_ids
+    end_ids = tuple(dict.fromkeys([*named, *_eos_token(directory, tokenizer)]))
+    num_ids = min(tokenizer.num_ids, vocab_size)
+    if not end_ids or max(end_ids) >= num_ids:
+        raise CheckpointError(
+            f"{directory} has no valid end tokens",
+            values=f"end tokens {', '.join(map(str, end_ids)) or 'none'}; {num_ids} tokens",
+            limit=f"token ids in {GENERATION_CONFIG} or config.json, or one of {', '.join(END_TOKENS)} among "
+            "the tokenizer's added tokens",
+            remedy="set eos_token_id in config.json, or end_ids in that of a TensorRT-LLM checkpoint",
+        )
+    return end_ids
+
+
+def _named(directory: Path) -> tuple[int, ...]:
+    """Return the end tokens that the JSON files name, if any."""
+    generation, config = directory / GENERATION_CONFIG, directory / "config.json"
+    places = [(generation, "eos_token_id")] if generation.is_file() else []
+    places += [(config, key) for key in ("eos_token_id", "end_ids", "end_id")]
+    for path, key in places:
+        end_ids = _ids(read_json(path), key, path)
+        if end_ids:
+            return end_ids
+    return ()
+
+
+def _eos_token(directory: Path, tokenizer: TokenizerInfo) -> list[int]:
+    """Return the id of the ``eos_token`` in ``tokenizer_config.json``, if it has one."""
+    path = directory / "tokenizer_config.json"
+    token = read_json(path).get("eos_token") if path.is_file() else None
+    name = token.get("content") if isinstance(token, dict) else token
+    return [tokenizer.added_ids[name]] if isinstance(name, str) and name in tokenizer.added_ids else []
+
+
+def _ids(document: Mapping[str, Any], key: str, path: Path) -> tuple[int, ...]:
+    value = document.get(key)
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(end_id, bool) or not isinstance(end_id, int) or end_id < 0 for end_id in found):
+        raise CheckpointError(
+            f"{path} has an invalid end token",
+            values=f"{key}={json.dumps(value)}",
+            limit="an integer of at least 0, or a list of them",
+            remedy="download the file again, or correct the key",
+        )
+    return tuple(dict.fromkeys(found))

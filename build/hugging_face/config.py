@@ -6,15 +6,18 @@ many. Keys that it reads are either computed or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.settings import Settings
 from build.hugging_face.families import FAMILIES, REFUSED, Family
-from build.hugging_face.quantized.form import read_form
+from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
+from build.hugging_face.quantized.form import Form
+from build.hugging_face.quantized.fp8 import read_fp8
+from build.hugging_face.quantized.words import read_awq, read_gptq
 from build.hugging_face.rope import max_positions, rotary_of
-from build.hugging_face.settings import Settings
-from build.networks.config import LayerConfig, NetworkConfig, Rotary
+from build.networks.network import LayerConfig, NetworkConfig, Rotary
 from pipelines.errors import CheckpointError
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -184,3 +187,39 @@ def _windows(settings: Settings, family: Family) -> list[int | None]:
             f"{count} times full_attention or sliding_attention, one for each layer",
         )
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+_FORMS: Mapping[str, Callable[[Settings], Form]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+}
+
+
+def read_form(raw: Mapping[str, Any], path: Path) -> Form | None:
+    """Parse ``quantization_config`` of a checkpoint, or of its text model.
+
+    Args:
+        raw: The parsed ``config.json``.
+        path: The file, for error messages.
+
+    Returns:
+        The form; None if the weights are in floating point.
+
+    Raises:
+        CheckpointError: A value has no meaning that is implemented.
+    """
+    whole = Settings(raw, path)
+    text = whole.part("text_config") if "text_config" in raw else None
+    section = whole.part("quantization_config") or (text and text.part("quantization_config"))
+    if section is None:
+        return None
+    method = section.get("quant_method")
+    if method not in _FORMS:
+        raise section.fail(
+            f"quant_method={method!r:.80}",
+            f"supported: {', '.join(_FORMS)}",
+            "use the checkpoint that it was quantized from, with quantization: int8 or int4 in the recipe",
+        )
+    return _FORMS[method](section)

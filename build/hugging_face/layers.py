@@ -13,9 +13,8 @@ from build.checkpoints.tensor_file import Float32Array
 from build.hugging_face.families import Family
 from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
-from build.networks.config import NetworkConfig
 from build.networks.linear import Linear, stack
-from build.networks.network import Layer, Network
+from build.networks.network import Layer, Network, NetworkConfig
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _HEAD = "lm_head"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from build.hugging_face.settings import Settings
-from build.networks.config import Rotary, RotaryScaling
+from build.checkpoints.settings import Settings
+from build.networks.network import Rotary, RotaryScaling
 from build.networks.rotary import rotary_frequencies
 
 

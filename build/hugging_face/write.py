@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from build.checkpoints.tensor_file import Float32Array, Tensor, write_tensors
-from build.networks.config import NetworkConfig
 from build.networks.linear import Linear
-from build.networks.network import Layer, Network
+from build.networks.network import Layer, Network, NetworkConfig
 
 _MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2"}
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

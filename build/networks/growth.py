@@ -28,9 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.tensor_file import Float32Array, Tensor
-from build.networks.config import NetworkConfig
 from build.networks.linear import Linear
-from build.networks.network import Layer, Network
+from build.networks.network import Layer, Network, NetworkConfig
 from build.recipe import Growth
 from pipelines.errors import RecipeError
 

@@ -1,4 +1,4 @@
-"""A network between checkpoint and engine: its configuration, and its weights layer by layer.
+"""A network between checkpoint and engine: the settings that define it, and its weights layer by layer.
 
 Layers are produced one at a time, because a grown network of 500 million parameters takes gigabytes in
 floating point, and half a gigabyte when quantized.
@@ -7,16 +7,129 @@ floating point, and half a gigabyte when quantized.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.checkpoint import EMBEDDING, FINAL_NORM, LINEARS, LM_HEAD, Checkpoint
-from build.checkpoints.stored_linear import read_linear
-from build.checkpoints.tensor_file import Float32Array, Tensor
-from build.networks.config import NetworkConfig
+from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
 from build.networks.linear import Linear
+
+_NEVER = -1e4  # added to the logit of a row that the draft does not have
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Scaling of the rotary frequencies.
+
+    Attributes:
+        kind: ``llama3``, ``linear``, ``longrope`` or ``yarn``.
+        factor: Ratio of the new context length to the original one.
+        low_freq_factor: Wavelengths above original length / this are scaled by ``factor`` (llama3; the
+            ``beta_slow`` of yarn).
+        high_freq_factor: Wavelengths below original length / this are not scaled (llama3; the ``beta_fast``
+            of yarn).
+        original_max_position_embeddings: Original context length, tokens (all but linear).
+        divisors: Divisor of each frequency (longrope).
+        magnitude: Factor of sine and cosine.
+        truncate: Whether the borders of interpolation are rounded to whole frequencies (yarn).
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = 1
+    divisors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary position embedding.
+
+    Attributes:
+        base: Base of the frequencies (theta).
+        size: Coordinates of a head that are rotated, counted from the first; the others stay as they are.
+        scaling: Scaling for contexts longer than those of the training, or None.
+    """
+
+    base: float
+    size: int
+    scaling: RotaryScaling | None = None
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """Settings that may differ from layer to layer.
+
+    Attributes:
+        rotary: Position embedding of queries and keys; None if the layer does not encode positions.
+        window: Number of latest positions that a token attends to, its own included; None for all.
+    """
+
+    rotary: Rotary | None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """A decoder: sizes, and the features in which families of networks differ.
+
+    Attributes:
+        architecture: Class name in transformers, such as ``LlamaForCausalLM``.
+        dtype: ``bfloat16``, ``float16`` or ``float32``: type of the weights that are not quantized.
+        layers: One entry per layer.
+        max_position_embeddings: Longest context that the network was trained for, tokens.
+        share_embedding_table: Whether the output head is the embedding.
+        quant_algo: Stored form of the projections, under TensorRT-LLM's name or that of ``quant_method`` in
+            Hugging Face's; None for floating point.
+        quant_bits: Bits of the integers in a quantized Hugging Face checkpoint, at most; None for floating
+            point, FP8 included.
+        group_size: Inputs that share a scale; 1 for formats without groups.
+        rounds_activations: Whether the checkpoint is made for activations that are rounded to INT8 as they
+            come.
+        biases: Projections of a layer that have a bias, under the names of ``Layer``.
+        activation: ``silu`` or ``gelu_tanh``, between gate and up projection.
+        attention_scale: Factor of the attention scores.
+        attention_softcap: c in c * tanh(score / c), of the scaled scores; None for unchanged scores. Only
+            attention of our own caps them.
+        embedding_multiplier: Factor of the embedding's output.
+        residual_multiplier: Factor of what each block adds to the residual stream.
+        logits_divisor: Divisor of the logits.
+        logits_softcap: c in c * tanh(logits / c); None for unchanged logits.
+    """
+
+    architecture: str
+    dtype: str
+    num_attention_heads: int
+    num_key_value_heads: int
+    hidden_size: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_epsilon: float
+    layers: tuple[LayerConfig, ...]
+    share_embedding_table: bool
+    quant_algo: str | None = None
+    quant_bits: int | None = None
+    group_size: int = 1
+    rounds_activations: bool = False
+    biases: tuple[str, ...] = ()
+    activation: str = "silu"
+    attention_scale: float = field(kw_only=True)
+    attention_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
 
 
 @dataclass(frozen=True)
@@ -93,25 +206,52 @@ class Network:
         return self.config.vocab_size if self.logit_rows is None else len(self.logit_rows)
 
 
-def network_from_checkpoint(checkpoint: Checkpoint) -> Network:
-    """Return the network as it is in a checkpoint, quantized or not."""
-    config = checkpoint.config
+def fit_vocabulary(network: Network, vocab_size: int) -> Network:
+    """Return the network with rows cut off, or with new rows whose tokens it never proposes.
 
-    def layer(index: int) -> Layer:
-        def linear(name: str) -> Linear:
-            return read_linear(checkpoint.tensors, f"transformer.layers.{index}.{name}", config.quant_algo)
+    Draft and target with one tokenizer may have embeddings of different sizes, because trainers pad them
+    differently: Qwen2.5 has 151,936 rows in small models and 152,064 in large ones. No token has these rows.
 
-        qkv, dense, fc, gate, proj = (linear(name) for name in LINEARS)
-        return Layer(
-            qkv,
-            dense,
-            fc,
-            gate,
-            proj,
-            input_norm=checkpoint.layer_tensor(index, "input_layernorm.weight").to_float32(),
-            post_norm=checkpoint.layer_tensor(index, "post_layernorm.weight").to_float32(),
-        )
+    Args:
+        network: Its embedding is not quantized.
+        vocab_size: Number of rows to reach.
+    """
+    missing = vocab_size - network.config.vocab_size
+    if missing == 0:
+        return network
+    head = network.lm_head
+    if missing > 0:
+        bias = np.zeros(network.config.vocab_size, np.float32) if head.bias is None else head.bias
+        head = replace(head, bias=np.append(bias, np.full(missing, _NEVER, np.float32)))
+    elif head.bias is not None:
+        head = replace(head, bias=head.bias[:vocab_size])
+    embedding = _with_rows(network.embedding, vocab_size)
+    is_tied = network.lm_head.weight is network.embedding
+    head = replace(
+        head,
+        weight=embedding if is_tied else _with_rows(head.weight, vocab_size),
+        scale=_resized_per_row(head.scale, vocab_size),
+        zero_point=_resized_per_row(head.zero_point, vocab_size),
+    )
+    return replace(
+        network,
+        config=replace(network.config, vocab_size=vocab_size),
+        embedding=embedding,
+        lm_head=head,
+    )
 
-    embedding = checkpoint.tensors[EMBEDDING]
-    head = embedding if config.share_embedding_table else checkpoint.tensors[LM_HEAD]
-    return Network(config, embedding, checkpoint.tensors[FINAL_NORM].to_float32(), Linear(head), layer)
+
+def _with_rows(table: Tensor, rows: int) -> Tensor:
+    data = _resized(table.data, rows)
+    return Tensor(table.dtype, data.shape, data)
+
+
+def _resized_per_row(values: AnyArray | None, rows: int) -> AnyArray | None:
+    """Return scales or zero points with other rows; a single row belongs to the whole weight."""
+    return values if values is None or len(values) == 1 else _resized(values, rows)
+
+
+def _resized(values: AnyArray, rows: int) -> AnyArray:
+    if len(values) >= rows:
+        return values[:rows]
+    return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])

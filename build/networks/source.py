@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.checkpoints.checkpoint import read_checkpoint
-from build.checkpoints.model_config import read_json
-from build.hugging_face.config import family_of, parse_network_config
+from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
+from build.checkpoints.settings import read_json
+from build.hugging_face.config import family_of, parse_network_config, read_form
 from build.hugging_face.layers import read_network
-from build.hugging_face.quantized.form import read_form
-from build.hugging_face.weight_files import weight_files
-from build.networks.config import NetworkConfig
-from build.networks.network import Network, network_from_checkpoint
+from build.hugging_face.weights import weight_files
+from build.networks.network import Network, NetworkConfig
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from build.checkpoints.tensor_file import Float32Array
-from build.networks.config import NetworkConfig, Rotary
 from build.networks.linear import Linear
-from build.networks.network import Layer, Network
+from build.networks.network import Layer, Network, NetworkConfig, Rotary
 from build.openvino.operations import (
     Product,
     floats,

@@ -16,14 +16,12 @@ from typing import Any
 import openvino as ov
 
 from build.checkpoints.engine_texts import write_engine_texts
-from build.files.engine_directory import new_engine
-from build.files.manifest import write_manifest
+from build.files import new_engine, write_manifest
 from build.networks.linear import Linear
 from build.networks.network import Layer, Network
 from build.openvino.decoder_graph import build_graph
 from build.openvino.operations import openvino_product
-from build.openvino.own_attention import KV_BLOCK_SIZE, OwnAttention
-from build.openvino.own_linear import own_product
+from build.openvino.own_operators import KV_BLOCK_SIZE, OwnAttention, own_product
 from build.operators.library import compiled_library
 from pipelines.errors import EngineBuildError
 from pipelines.manifest import sha256_file

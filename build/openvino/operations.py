@@ -15,8 +15,8 @@ from openvino import op as ov_op
 from openvino import opset15 as ops
 
 from build.checkpoints.tensor_file import AnyArray, Float32Array, Tensor
-from build.networks.config import Rotary
 from build.networks.linear import InputQuantization, Linear
+from build.networks.network import Rotary
 from build.networks.rotary import rotary_frequencies
 
 Product = Callable[[Any, Linear], Any]

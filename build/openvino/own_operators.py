@@ -1,4 +1,7 @@
-"""Creates nodes of the operators in ``build/operators``."""
+"""Write attention and projections as operations of our own (``build/operators``).
+
+``operators/attention`` alone knows the layout of its cache; weights have the layout of ``operators/linear``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,23 @@ import functools
 import tempfile
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
 from openvino.utils.node_factory import NodeFactory
 
+from build.checkpoints.tensor_file import Float32Array, Tensor
+from build.networks.linear import Linear
+from build.networks.network import NetworkConfig
+from build.openvino.operations import floats, openvino_product, parameter, stored
 from build.operators.library import compiled_library
+from pipelines.engine_memory import block_bytes
+from pipelines.errors import EngineBuildError
+
+KV_BLOCK_SIZE = 32  # tokens
+_HEAD_STEP = 16  # features: the kernel's registers
+_INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
+_PANEL = 16  # outputs that the kernel computes together
 
 
 @functools.cache
@@ -28,3 +45,114 @@ def own_operation(name: str, arguments: list[Any], attributes: dict[str, Any]) -
         EngineBuildError: There is no compiler, or it failed.
     """
     return _factory().create(name, arguments, attributes).output(0)
+
+
+def own_product(x: Any, weights: Linear) -> Any:
+    """Multiply the last axis of x with a weight, without its bias.
+
+    Our operation multiplies integers, and rounds x to 14 bits of a token's largest number. Floats are
+    multiplied by OpenVINO.
+
+    Raises:
+        EngineBuildError: These integers are not multiplied by our operation.
+    """
+    if not weights.is_integer or weights.scale is None:
+        return openvino_product(x, weights)
+    _check(weights)
+    numbers, scale = arranged(weights.weight.data, weights.scale, weights.bits)
+    arguments = [x, stored(Tensor("U8", numbers.shape, numbers)), floats(scale)]
+    attributes = {"num_outputs": weights.weight.shape[0], "num_bits": weights.bits}
+    return own_operation("Linear", arguments, attributes)
+
+
+def _check(weights: Linear) -> None:
+    num_inputs, num_groups = weights.weight.shape[1], 1 if weights.scale is None else weights.scale.shape[1]
+    problems = {
+        "zero points": not weights.is_symmetric_integer,
+        "inputs that the checkpoint rounds": weights.input_quantization is not None,
+        f"{num_groups} groups of {num_inputs} inputs": num_groups > 1 and num_inputs % (2 * num_groups) > 0,
+    }
+    found = [problem for problem, is_found in problems.items() if is_found]
+    if found:
+        raise EngineBuildError(
+            "products of our own cannot multiply the integers of this checkpoint",
+            values=", ".join(found),
+            limit="no zero points, inputs in floating point, groups of an even size",
+            remedy="set 'linear: openvino' in the recipe",
+        )
+
+
+def arranged(
+    weight: npt.NDArray[np.int8], scale: Float32Array, bits: int
+) -> tuple[npt.NDArray[np.uint8], Float32Array]:
+    """Arrange a weight as ``linear/kernel.h`` describes.
+
+    Args:
+        weight: int8 [out, in].
+        scale: float32 [out, groups].
+        bits: 8, or 4 for numbers in -8..7.
+
+    Returns:
+        uint8 [panels, bytes of a panel] and float32 [panels, groups, 16].
+    """
+    outputs, inputs = weight.shape
+    num_panels, num_pairs = -(-outputs // _PANEL), -(-inputs // 2)
+    padding = ((0, num_panels * _PANEL - outputs), (0, num_pairs * 2 - inputs))
+    padded = np.pad(weight, padding) if np.any(padding) else weight  # without a copy of a large head
+    panels = padded.reshape(num_panels, _PANEL, num_pairs, 2).transpose(0, 2, 1, 3)
+    numbers = np.ascontiguousarray(panels).reshape(num_panels, num_pairs, 2 * _PANEL)
+    if bits == 4:
+        numbers = numbers[..., :_PANEL] & 15 | numbers[..., _PANEL:] << 4
+    scales = np.zeros((num_panels * _PANEL, scale.shape[1]), np.float32)
+    scales[:outputs] = scale
+    grouped = scales.reshape(num_panels, _PANEL, -1).transpose(0, 2, 1)
+    return numbers.view(np.uint8).reshape(num_panels, -1), np.ascontiguousarray(grouped)
+
+
+class OwnAttention:
+    """Attention of our own over caches of bytes.
+
+    Args:
+        config: Settings of the network.
+        kv_cache_dtype: ``float32``, ``float16`` or ``int8``.
+
+    Raises:
+        EngineBuildError: The kernel does not know the size of the heads.
+    """
+
+    def __init__(self, config: NetworkConfig, kv_cache_dtype: str) -> None:
+        if config.head_size % _HEAD_STEP:
+            raise EngineBuildError(
+                "the attention operator cannot compute heads of this size",
+                values=f"head_size={config.head_size}",
+                limit=f"multiples of {_HEAD_STEP}",
+                remedy="set 'attention: openvino' in the recipe"
+                if config.attention_softcap is None
+                else "use another model: only this operator caps attention scores",
+            )
+        self._config = config
+        self._dtype = kv_cache_dtype
+
+    def cache(self, name: str) -> Any:
+        """Return the input for the keys, or the values, of a layer."""
+        config = self._config
+        sizes = (config.num_key_value_heads, config.head_size, self._dtype)
+        keys_and_values = block_bytes(KV_BLOCK_SIZE, 1, *sizes)
+        return parameter(name, [-1, keys_and_values // 2], ov.Type.u8)
+
+    def attend(
+        self, query_key_value: list[Any], caches: list[Any], inputs: dict[str, Any], window: int
+    ) -> Any:
+        """See ``paged_attention.PagedAttention.attend``."""
+        config = self._config
+        arguments = [*query_key_value, *caches, *(inputs[name] for name in _INPUTS)]
+        attributes = {
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": config.num_key_value_heads,
+            "head_size": config.head_size,
+            "scale": float(config.attention_scale),
+            "softcap": config.attention_softcap or 0.0,
+            "window": window,
+            "kv_cache_dtype": self._dtype,
+        }
+        return own_operation("Attention", arguments, attributes)

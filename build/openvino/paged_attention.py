@@ -12,7 +12,7 @@ import openvino as ov
 from openvino import op as ov_op
 from openvino import opset15 as ops
 
-from build.networks.config import NetworkConfig
+from build.networks.network import NetworkConfig
 from build.openvino.operations import floats, parameter
 from pipelines.errors import EngineBuildError
 

@@ -6,20 +6,20 @@ checkpoint contains ``config.json`` with the key ``architecture``, and ``rank*.s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build.checkpoints.settings import read_json
 from build.checkpoints.tokenizer_file import read_tokenizer
+from build.hugging_face.weights import weight_files
 from pipelines.errors import CheckpointError
 
 DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
 """``model_type`` of Hugging Face -> name of the model family in ModelOpt's export."""
 
 _ROTARY_TYPES = ("default", "llama3", "linear")
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -63,39 +63,26 @@ def read_checkpoint_source(directory: Path) -> CheckpointSource:
     Raises:
         CheckpointError: There is no checkpoint, or a file is missing or invalid.
     """
-    config = _json_object(directory / "config.json", "a checkpoint directory has a config.json")
-    if "architecture" in config:
-        weights = tuple(sorted(directory.glob("rank*.safetensors")))
-        is_hugging_face = False
-    elif "model_type" in config or "architectures" in config:
-        weights = _hugging_face_weights(directory)
-        is_hugging_face = True
-    else:
+    config = read_json(directory / "config.json")
+    is_hugging_face = "architecture" not in config
+    if is_hugging_face and not {"model_type", "architectures"} & set(config):
         raise CheckpointError(
             f"{directory / 'config.json'} has no known format",
             values=f"keys: {', '.join(sorted(config)[:6])}",
             limit="architecture (TensorRT-LLM), or model_type and architectures (Hugging Face)",
             remedy="set the directory of a checkpoint in the recipe",
         )
-    source = CheckpointSource(directory, is_hugging_face, config, weights)
-    for path in source.files:
-        if not path.is_file():
-            if path.name == "tokenizer.json":
-                read_tokenizer(path)  # which knows the other files that a tokenizer may be in
-            raise CheckpointError(
-                f"{path} does not exist",
-                values=f"{directory} contains {len(weights)} safetensors files",
-                limit="needs config.json, tokenizer.json and every file in the index",
-                remedy="download the missing file",
-            )
-    if not weights:
+    ranks = () if is_hugging_face else tuple(sorted(directory.glob("rank*.safetensors")))
+    if not is_hugging_face and not ranks:
         raise CheckpointError(
             f"{directory} contains no weights",
-            values="no safetensors file",
-            limit="weights must be in safetensors files, because other formats can run code when opened",
-            remedy="save the model as safetensors",
+            values="no file rank*.safetensors",
+            limit="a TensorRT-LLM checkpoint has one file of weights for each rank",
+            remedy="export the checkpoint again",
         )
-    return source
+    if not (directory / "tokenizer.json").is_file():
+        read_tokenizer(directory / "tokenizer.json")  # raises: it knows the other files of a tokenizer
+    return CheckpointSource(directory, is_hugging_face, config, ranks or weight_files(directory))
 
 
 def check_can_be_quantized(source: CheckpointSource) -> None:
@@ -154,31 +141,3 @@ def _refuse(
     return CheckpointError(
         f"{source.directory} cannot be quantized", values=values, limit=limit, remedy=remedy
     )
-
-
-def _hugging_face_weights(directory: Path) -> tuple[Path, ...]:
-    if (directory / _INDEX).is_file():
-        index = _json_object(directory / _INDEX, "an index of safetensors files")
-        names = set((index.get("weight_map") or {}).values())
-        return tuple(directory / name for name in sorted(names))
-    return tuple(sorted(directory.glob("model*.safetensors")))
-
-
-def _json_object(path: Path, limit: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        detail = f"a JSON {type(document).__name__}"
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist",
-            limit=limit,
-            remedy="check the recipe's checkpoint path",
-            values="absent",
-        ) from None
-    except (OSError, ValueError) as error:
-        document, detail = None, " ".join(str(error).split())
-    if not isinstance(document, dict):
-        raise CheckpointError(
-            f"{path} is not a JSON object", values=detail, limit=limit, remedy="download the file again"
-        )
-    return document

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from build.command_line import print_line
-from build.networks.memory import SERVER_BYTES, EngineMemory, plan_memory
+from build.memory import SERVER_BYTES, EngineMemory, plan_memory
 from build.recipe import REPOSITORY_ROOT, Recipe
 from build.rendering.pair_record import pair_fingerprint
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord

@@ -14,7 +14,7 @@ from pathlib import Path
 from build.recipe import Recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from build.tensorrt_llm.ranks import gpu_device_ids, num_nodes, participant_ids
-from build.tensorrt_llm.rules.engine_limits import (
+from build.tensorrt_llm.rules.limits import (
     EngineLimits,
     draft_vocabulary,
     engine_limits,

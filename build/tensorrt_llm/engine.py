@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from build.checkpoints.engine_texts import engine_text_digests, write_engine_texts
-from build.checkpoints.quantized_checkpoint import checkpoint_for
-from build.files.engine_directory import EnginePlan, new_engine, plan_engine
-from build.files.exclusive import exclusive
-from build.files.manifest import write_manifest
+from build.files import EnginePlan, exclusive, new_engine, plan_engine, write_manifest
+from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import Recipe
-from build.tensorrt_llm.builder import Builder, find_builder, run_logged, tail
-from build.tensorrt_llm.built import check_built, differences
-from build.tensorrt_llm.command import Paths, build_command, engine_flags
-from build.tensorrt_llm.rules.all_rules import WARNINGS, check_pair, refuse
-from build.tensorrt_llm.rules.pair import Pair, Side, read_pair
+from build.tensorrt_llm.check import WARNINGS, check_built, check_pair, differences, refuse
+from build.tensorrt_llm.command import (
+    Builder,
+    Paths,
+    build_command,
+    engine_flags,
+    find_builder,
+    run_logged,
+    tail,
+)
+from build.tensorrt_llm.pair import Pair, Side, read_pair
 from build.tensorrt_llm.rules.rule import Finding, findings
 from pipelines.errors import CheckpointError, EngineBuildError, EngineLoadError
 from pipelines.manifest import checked_engine, read_manifest, sha256_file

@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from build.checkpoints.model_config import ModelConfig
 from build.tensorrt_llm.command import GATHERS_LOGITS
+from build.tensorrt_llm.model_config import ModelConfig
+from build.tensorrt_llm.pair import Pair, Side
 from build.tensorrt_llm.ranks import gpu_device_ids
-from build.tensorrt_llm.rules.pair import Pair, Side
 
 PROCESS_BYTES = 3 << 29
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from build.recipe import Recipe
+from build.tensorrt_llm.check import RULES, WARNINGS, check_pair
 from build.tensorrt_llm.engine import find_engines
-from build.tensorrt_llm.gpus import GPUS
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
-from build.tensorrt_llm.rules.all_rules import RULES, WARNINGS, check_pair
-from build.tensorrt_llm.rules.pair import Pair, Side, read_pair
+from build.tensorrt_llm.pair import Pair, Side, read_pair
 from build.tensorrt_llm.rules.rule import findings
+from build.tensorrt_llm.settings import GPUS
 from pipelines.atomic_file import write_whole
 
 _GIB = 1 << 30

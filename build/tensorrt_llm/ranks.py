@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from build.recipe import Recipe
-from build.tensorrt_llm.gpus import GPUS
-from build.tensorrt_llm.rules.pair import ROLES
+from build.tensorrt_llm.pair import ROLES
 from build.tensorrt_llm.rules.rule import Violation
-from build.tensorrt_llm.settings import TensorRtLlmEngine
+from build.tensorrt_llm.settings import GPUS, TensorRtLlmEngine
 
 
 def _section(recipe: Recipe, role: str) -> TensorRtLlmEngine:

@@ -1,4 +1,4 @@
-"""Sections of a recipe that only TensorRT-LLM has."""
+"""Sections of a recipe that only TensorRT-LLM has, and the GPUs that it can name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from build.tensorrt_llm.gpus import GpuName
-
 Text = Annotated[str, Field(min_length=1)]
+GpuName = Literal["h100-80gb", "h200-141gb"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU.
+
+    Attributes:
+        memory_bytes: Total memory as ``nvidia-smi`` reports it; slightly less can be allocated.
+        per_node: GPUs in a typical server.
+    """
+
+    memory_bytes: int
+    per_node: int
+
+
+_MIB = 1 << 20
+
+# Memory from public nvidia-smi listings of "H100 80GB HBM3" and "H200"; HGX and DGX boards have eight GPUs.
+# Both are Hopper: another generation needs rules of its own (FP8 from Ada on, integer weights not on SM 100).
+GPUS: dict[GpuName, Gpu] = {
+    "h100-80gb": Gpu(memory_bytes=81559 * _MIB, per_node=8),
+    "h200-141gb": Gpu(memory_bytes=143771 * _MIB, per_node=8),
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +95,7 @@ class TensorRtLlm:
     """Settings of a pair that only TensorRT-LLM has.
 
     Attributes:
-        gpu: GPU that the engines are built for, one of ``build/tensorrt_llm/gpus.py``.
+        gpu: GPU that the engines are built for, one of ``build/tensorrt_llm/settings.py``.
         version: Version of TensorRT-LLM; engines do not run on any other.
         container: Image with that version, for building and serving.
         max_num_tokens: Tokens in one step, at most. None: enough for the longest round and the largest batch,

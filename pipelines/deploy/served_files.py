@@ -26,8 +26,8 @@ ROUTER = "router"
 
 _FORMAT = 1
 _PAIR = f"speculative/{PAIR_FILE}"
-_CHAT = "chat.json"  # written by build/checkpoints/chat_template_file.py
-_SAMPLING = "sampling.json"  # written by build/checkpoints/sampling_defaults_file.py
+_CHAT = "chat.json"  # written by build/checkpoints/engine_texts.py
+_SAMPLING = "sampling.json"  # written by build/checkpoints/engine_texts.py
 
 
 @configuration.strict

@@ -1,6 +1,6 @@
 """Renders conversations with the chat template of a model, as transformers does.
 
-``build/checkpoints/chat_template_file.py`` writes it to ``chat.json`` in the directory of an engine. The
+``build/checkpoints/engine_texts.py`` writes it to ``chat.json`` in the directory of an engine. The
 name of a special token inside a message stays text (``pipelines/text/special_names.py``).
 """
 

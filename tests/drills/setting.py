@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from build.checkpoints.tokenizer_file import read_tokenizer
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.recipe import parse_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe

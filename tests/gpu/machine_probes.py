@@ -11,10 +11,10 @@ from typing import Any
 
 from build.llm_api import decoding_type
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe
-from build.tensorrt_llm.builder import find_builder
+from build.tensorrt_llm.check import check_pair
+from build.tensorrt_llm.command import find_builder
 from build.tensorrt_llm.engine import find_engines
-from build.tensorrt_llm.rules.all_rules import check_pair
-from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.pair import read_pair
 from build.tensorrt_llm.versions import image_version
 from pipelines.deploy.doctor import READY, gpu_findings
 from pipelines.errors import CheckpointError

@@ -10,7 +10,7 @@ from typing import Any
 
 from build.recipe import REPOSITORY_ROOT, load_recipe
 from build.tensorrt_llm.memory_plan import plan_memory
-from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.pair import read_pair
 from pipelines.client import Client, CompletionRequest
 from pipelines.errors import DraftproofError, InvalidRequestError
 from tests.gpu.finding import Finding

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from build.built_pair import BuiltPair
-from build.packaging.write import write_package
+from build.package import write_package
 from pipelines.canary.controller.candidate import render_beside
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.__main__ import main

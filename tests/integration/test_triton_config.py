@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2
 from build.recipe import RECIPES, load_recipe
 from build.repository import render_recipe
 from build.tensorrt_llm.memory_plan import plan_memory
-from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.pair import read_pair
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import TritonInstall
 from tests.stand_in_tensorrt_llm.repository import write_engine

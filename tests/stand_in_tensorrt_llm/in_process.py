@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.tensorrt_llm.command import GATHERS_LOGITS
 from pipelines.manifest import MANIFEST_NAME, EngineFiles, engine_digest
 from pipelines.triton.backend.parameters import ModelParameters

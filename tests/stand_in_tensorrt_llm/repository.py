@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.recipe import Recipe, parse_recipe
 from build.repository import render_recipe
 from build.tensorrt_llm.command import GATHERS_LOGITS

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build.checkpoints.checkpoint import LINEARS, Checkpoint, read_checkpoint, write_checkpoint
+from build.checkpoints.checkpoint import (
+    LINEARS,
+    Checkpoint,
+    network_from_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from build.checkpoints.tensor_file import Float32Array, Tensor, e4m3_values
 from build.networks.linear import InputQuantization, Linear
-from build.networks.network import Layer, Network, network_from_checkpoint
+from build.networks.network import Layer, Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from tests.support.tiny_engines import random_weights, tiny_config, write_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from build.checkpoints.checkpoint import network_from_checkpoint
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.write import write_hugging_face
-from build.networks.network import network_from_checkpoint
 from build.recipe import Recipe, parse_recipe
 from tests.support.checkpoints import make_checkpoint
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import build.quantize as quantize
-from build.checkpoints.quantized_checkpoint import QuantizedCheckpoint, checkpoint_for
+from build.quantization.quantized_checkpoint import QuantizedCheckpoint, checkpoint_for
 from tests.support.hugging_face_checkpoints import pair_recipe
 
 

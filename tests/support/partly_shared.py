@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build.checkpoints.checkpoint import EMBEDDING, LM_HEAD, write_checkpoint
-from build.checkpoints.model_config import read_json
+from build.checkpoints.settings import read_json
 from build.checkpoints.tensor_file import read_tensors
 
 

@@ -15,6 +15,7 @@ from build.checkpoints.checkpoint import (
     LINEARS,
     LM_HEAD,
     linear_shape,
+    network_from_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
@@ -22,7 +23,6 @@ from build.checkpoints.checkpoint_config import parse_config
 from build.checkpoints.tensor_file import Tensor
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.networks.growth import grow
-from build.networks.network import network_from_checkpoint
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
 from build.recipe import Growth

@@ -8,11 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from build.checkpoints.checkpoint import read_checkpoint
+from build.checkpoints.checkpoint import network_from_checkpoint, read_checkpoint
 from build.checkpoints.tensor_file import Float32Array
 from build.hugging_face.write import hugging_face_tensors
-from build.networks.config import NetworkConfig
-from build.networks.network import network_from_checkpoint
+from build.networks.network import NetworkConfig
 
 
 def write_gguf(path: Path, checkpoint: Path, tokenizer: Path) -> None:

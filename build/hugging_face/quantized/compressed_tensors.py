@@ -13,11 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from build.checkpoints.settings import Settings
 from build.checkpoints.tensor_file import Tensor
-from build.hugging_face.quantized.blocks import Blocks, read_blocks, read_groups
+from build.hugging_face.quantized.form import Blocks, read_blocks, read_groups, signed, unpack, unsigned
 from build.hugging_face.quantized.fp8 import input_scale
-from build.hugging_face.quantized.integers import signed, unpack, unsigned
-from build.hugging_face.settings import Settings
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 

@@ -1,16 +1,15 @@
-"""Find the form of the quantized projections of a checkpoint: ``quantization_config`` in ``config.json``."""
+"""Define what forms of quantized projections share: their interface, blocks with one scale, integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-from build.hugging_face.quantized.awq import read_awq
-from build.hugging_face.quantized.compressed_tensors import read_compressed_tensors
-from build.hugging_face.quantized.fp8 import read_fp8
-from build.hugging_face.quantized.gptq import read_gptq
-from build.hugging_face.settings import Settings
+import numpy as np
+
+from build.checkpoints.settings import Settings
+from build.checkpoints.tensor_file import FLOATS, AnyArray, Tensor
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 
@@ -48,37 +47,101 @@ class Form(Protocol):
         """
 
 
-_FORMS: Mapping[str, Callable[[Settings], Form]] = {
-    "awq": read_awq,
-    "compressed-tensors": read_compressed_tensors,
-    "fp8": read_fp8,
-    "gptq": read_gptq,
-}
+class Blocks(NamedTuple):
+    """Size of the blocks that a matrix [out, in] is divided into; the last ones may be smaller.
+
+    Attributes:
+        rows: Outputs of a block; None for all.
+        columns: Inputs of a block; None for all.
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+
+    def num_groups(self, inputs: int) -> int:
+        """Return the blocks beside each other in a matrix of so many inputs."""
+        return 1 if self.columns is None else math.ceil(inputs / self.columns)
+
+    def take(
+        self, weights: Weights, name: str, outputs: int, inputs: int, dtypes: tuple[str, ...] = FLOATS
+    ) -> Tensor:
+        """Return the tensor with one value for each block; axes of size 1 may be left out of it.
+
+        Raises:
+            CheckpointError: It is missing, or has another shape or type.
+        """
+        shape = (1 if self.rows is None else math.ceil(outputs / self.rows), self.num_groups(inputs))
+        shapes: list[tuple[int, ...]] = [shape]
+        if shape[1] == 1:
+            shapes.append(shape[:1])
+        if shape == (1, 1):
+            shapes.append(())
+        return weights.take(name, *shapes, dtypes=dtypes)
+
+    def spread(self, values: AnyArray, outputs: int, inputs: int) -> AnyArray:
+        """Repeat the values of blocks, so that each output has its own, and groups have equal sizes.
+
+        Args:
+            values: As ``take`` returns them.
+            outputs: Outputs of the matrix.
+            inputs: Inputs of the matrix.
+
+        Returns:
+            [outputs, groups].
+        """
+        values = values.reshape(-1, 1) if values.ndim < 2 else values
+        values = np.repeat(values, self.rows or outputs, axis=0)[:outputs]
+        if self.columns is None:
+            return values
+        group = math.gcd(self.columns, inputs)
+        return np.repeat(values, self.columns // group, axis=1)[:, : inputs // group]
 
 
-def read_form(raw: Mapping[str, Any], path: Path) -> Form | None:
-    """Parse ``quantization_config`` of a checkpoint, or of its text model.
-
-    Args:
-        raw: The parsed ``config.json``.
-        path: The file, for error messages.
-
-    Returns:
-        The form; None if the weights are in floating point.
+def read_groups(settings: Settings, key: str, default: int | None = None) -> Blocks:
+    """Parse the inputs of a group; -1 stands for all.
 
     Raises:
-        CheckpointError: A value has no meaning that is implemented.
+        CheckpointError: It is no such number.
     """
-    whole = Settings(raw, path)
-    text = whole.part("text_config") if "text_config" in raw else None
-    section = whole.part("quantization_config") or (text and text.part("quantization_config"))
-    if section is None:
-        return None
-    method = section.get("quant_method")
-    if method not in _FORMS:
-        raise section.fail(
-            f"quant_method={method!r:.80}",
-            f"supported: {', '.join(_FORMS)}",
-            "use the checkpoint that it was quantized from, with quantization: int8 or int4 in the recipe",
-        )
-    return _FORMS[method](section)
+    if settings.get(key, default) == -1:
+        return Blocks(rows=1)
+    return Blocks(rows=1, columns=settings.integer(key, default))
+
+
+def read_blocks(settings: Settings, key: str) -> Blocks:
+    """Parse the rows and columns of a block.
+
+    Raises:
+        CheckpointError: They are not two positive numbers.
+    """
+    value = settings.get(key)
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
+        raise settings.fail(f"{key}={value!r:.80}", "two integers above 0: rows and columns of a block")
+    return Blocks(*value)
+
+
+def unpack(words: AnyArray, bits: int) -> AnyArray:
+    """Unpack the last axis, the lowest bits of a word first.
+
+    Args:
+        words: int32 [..., n].
+        bits: 4 or 8.
+
+    Returns:
+        uint8 [..., n * 32 / bits].
+    """
+    values = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
+    if bits == 8:
+        return values
+    halves: AnyArray = np.stack([values & 15, values >> 4], axis=-1)
+    return halves.reshape(*values.shape[:-1], -1)
+
+
+def signed(values: AnyArray, bits: int) -> AnyArray:
+    """Subtract half of the range: uint8 from 0 on becomes int8 around 0."""
+    return (values - np.uint8(1 << (bits - 1))).view(np.int8)
+
+
+def unsigned(values: AnyArray, bits: int) -> AnyArray:
+    """Add half of the range: int8 around 0 becomes uint8 from 0 on."""
+    return np.ascontiguousarray(values).view(np.uint8) + np.uint8(1 << (bits - 1))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from build.hugging_face.quantized.blocks import Blocks, read_blocks
-from build.hugging_face.settings import Settings
+from build.checkpoints.settings import Settings
+from build.hugging_face.quantized.form import Blocks, read_blocks
 from build.hugging_face.weights import Weights
 from build.networks.linear import InputQuantization, Linear
 

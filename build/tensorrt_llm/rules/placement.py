@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from build.tensorrt_llm.memory_plan import plan_memory
+from build.tensorrt_llm.pair import Pair
 from build.tensorrt_llm.ranks import placement_violations
-from build.tensorrt_llm.rules.pair import Pair
-from build.tensorrt_llm.rules.rule import Rule, Violation
+from build.tensorrt_llm.rules.rule import Violation, rule
 
 _AWQ_GROUP = 128
 
 
+@rule("split", "tensorrt_llm/layers/attention.py: heads and KV heads per rank (reading)")
 def _split(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
         config, tp = side.config, side.config.tp_size
@@ -45,10 +46,12 @@ def _split(pair: Pair) -> Iterator[Violation]:
             )
 
 
+@rule("devices", "cpp executorImpl.cpp: deviceIds * numNodes must be tp*pp*cp; worldConfig.cpp")
 def _devices(pair: Pair) -> Iterator[Violation]:
     return placement_violations(pair.recipe)
 
 
+@rule("fast-logits", "triton_backend docs: honoured only in orchestrator mode without spawning")
 def _fast_logits(pair: Pair) -> Iterator[Violation]:
     section = pair.recipe.tensorrt_llm
     if section.fast_logits and section.mode != "orchestrator":
@@ -69,6 +72,10 @@ def _fast_logits(pair: Pair) -> Iterator[Violation]:
         )
 
 
+@rule(
+    "leader-tensor-parallelism",
+    "README of examples/draft_target_model, 0.18: --multi-model is necessary if TP mode is used",
+)
 def _leader_with_tensor_parallelism(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
         if pair.recipe.tensorrt_llm.mode == "leader" and side.config.tp_size > 1:
@@ -81,6 +88,7 @@ def _leader_with_tensor_parallelism(pair: Pair) -> Iterator[Violation]:
             )
 
 
+@rule("memory", "Draftproof: build/tensorrt_llm/memory_plan.py, whose workspace is an estimate")
 def _memory(pair: Pair) -> Iterator[Violation]:
     plan = plan_memory(pair)
     if plan.fits:
@@ -107,20 +115,10 @@ def _gib(size: int) -> str:
 
 
 PLACEMENT_RULES = (
-    Rule("split", "tensorrt_llm/layers/attention.py: heads and KV heads per rank (reading)", _split),
-    Rule("devices", "cpp executorImpl.cpp: deviceIds * numNodes must be tp*pp*cp; worldConfig.cpp", _devices),
-    Rule(
-        "fast-logits",
-        "triton_backend docs: honoured only in orchestrator mode without spawning",
-        _fast_logits,
-    ),
-    Rule("memory", "Draftproof: build/tensorrt_llm/memory_plan.py, whose workspace is an estimate", _memory),
+    _split,
+    _devices,
+    _fast_logits,
+    _memory,
 )
 
-PLACEMENT_WARNINGS = (
-    Rule(
-        "leader-tensor-parallelism",
-        "README of examples/draft_target_model, 0.18: --multi-model is necessary if TP mode is used",
-        _leader_with_tensor_parallelism,
-    ),
-)
+PLACEMENT_WARNINGS = (_leader_with_tensor_parallelism,)

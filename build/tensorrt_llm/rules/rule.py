@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from build.tensorrt_llm.rules.pair import Pair
+from build.tensorrt_llm.pair import Pair
 from pipelines.errors import DraftproofError
 
 
@@ -45,6 +45,11 @@ class Rule:
     name: str
     source: str
     check: Callable[[Pair], Iterable[Violation]]
+
+
+def rule(name: str, source: str) -> Callable[[Callable[[Pair], Iterable[Violation]]], Rule]:
+    """Make a rule of the function that checks it; see ``Rule``."""
+    return lambda check: Rule(name, source, check)
 
 
 @dataclass(frozen=True)

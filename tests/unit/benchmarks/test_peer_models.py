@@ -14,9 +14,10 @@ import yaml
 
 from benchmarks.peer_models.__main__ import build_peer_models
 from benchmarks.peer_models.stateful_graph import build_stateful_graph
+from build.checkpoints.checkpoint import network_from_checkpoint
 from build.checkpoints.tensor_file import read_tensors
 from build.hugging_face.write import write_hugging_face
-from build.networks.network import Network, network_from_checkpoint
+from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.recipe import load_recipe
 from tests.support.checkpoints import LLAMA3_SCALING, make_checkpoint

@@ -160,29 +160,24 @@ def test_no_damage_escapes_as_another_exception(pristine: Path, data: st.DataObj
         tensor.to_float32()
 
 
-def write_changed(tmp_path: Path, tensors: dict[str, Tensor], **config: Any) -> None:
+@pytest.mark.parametrize(
+    ("weight", "config", "message"),
+    [
+        (None, {}, "missing transformer.layers.1.attention.qkv.weight"),
+        ("BF16", {"num_key_value_heads": 4}, r"qkv\.weight is BF16 \[512, 128\].*\[768, 128\]"),
+        ("I8", {}, r"qkv\.weight is I8"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    weight: str | None, config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tensors = random_weights(tiny_config())
+    if weight is None:
+        del tensors[QKV]
+    elif weight == "I8":
+        tensors[QKV] = Tensor("I8", (512, 128), np.zeros((512, 128), np.int8))
     write_checkpoint(tmp_path, tiny_config(**config), tensors)
-
-
-def test_missing_tensor_is_named(tmp_path: Path) -> None:
-    tensors = random_weights(tiny_config())
-    del tensors[QKV]
-    write_changed(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"missing transformer\.layers\.1\.attention\.qkv\.weight"):
-        read_checkpoint(tmp_path)
-
-
-def test_wrong_shape_is_named(tmp_path: Path) -> None:
-    write_changed(tmp_path, random_weights(tiny_config()), num_key_value_heads=4)
-    with pytest.raises(CheckpointError, match=r"qkv\.weight is BF16 \[512, 128\].*\[768, 128\]"):
-        read_checkpoint(tmp_path)
-
-
-def test_wrong_type_is_named(tmp_path: Path) -> None:
-    tensors = random_weights(tiny_config())
-    tensors[QKV] = Tensor("I8", (512, 128), np.zeros((512, 128), np.int8))
-    write_changed(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"qkv\.weight is I8"):
+    with pytest.raises(CheckpointError, match=message):
         read_checkpoint(tmp_path)
 
 
@@ -216,7 +211,7 @@ def test_missing_factor_is_named(algo: str, factor: str, tmp_path: Path) -> None
 def test_tensors_of_other_architectures_are_refused(name: str, tmp_path: Path) -> None:
     tensors = random_weights(tiny_config())
     tensors[name] = Tensor("F32", (128,), np.zeros(128, np.float32))
-    write_changed(tmp_path, tensors)
+    write_checkpoint(tmp_path, tiny_config(), tensors)
     with pytest.raises(CheckpointError, match="does not have") as caught:
         read_checkpoint(tmp_path)
     assert name in str(caught.value)
@@ -274,5 +269,5 @@ def test_config_that_is_not_an_object_is_refused(text: str, tmp_path: Path) -> N
 def test_absent_file_is_named(name: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} does not exist"):
+    with pytest.raises(CheckpointError, match=f"{name} (cannot be read|does not exist)"):
         read_checkpoint(tmp_path)

@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from build.checkpoints.end_tokens import find_end_ids
-from build.checkpoints.tokenizer_file import read_tokenizer
+from build.checkpoints.tokenizer_file import find_end_ids, read_tokenizer
 from build.engines import build_engines
-from build.files.manifest import write_manifest
 from build.recipe import load_recipe
-from build.repository import render_recipe
-from pipelines.errors import CheckpointError, EngineLoadError
+from pipelines.errors import CheckpointError
 from pipelines.executor.engine import EngineConfig
 from pipelines.manifest import EngineFiles, checked_engine
-from tests.stand_in_tensorrt_llm.repository import MEMORY, recipe, write_engine
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tiny_engines import added_token
 
@@ -118,26 +114,6 @@ def test_a_broken_generation_config_is_not_passed_over(tmp_path: Path) -> None:
     (directory / "generation_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="generation_config"):
         end_ids(directory)
-
-
-def test_all_reach_the_models_that_need_them(tmp_path: Path) -> None:
-    made_by = recipe()
-    engines = [
-        write_engine(tmp_path / role, role, made_by, end_ids=ends)
-        for role, ends in (("draft", [11]), ("target", [11, 12, 13]))
-    ]
-    repository = render_recipe(made_by, *engines, tmp_path / "run", MEMORY)
-    for model in ("speculative", "target_alone"):
-        config = (repository / model / "config.pbtxt").read_text(encoding="utf-8")
-        assert 'parameters { key: "end_ids" value: { string_value: "11,12,13" } }' in config
-
-
-def test_an_engine_that_does_not_say_its_end_tokens_is_not_served(tmp_path: Path) -> None:
-    made_by = recipe()
-    engines = [write_engine(tmp_path / role, role, made_by) for role in ("draft", "target")]
-    write_manifest(engines[1], {"fingerprint": "target"})
-    with pytest.raises(EngineLoadError, match="end_ids"):
-        render_recipe(made_by, *engines, tmp_path / "run", MEMORY)
 
 
 def test_other_end_tokens_make_another_engine(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from build.engines import main
-from build.files.engine_directory import new_engine
+from build.files import new_engine
 from pipelines.manifest import EngineFiles, checked_engine, engine_digest
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint

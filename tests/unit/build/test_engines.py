@@ -15,7 +15,7 @@ from build import engines
 from build.engines import build_engines, main
 from build.recipe import Recipe, load_recipe
 from pipelines.executor.engine import Engine
-from pipelines.manifest import EngineFiles, checked_engine, read_manifest
+from pipelines.manifest import EngineFiles, checked_engine
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiler import needs_compiler
@@ -89,14 +89,6 @@ def test_command_line(tmp_path: Path, raw: dict[str, Any], capsys: pytest.Captur
     assert again["target"] == result["target"]
 
 
-def test_module_runs_as_a_program() -> None:
-    command = [sys.executable, "-m", "build.engines", "--recipe", "dmo"]
-    done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "did you mean demo?" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -> None:
     first = build(tmp_path, raw)
     raw["draft"]["quantization"] = "none"
@@ -106,20 +98,6 @@ def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -
     assert Path(first["draft"]).is_dir()  # the old engine stays: another server may be using it
     del raw["draft"]["quantization"]
     assert build(tmp_path, raw)["built"] == []
-
-
-@pytest.mark.parametrize(("quantization", "group"), [("int8", "128"), ("checkpoint", "0")])
-def test_inputs_are_rounded_as_they_come_only_for_the_recipes_int8(
-    quantization: str, group: str, tmp_path: Path, raw: dict[str, Any]
-) -> None:
-    """The checkpoint is W8A16 in both cases.
-
-    A GPU does not quantize its inputs, so a prediction of its acceptance must not either.
-    """
-    make_checkpoint(tmp_path / "draft", "W8A16", num_hidden_layers=1)
-    raw["draft"]["quantization"] = quantization
-    description = (Path(build(tmp_path, raw)["draft"]) / "engine.json").read_text(encoding="utf-8")
-    assert f'"DYNAMIC_QUANTIZATION_GROUP_SIZE": "{group}"' in description
 
 
 def test_a_machine_that_only_builds_may_have_little_memory(
@@ -209,14 +187,6 @@ def test_an_incomplete_engine_is_built_again(name: str, tmp_path: Path, raw: dic
     checked_engine(Path(first["draft"]))
 
 
-def test_a_truncated_engine_is_built_again(tmp_path: Path, raw: dict[str, Any]) -> None:
-    first = build(tmp_path, raw)
-    weights = Path(first["draft"]) / "engine.bin"
-    weights.chmod(0o644)
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert build(tmp_path, raw)["built"] == ["draft"]
-
-
 def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "build.engines", "--recipe", str(write_recipe(tmp_path, raw))]
     command += ["--engines", str(tmp_path / "engines")]
@@ -227,28 +197,6 @@ def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any])
     # each engine is built once, by either process
     assert sum(len(result["built"]) for result in results) == 2
     assert results[0]["target"] == results[1]["target"]
-
-
-def test_same_inputs_give_the_same_bytes(tmp_path: Path, raw: dict[str, Any]) -> None:
-    manifests = []
-    for name in ("one", "two"):
-        result = build_engines(recipe_of(tmp_path, raw), tmp_path / name, lambda line: None)
-        manifest = read_manifest(Path(result["target"]))
-        assert manifest is not None
-        manifests.append(manifest["files"])
-    assert manifests[0] == manifests[1]
-
-
-def test_what_a_killed_build_left_is_removed(tmp_path: Path, raw: dict[str, Any]) -> None:
-    leftover = tmp_path / "engines" / "tiny" / ".target-0123456789abcdef.x1"
-    leftover.mkdir(parents=True)
-    build(tmp_path, raw)
-    assert not leftover.exists()
-    assert sorted(path.name[:7] for path in (tmp_path / "engines" / "tiny").iterdir()) == [
-        ".lock",
-        "draft-" + Path(build(tmp_path, raw)["draft"]).name[6],
-        "target-",
-    ]
 
 
 def test_a_bad_pair_builds_nothing(

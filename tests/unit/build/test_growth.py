@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from build.checkpoints.checkpoint import network_from_checkpoint
 from build.networks.growth import check_growth, grow, head_slots, layer_slots
-from build.networks.network import Network, network_from_checkpoint
+from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.recipe import Growth, load_recipe
 from pipelines.errors import RecipeError

@@ -11,49 +11,77 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.families.__main__ import compare
-from benchmarks.families.engines import Logits, attention_for, compile_network, prompt_logits
-from benchmarks.families.networks import FAMILY_CONFIGS, save_model
+from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
+from benchmarks.families.engines import (
+    Logits,
+    attention_for,
+    compile_network,
+    greedy_tokens,
+    prompt_logits,
+)
+from benchmarks.families.networks import FAMILY_CONFIGS
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
 from build.hugging_face.families import FAMILIES, REFUSED
-from build.networks.network import Network
+from build.networks.network import Network, fit_vocabulary
 from build.networks.source import open_network
-from build.networks.vocabulary import fit_vocabulary
-from build.openvino import identity
 from pipelines.errors import CheckpointError
+from tests.golden.families import (
+    NUM_GREEDY,
+    NUM_PROMPT,
+    ROWS,
+    config_of,
+    greedy_of,
+    logits_of,
+    save_family,
+    token_ids,
+)
+from tests.golden.make import compute_family
 
-pytestmark = pytest.mark.xdist_group("torch")
+# Each of these has a part that the others lack; a test below compiles them all.
+DIFFERENT = ("gemma2", "gemma3_text", "granite", "olmo2", "phi3", "qwen3")
 
 
-@pytest.mark.filterwarnings("ignore")  # those of torch and transformers
 @pytest.mark.parametrize(
     "name",
-    [
-        # Each of these has a part that the others lack; the test below compiles them all.
-        pytest.param(
-            name,
-            marks=[pytest.mark.long]
-            * (name not in ("gemma2", "gemma3_text", "granite", "olmo2", "phi3", "qwen3")),
-        )
-        for name in FAMILY_CONFIGS
-    ],
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in DIFFERENT)) for name in FAMILY_CONFIGS],
 )
 def test_every_family_is_computed_as_by_transformers_and_keeps_the_row_rule(
     name: str, tmp_path: Path
 ) -> None:
+    ids, prompt = token_ids(), token_ids()[:NUM_PROMPT]
+    save_family(name, tmp_path / "checkpoint")
+    network = open_network(tmp_path / "checkpoint", 256).read()
+    engines = {
+        quantization: compile_network(
+            tmp_path / quantization, network, quantization, attention_for(network.config)
+        )
+        for quantization in ("none", "int8", "int4")
+    }
+    logits = {key: prompt_logits(engine, ids, NUM_PROMPT) for key, engine in engines.items()}
+    assert np.abs(logits["none"][ROWS] - logits_of(name)).max() < EXACT
+    assert greedy_tokens(engines["none"], prompt, NUM_GREEDY) == greedy_of(name)
+    assert [count_rows_differing(engine, ids) for engine in engines.values()] == [0, 0, 0]
+    # Random weights lose more than trained ones.
+    assert mean_kl(logits["none"], logits["int8"]) < 0.05
+    assert mean_kl(logits["none"], logits["int4"]) < 1.0
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # those of torch and transformers
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_the_golden_results_are_those_of_transformers(name: str) -> None:
     pytest.importorskip("torch")
-    family = compare(name, tmp_path)
-    assert family.is_exact, family
-    assert family.int8.kl < 0.05 and family.int4.kl < 1.0  # random weights lose more than trained ones
+    document, arrays = compute_family(name)
+    assert json.loads(json.dumps(document))["config"] == config_of(name)
+    np.testing.assert_allclose(logits_of(name), arrays["logits"], atol=EXACT)
+    assert greedy_of(name) == arrays["greedy"].tolist()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAMILY_CONFIGS)
 def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     """Norms, rotary embedding, attention and INT8 projections are one node each, with nothing left over."""
-    pytest.importorskip("torch")
-    save_model(name, tmp_path / "checkpoint")
+    save_family(name, tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     attention = attention_for(network.config)
     engine = compile_network(tmp_path / "engine", network, "int8", attention)
@@ -68,10 +96,9 @@ def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     assert kinds["MatMul"] == len({layer.rotary for layer in layers} - {None})  # tables of angles
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # tied and not
 def test_a_draft_gets_the_targets_vocabulary(name: str, tmp_path: Path) -> None:
-    save_model(name, tmp_path / "checkpoint")
+    save_family(name, tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     ids = np.random.default_rng(1).integers(0, 448, 40).astype(np.int32)
 
@@ -86,12 +113,9 @@ def test_a_draft_gets_the_targets_vocabulary(name: str, tmp_path: Path) -> None:
     assert (logits_of(fit_vocabulary(network, 448)) == exact[:, :448]).all()
 
 
-def config_of(name: str, **changes: Any) -> dict[str, Any]:
+def settings_of(name: str, **changes: Any) -> dict[str, Any]:
     """The ``config.json`` of a family, with changes; null stays null."""
-    transformers = pytest.importorskip("transformers")
-    model_type = name.split("-")[0]
-    config = transformers.AutoConfig.for_model(model_type, **FAMILY_CONFIGS[name]).to_dict()
-    return {"architectures": list(FAMILIES[model_type].architectures), **config, **changes}
+    return {**config_of(name), **changes}
 
 
 @pytest.mark.parametrize(
@@ -123,19 +147,19 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 )
 def test_what_cannot_be_computed_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        parse_network_config(config_of(name, **changes), Path("config.json"))
+        parse_network_config(settings_of(name, **changes), Path("config.json"))
     assert message in str(caught.value)
     assert caught.value.values and caught.value.limit and caught.value.remedy
 
 
 def test_the_older_spelling_of_rotary_settings() -> None:
     """transformers 4 wrote ``rope_theta`` and ``rope_scaling``; most files on the hub have these."""
-    llama = config_of("llama")
+    llama = settings_of("llama")
     scaling = llama.pop("rope_parameters")
     older = {**llama, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
     path = Path("config.json")
-    assert parse_network_config(older, path) == parse_network_config(config_of("llama"), path)
-    gemma = config_of("gemma3_text")
+    assert parse_network_config(older, path) == parse_network_config(settings_of("llama"), path)
+    gemma = settings_of("gemma3_text")
     kinds = gemma.pop("rope_parameters")
     older = {
         **gemma,
@@ -143,11 +167,11 @@ def test_the_older_spelling_of_rotary_settings() -> None:
         "rope_local_base_freq": 1e4,
         "rope_scaling": {"rope_type": "linear", "factor": kinds["full_attention"]["factor"]},
     }
-    assert parse_network_config(older, path) == parse_network_config(config_of("gemma3_text"), path)
+    assert parse_network_config(older, path) == parse_network_config(settings_of("gemma3_text"), path)
 
 
 def test_mistral_attends_to_4096_positions_unless_its_file_says_none() -> None:
-    config = config_of("mistral")
+    config = settings_of("mistral")
     del config["sliding_window"]
     path = Path("config.json")
     assert parse_network_config(config, path).layers[0].window == 4096
@@ -158,10 +182,9 @@ def test_families_that_are_refused_are_not_supported() -> None:
     assert not set(FAMILIES) & set(REFUSED)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint"
-    save_model("llama", directory)
+    save_family("llama", directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
 
     def refused(**changes: Any) -> str:
@@ -179,12 +202,11 @@ def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:
     assert "q_proj.bias" in refused(attention_bias=True)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("new", [False, True])
 def test_the_text_model_of_a_model_that_sees_images(new: bool, tmp_path: Path) -> None:
     """Gemma 3 4B has settings under ``text_config``, other prefixes, and tensors of other parts."""
     text, directory = tmp_path / "text", tmp_path / "both"
-    save_model("gemma3_text", text)
+    save_family("gemma3_text", text)
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
@@ -203,9 +225,8 @@ def test_the_text_model_of_a_model_that_sees_images(new: bool, tmp_path: Path) -
     assert (found.read().layer(6).qkv.weight.data == expected.read().layer(6).qkv.weight.data).all()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_head_of_its_own_is_used_also_where_the_settings_tie_it(tmp_path: Path) -> None:
-    save_model("llama", tmp_path / "tied")
+    save_family("llama", tmp_path / "tied")
     stored = dict(read_tensors(tmp_path / "tied" / "model.safetensors"))
     embedding = stored["model.embed_tokens.weight"]
     other = Tensor(embedding.dtype, embedding.shape, embedding.data + 1)
@@ -218,16 +239,8 @@ def test_a_head_of_its_own_is_used_also_where_the_settings_tie_it(tmp_path: Path
         assert (network.lm_head.weight.data == head.data).all()
 
 
-def test_every_source_that_decides_the_numbers_makes_another_engine() -> None:
-    folders = (identity._BUILD / folder for folder in ("hugging_face", "networks", "openvino"))
-    found = (path for folder in folders for path in folder.rglob("[a-z]*.py"))
-    sources = {str(path.relative_to(identity._BUILD)) for path in found}
-    others = {"hugging_face/write.py", "networks/memory.py", "openvino/identity.py"}
-    assert sources - others <= set(identity._COMPILER)
-
-
 def test_pickles_and_missing_shards_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("llama")), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(settings_of("llama")), encoding="utf-8")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match="pickles"):
         open_network(tmp_path)

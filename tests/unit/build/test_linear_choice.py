@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from build.engines import build_engines
-from build.openvino.choice import gains_from_own_products
+from build.engines import build_engines, gains_from_own_products
 from build.preflight import check_recipe
 from build.recipe import Recipe, load_recipe
 from pipelines.available_resources import processor_flags

@@ -52,23 +52,6 @@ def test_every_recipe_is_rendered_for_both_generations(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"decoding_type": "Draft_Target"}, "decoding_type: 'Draft_Target' is none of DraftTarget"),
-        ({"draft_model": "/draft"}, "draft_model: unknown"),
-        ({"max_draft_len": 0}, "max_draft_len: 0 is out of range"),
-        ({"max_draft_len": "8"}, "max_draft_len: '8' is no int"),
-    ],
-)
-def test_the_table_refuses_what_upstream_refuses(
-    changes: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    _, serve = documents(tmp_path, "1.2.1")
-    serve["speculative_config"].update(changes)
-    assert violations(serve, LLM_ARGUMENTS["1.2"]) == [f"speculative_config.{problem}"]
-
-
-@pytest.mark.parametrize(
     ("version", "spelling"),
     [
         ("1.0.0", "DraftTarget"),
@@ -105,13 +88,6 @@ def test_trtllm_serve_is_started_with_options_that_it_has(tmp_path: Path) -> Non
     given = dict(zip(options[::2], options[1::2], strict=True))
     assert set(given) <= set(SERVE_OPTIONS)
     assert given == {"--host": "127.0.0.1", "--extra_llm_api_options": str(paths["settings"])}
-
-
-def test_the_files_say_that_weights_are_not_quantized_here(tmp_path: Path) -> None:
-    documents(tmp_path)
-    text = (tmp_path / "run" / "llama-3-3-70b-fp8" / "llm_api" / "trtllm-serve.yaml").read_text()
-    assert "not run yet" in text
-    assert "quantization (fp8) is not applied" in text
 
 
 def test_a_tensorrt_llm_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from build import repository
 from build.built_pair import BuiltPair
 from build.hugging_face.config import parse_network_config
-from build.networks.config import NetworkConfig
-from build.networks.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
+from build.memory import SERVER_BYTES, EngineMemory, num_parameters, plan_memory, weight_bytes
+from build.networks.network import NetworkConfig
 from build.recipe import EngineRecipe, KvCache, Recipe, Serving
 from build.rendering.kv_blocks import bytes_at_start, num_kv_blocks, returned_bytes
 from build.rendering.second_pair import render_second_pair

@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from build.checkpoints.checkpoint import Checkpoint
-from build.networks.network import Network, network_from_checkpoint
+from build.checkpoints.checkpoint import Checkpoint, network_from_checkpoint
+from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.engine import EngineSettings, write_engine
-from pipelines.errors import EngineBuildError, EngineLoadError
+from pipelines.errors import EngineBuildError
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk, pack
-from pipelines.manifest import EngineFiles, checked_engine
+from pipelines.manifest import EngineFiles
 from tests.support.checkpoints import LLAMA3_SCALING, QUANTIZERS, make_checkpoint, mean_kl, reference_logits
 from tests.support.compiler import ATTENTIONS, needs_compiler
-
-pytestmark = pytest.mark.xdist_group("torch")
 
 LENGTH = 80
 
@@ -289,18 +287,6 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "engines").iterdir()) == []
 
 
-def test_manifest_notices_a_changed_file(tmp_path: Path) -> None:
-    engine_of(tmp_path, network_from_checkpoint(make_checkpoint(tmp_path / "checkpoint")))
-    checked_engine(tmp_path / "engine")
-    weights = tmp_path / "engine" / "engine.bin"
-    weights.chmod(0o644)
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(EngineLoadError, match=r"engine\.bin is missing or was changed"):
-        checked_engine(tmp_path / "engine")
-
-
 def transformers_logits(checkpoint: Checkpoint, tokens: npt.NDArray[np.int32]) -> Logits:
     """Return the logits of Hugging Face's Llama in float32, with the checkpoint's weights dequantized."""
     torch = pytest.importorskip("torch")
@@ -357,7 +343,7 @@ def transformers_logits(checkpoint: Checkpoint, tokens: npt.NDArray[np.int32]) -
     return logits
 
 
-@pytest.mark.slow
+@pytest.mark.long  # families are compared in test_hugging_face.py
 @pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers are not ours to fix
 @pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope", "linear rope"])
 @pytest.mark.parametrize("algo", [None, "W8A16", "FP8"])

@@ -16,9 +16,7 @@ import pytest
 from build import package as package_command
 from build import repository
 from build.built_pair import BuiltPair
-from build.packaging.contents import CONTENTS, RECIPE, SIGNATURE
-from build.packaging.read import read_package
-from build.packaging.write import recipe_document, write_package
+from build.package import CONTENTS, RECIPE, SIGNATURE, read_package, recipe_document, write_package
 from build.recipe import RECIPES, REPOSITORY_ROOT, load_recipe, parse_recipe
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.deploy.triton.launch import Launch, PackageOrigin

@@ -203,7 +203,7 @@ def test_same_tokenizer_but_padded_vocabulary(tmp_path: Path) -> None:
     make_pair(tmp_path, {"vocab_size": 2304})
     tokenizer = (tmp_path / "target" / "tokenizer.json").read_bytes()
     (tmp_path / "draft" / "tokenizer.json").write_bytes(tokenizer)
-    check_recipe(recipe_of(tmp_path))  # build/networks/vocabulary.py pads the draft
+    check_recipe(recipe_of(tmp_path))  # build/networks/network.py pads the draft
 
 
 def test_a_special_token_behind_the_networks_vocabulary(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_impossible_growth_is_found_before_building(tmp_path: Path) -> None:
 
 
 def test_absent_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(DraftproofError, match="does not exist"):
+    with pytest.raises(DraftproofError, match="cannot be read"):
         check_recipe(recipe_of(tmp_path))
 
 

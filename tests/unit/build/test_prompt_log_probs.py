@@ -1,4 +1,4 @@
-"""Tests of log probabilities of prompts on real engines: beside transformers, and bit for bit in any step."""
+"""Tests of log probabilities of prompts on real engines: beside logits, and bit for bit in any step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.families.engines import compile_network
-from benchmarks.families.networks import save_model
+from benchmarks.families.engines import compile_network, prompt_logits
 from build.networks.source import open_network
 from pipelines.executor import sequence as sequence_module
 from pipelines.executor.engine import Engine
@@ -20,11 +19,10 @@ from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
-
-pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.filterwarnings("ignore")]
+from tests.golden.families import save_family
 
 TOLERANCE = 1e-4
-"""In nats; float32 logits of these networks differ from those of transformers by at most as much."""
+"""In nats."""
 
 NUM_TOKENS, NUM_BLOCKS = 150, 40
 
@@ -55,22 +53,18 @@ def answers(engine: Engine, *requests: GenerationRequest) -> list[LogProbs]:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_they_are_those_of_transformers_and_have_the_same_bits_in_any_step(
+def test_they_are_those_of_the_logits_and_have_the_same_bits_in_any_step(
     quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    save_model("qwen3", tmp_path / "checkpoint")
+    save_family("qwen3", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     engine = compile_network(tmp_path / "engine", network, quantization)
     rng = np.random.default_rng(3)
     ids = rng.integers(1, engine.config.vocab_size, NUM_TOKENS).tolist()
     (alone,) = answers(engine, asked(ids))
-    if quantization == "none":
-        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype="float32")
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, :-1].double()
-        wanted = torch.log_softmax(logits, dim=-1).numpy()
+    if quantization == "none":  # whose logits are those of transformers
+        logits = prompt_logits(engine, np.array(ids, np.int32), 100)[:-1].astype(np.float64)
+        wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         found = alone.token_log_probs
         assert np.abs(found - wanted[np.arange(NUM_TOKENS - 1), ids[1:]]).max() < TOLERANCE
         assert np.abs(alone.top_log_probs - -np.sort(-wanted, axis=1)[:, :2]).max() < TOLERANCE

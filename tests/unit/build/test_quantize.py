@@ -12,10 +12,9 @@ import numpy.typing as npt
 import pytest
 
 import build.quantize as quantize
-from build.checkpoints.checkpoint import EMBEDDING, read_checkpoint
+from build.checkpoints.checkpoint import EMBEDDING, network_from_checkpoint, read_checkpoint
 from build.checkpoints.tensor_file import Tensor, read_tensors
-from build.networks.config import Rotary
-from build.networks.network import network_from_checkpoint
+from build.networks.network import Rotary
 from build.networks.weight_only import quantize_int8
 from build.quantization.checks import LARGEST_ERRORS, compare, join_qkv
 from build.quantization.source import read_checkpoint_source
@@ -26,7 +25,7 @@ from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recip
 from tests.support.modelopt_in_process import made, run_in_process, worker
 from tests.support.tensorrt_llm_1_2_1 import QUANT_ALGOS, QUANT_CONFIG, REQUIRED_CONFIG
 
-pytestmark = pytest.mark.xdist_group("torch")
+pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
 
 ALGOS = {
     "fp8": "FP8",
@@ -54,14 +53,11 @@ def config_of(directory: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long if name == "w4a8_awq" else ()) for name in ALGOS],
-)
+@pytest.fixture(scope="module", params=list(ALGOS))
 def checkpoint(
     request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
-    """A checkpoint of each kind. W4A8 is long: int4_awq has its search and weights, fp8 its inputs."""
+    """A checkpoint of each kind."""
     return request.param, made(tmp_path_factory.mktemp(request.param), source, request.param)[0]
 
 

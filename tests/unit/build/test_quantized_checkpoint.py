@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build.checkpoints.quantized_checkpoint import (
+from build.checkpoints.tensor_file import Tensor
+from build.files import write_manifest
+from build.quantization.calibration_text import read_calibration_text
+from build.quantization.checks import check_finite
+from build.quantization.quantized_checkpoint import (
     QuantizedCheckpoint,
     checkpoint_for,
     file_stamps,
     plan_checkpoint,
 )
-from build.checkpoints.tensor_file import Tensor
-from build.files.manifest import write_manifest
-from build.quantization.calibration_text import read_calibration_text
-from build.quantization.checks import check_finite
 from build.quantization.source import read_checkpoint_source
 from build.recipe import Recipe, load_recipe
 from build.tensorrt_llm.settings import Calibration
@@ -276,29 +276,14 @@ def test_a_quantized_checkpoint_cannot_be_quantized_again(tmp_path: Path) -> Non
 def test_an_absent_file_is_named(name: str, source: Path, tmp_path: Path) -> None:
     (source / name).unlink()
     error = refused(CheckpointError, recipe_of(tmp_path, source, quantization="fp8"), tmp_path)
-    assert name.removesuffix(".safetensors") in str(error) or "safetensors" in str(error)
-
-
-def test_an_absent_shard_is_named(source: Path, tmp_path: Path) -> None:
-    (source / "model.safetensors").rename(source / "model-1.safetensors")
-    (source / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
-    )
-    error = refused(CheckpointError, recipe_of(tmp_path, source, quantization="fp8"), tmp_path)
-    assert "model-2.safetensors does not exist" in error.what
+    assert name in str(error)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"keys": 1}'])
 def test_a_config_of_no_known_form(content: str, source: Path, tmp_path: Path) -> None:
     (source / "config.json").write_text(content)
-    assert (
-        "config.json"
-        in refused(CheckpointError, recipe_of(tmp_path, source, quantization="fp8"), tmp_path).what
-    )
-
-
-def test_an_absent_directory(tmp_path: Path) -> None:
-    refused(CheckpointError, recipe_of(tmp_path, tmp_path / "nowhere", quantization="fp8"), tmp_path)
+    error = refused(CheckpointError, recipe_of(tmp_path, source, quantization="fp8"), tmp_path)
+    assert "config.json" in error.what
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -17,10 +17,15 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from build.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from build.checkpoints.checkpoint import (
+    Checkpoint,
+    network_from_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from build.checkpoints.stored_linear import unpack_int4
 from build.networks.linear import Linear
-from build.networks.network import Network, network_from_checkpoint
+from build.networks.network import Network
 from build.networks.weight_only import apply_quantization
 from build.openvino.operations import linear, openvino_product, parameter
 from pipelines.available_resources import has_avx2_alone

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from build.checkpoints.tensor_file import Float32Array, Tensor, read_tensors, write_tensors
-from build.hugging_face.quantized.form import Form, read_form
+from build.hugging_face.config import read_form
+from build.hugging_face.quantized.form import Form
 from build.hugging_face.weights import Weights
 from build.networks.linear import Linear
 from pipelines.errors import CheckpointError

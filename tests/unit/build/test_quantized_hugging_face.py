@@ -1,4 +1,4 @@
-"""Tests of engines of published quantized checkpoints, beside transformers with the values that they mean."""
+"""Tests of engines of published quantized checkpoints, beside engines of the values that they mean."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ import pytest
 
 from benchmarks.families.__main__ import EXACT, count_rows_differing, mean_kl
 from benchmarks.families.engines import compile_network, prompt_logits
-from benchmarks.families.networks import save_model
 from build.checkpoints.tensor_file import Float32Array, Tensor
 from build.engines import build_engines
-from build.networks.network import Network
+from build.networks.network import Network, fit_vocabulary
 from build.networks.source import open_network
-from build.networks.vocabulary import fit_vocabulary
 from build.networks.weight_only import apply_quantization
 from build.own_pair import write_recipe
 from build.recipe import load_recipe
 from pipelines.errors import CheckpointError
+from tests.golden.families import save_family, token_ids
 from tests.support.hugging_face_checkpoints import change_weights, make_hugging_face
 from tests.support.quantized_checkpoints import (
     GROUP,
@@ -36,8 +35,6 @@ from tests.support.quantized_checkpoints import (
     quantize_checkpoint,
 )
 from tests.unit.build.test_quantized_forms import CONFIGS
-
-pytestmark = pytest.mark.xdist_group("torch")
 
 _GPTQ = {"quant_method": "gptq", "group_size": GROUP, "checkpoint_format": "gptq"}
 _W4A16 = CONFIGS["ct-w4a16"]["config_groups"]["group_0"]
@@ -74,32 +71,32 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Float32Array], Packed], tu
 }
 
 
-def save_quantized(case: str, directory: Path) -> Any:
-    """Save a quantized checkpoint, and return the model of transformers with the values that it means."""
-    import torch
-
+def save_quantized(case: str, directory: Path) -> dict[str, Float32Array]:
+    """Save a quantized checkpoint, and return the values that it means."""
     family, config, pack, kept = CASES[case]
-    model = save_model(family, directory)
-    values = quantize_checkpoint(directory, config, pack, *kept)
-    found = model.load_state_dict({key: torch.tensor(each) for key, each in values.items()}, strict=False)
-    assert not found.unexpected_keys
-    return model
+    save_family(family, directory)
+    return quantize_checkpoint(directory, config, pack, *kept)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of torch and transformers
 @pytest.mark.parametrize("case", CASES)
 def test_an_engine_computes_the_values_of_the_checkpoint_and_keeps_the_row_rule(
     case: str, tmp_path: Path
 ) -> None:
-    torch = pytest.importorskip("torch")
-    model = save_quantized(case, tmp_path / "checkpoint")
-    ids = np.random.default_rng(1).integers(0, 512, 200, dtype=np.int32)
-    with torch.no_grad():
-        truth = model(torch.tensor(ids[None].astype(np.int64))).logits[0].numpy()
+    """The same family with these values in floating point is computed as by transformers."""
+    ids = token_ids()
+    values = save_quantized(case, tmp_path / "checkpoint")
+    save_family(CASES[case][0], tmp_path / "float")
+    change_weights(
+        tmp_path / "float",
+        lambda tensors: tensors.update(
+            {key: Tensor.from_float32(each, "F32") for key, each in values.items()}
+        ),
+    )
+    truth = compile_network(tmp_path / "truth", open_network(tmp_path / "float").read(), "none")
     network = open_network(tmp_path / "checkpoint").read()
     exact = compile_network(tmp_path / "exact", network, "checkpoint")
     logits = prompt_logits(exact, ids, 130)
-    assert np.abs(logits - truth).max() < EXACT
+    assert np.abs(logits - prompt_logits(truth, ids, 130)).max() < EXACT
     assert count_rows_differing(exact, ids) == 0
     rounded = compile_network(tmp_path / "rounded", network, "int8")  # activations too, and the head
     assert count_rows_differing(rounded, ids) == 0
@@ -111,7 +108,6 @@ def integers(network: Network, quantization: str) -> list[Any]:
     return [(linear.bits, linear.weight.dtype, linear.weight.data.copy()) for linear in layer.linears()]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("case", "kept", "changed"),
     [("awq", ("int4", "int8"), ()), ("gptq-8", ("int8",), ("int4",)), ("fp8", (), ("int8", "int4"))],
@@ -119,7 +115,6 @@ def integers(network: Network, quantization: str) -> list[Any]:
 def test_a_recipe_changes_only_what_is_larger_than_it_asks_for(
     case: str, kept: tuple[str, ...], changed: tuple[str, ...], tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     save_quantized(case, tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     own = integers(network, "checkpoint")
@@ -132,9 +127,7 @@ def test_a_recipe_changes_only_what_is_larger_than_it_asks_for(
         }
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_integers_stay_compressed_in_the_executed_graph(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     save_quantized("gptq-4-ordered", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     engine = compile_network(tmp_path / "engine", network, "checkpoint")
@@ -146,9 +139,7 @@ def test_integers_stay_compressed_in_the_executed_graph(tmp_path: Path) -> None:
     assert types.count("u4") == 5 * network.config.num_hidden_layers, types
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_quantized_head_gets_the_targets_vocabulary(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     save_quantized("gptq-8", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     assert network.lm_head.is_integer and network.lm_head.zero_point is not None
@@ -175,20 +166,16 @@ def test_a_scale_of_the_whole_head_stays(change: int, tmp_path: Path) -> None:
     assert fitted.zero_point is not None and fitted.zero_point.tolist() == [[3]]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_q_k_and_v_of_different_forms_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    save_model("llama", tmp_path)
+    save_family("llama", tmp_path)
     quantize_checkpoint(tmp_path, CASES["awq"][1], pack_awq, "k_proj")
     with pytest.raises(CheckpointError, match="layer 0 are stored in different forms"):
         open_network(tmp_path).read().layer(0)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_bias_that_the_settings_do_not_ask_for_must_be_zero(tmp_path: Path) -> None:
     """Old versions of AutoGPTQ wrote such biases."""
-    pytest.importorskip("torch")
-    save_model("llama", tmp_path)
+    save_family("llama", tmp_path)
     pack = partial(pack_gptq, bits=4, symmetric=True)
     quantize_checkpoint(tmp_path, {**_GPTQ, "bits": 4, "sym": True, "desc_act": False}, pack)
     name = "model.layers.0.mlp.up_proj.bias"
@@ -226,10 +213,8 @@ def test_activations_are_rounded_in_groups_of_the_weights(
     assert properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == group
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_small_groups_are_rounded_too_and_keep_the_row_rule(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    save_model("llama-biases", tmp_path / "checkpoint")
+    save_family("llama-biases", tmp_path / "checkpoint")
     config = {**CASES["awq"][1], "group_size": 64}
     quantize_checkpoint(tmp_path / "checkpoint", config, partial(pack_awq, group_size=64), "lm_head")
     network = open_network(tmp_path / "checkpoint").read()

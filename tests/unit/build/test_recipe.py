@@ -36,14 +36,6 @@ def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
     assert load_recipe(path) == recipe
 
 
-def test_demo_recipe() -> None:
-    recipe = load_recipe("demo")
-    assert recipe.target.growth is not None
-    assert recipe.target.growth.hidden_size == 768
-    assert recipe.draft.growth is None
-    assert recipe.target.checkpoint_directory.is_absolute()
-
-
 @pytest.mark.parametrize(
     ("dotted", "value", "message"),
     [
@@ -101,14 +93,6 @@ def test_a_recipe_is_a_mapping(raw: Any) -> None:
 )
 def test_optional_keys_have_defaults(dotted: str) -> None:
     parse_recipe(changed(dotted, KeyError), PATH)
-
-
-def test_growth_may_be_null() -> None:
-    assert parse_recipe(changed("target.growth", None), PATH).target.growth is None
-
-
-def test_speculation_may_be_off_by_default() -> None:
-    assert parse_recipe(changed("serving.num_draft_tokens", 0), PATH).serving.num_draft_tokens == 0
 
 
 def test_unknown_recipe_suggests_a_name() -> None:

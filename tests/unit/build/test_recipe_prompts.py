@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from build import built_pair, repository
+from build.built_pair import check_prompts
 from build.own_pair import write_recipe
 from build.recipe import load_recipe
-from build.recipe_prompts import check_prompts
 from pipelines.errors import RecipeError
 from tests.support.hugging_face_checkpoints import make_hugging_face
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.recipe import load_recipe
 from build.rendering.template_values import template_values
 from build.rendering.templates import TEMPLATES, config_templates, render_repository, render_text

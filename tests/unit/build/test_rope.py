@@ -9,75 +9,37 @@ import numpy as np
 import pytest
 
 from build.hugging_face.config import parse_network_config
-from build.networks.config import NetworkConfig
+from build.networks.network import NetworkConfig
 from build.networks.rotary import rotary_frequencies
 from pipelines.errors import CheckpointError
+from tests.golden.families import rope_of
+from tests.golden.make import ROPE_LENGTHS, ROPES, compute_ropes
+from tests.golden.make import qwen2_config as config_of
 
-_PAIRS = 32
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0 + 0.01 * pair for pair in range(_PAIRS)],
-    "long_factor": [1.0 + 2.0 * pair for pair in range(_PAIRS)],
-    "original_max_position_embeddings": 4096,
-}
-
-
-def config_of(rope: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 256,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1e6,
-        "rope_scaling": rope,
-        **changes,
-    }
+_YARN, _LONGROPE = ROPES["yarn"], ROPES["longrope"]
 
 
 def parsed(config: dict[str, Any], max_seq_len: int = 1) -> NetworkConfig:
     return parse_network_config(config, Path("config.json"), max_seq_len)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("max_seq_len", [4096, 4097])
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "linear", "factor": 8.0},
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        _YARN,
-        {**_YARN, "factor": 1.0},
-        {**_YARN, "attention_factor": 0.7},
-        {**_YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
-        {**_YARN, "mscale": 0.8, "mscale_all_dim": 1.2},
-        {**_YARN, "mscale": 0.8},
-        {**_YARN, "original_max_position_embeddings": 8},
-        {"type": "yarn", "factor": 4.0},
-        _LONGROPE,
-        {**_LONGROPE, "factor": 4.0},
-        {**_LONGROPE, "attention_factor": 1.3},
-        {**_LONGROPE, "rope_type": "su"},
-    ],
-)
-def test_frequencies_and_magnitude_are_those_of_transformers(rope: dict[str, Any], max_seq_len: int) -> None:
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = {"su": "longrope"}.get(rope.get("rope_type", rope.get("type")), rope.get("rope_type", "yarn"))
-    config = transformers.Qwen2Config(**{**config_of({**rope, "rope_type": kind}), "rope_theta": None})
-    config.rope_parameters["rope_theta"] = 1e6
-    expected, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=max_seq_len)
-    rotary = parsed(config_of(rope), max_seq_len).layers[0].rotary
+@pytest.mark.parametrize("max_seq_len", ROPE_LENGTHS)
+@pytest.mark.parametrize("name", ROPES)
+def test_frequencies_and_magnitude_are_those_of_transformers(name: str, max_seq_len: int) -> None:
+    expected, magnitude = rope_of(f"{name}-{max_seq_len}")
+    rotary = parsed(config_of(ROPES[name]), max_seq_len).layers[0].rotary
     assert rotary is not None
-    np.testing.assert_allclose(rotary_frequencies(rotary), expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(rotary_frequencies(rotary), expected, rtol=1e-6)
     assert magnitude == pytest.approx(1.0 if rotary.scaling is None else rotary.scaling.magnitude)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_the_golden_frequencies_are_those_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    for name, found in compute_ropes().items():
+        expected, magnitude = rope_of(name.removeprefix("rope."))
+        np.testing.assert_allclose(found, [*expected, magnitude], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +75,7 @@ def test_phi3_has_the_original_length_beside_the_rotary_settings() -> None:
     ("rope", "changes", "message"),
     [
         ({**_LONGROPE, "short_factor": [1.0] * 16}, {}, "16 factors for 32 frequencies"),
-        ({**_LONGROPE, "short_factor": [0.0] * _PAIRS}, {}, "not finite"),
+        ({**_LONGROPE, "short_factor": [0.0] * 32}, {}, "not finite"),
         ({**_LONGROPE, "short_factor": None}, {}, "TypeError"),
         ({**_LONGROPE, "attention_factor": float("nan")}, {}, "not finite"),
         ({**_YARN, "original_max_position_embeddings": -5}, {}, "math domain error"),

@@ -10,11 +10,9 @@ import pytest
 
 from build.hugging_face.config import parse_network_config
 from build.hugging_face.write import hugging_face_config
-from build.networks.config import NetworkConfig
 from build.networks.growth import grown_config
-from build.networks.rotary import rotary_frequencies
-from build.networks.source import open_network
-from build.networks.yarn import stretched, with_yarn
+from build.networks.network import NetworkConfig
+from build.networks.rotary import rotary_frequencies, stretched
 from build.preflight import check_recipe, read_source
 from build.recipe import Yarn, load_recipe
 from pipelines.errors import IncompatiblePairError, RecipeError
@@ -72,7 +70,7 @@ def test_the_network_that_is_compiled_has_the_scaling_also_when_it_is_grown() ->
     recipe = load_recipe("demo-long")
     assert recipe.target.yarn is not None
     assert recipe.target.growth is not None
-    source = with_yarn(open_network(recipe.target.checkpoint_directory), recipe.target.yarn)
+    source = read_source(recipe.target, recipe.target.checkpoint_directory, 1).network
     for config in (source.read().config, grown_config(source.config, recipe.target.growth)):
         kinds = {
             layer.rotary.scaling.kind for layer in config.layers if layer.rotary and layer.rotary.scaling

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from build import repository
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.recipe import load_recipe
 from build.rendering import second_pair
 from pipelines.canary.controller import candidate as candidates

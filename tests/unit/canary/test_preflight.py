@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from build.checkpoints.tokenizer_file import read_tokenizer
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from build.recipe import Recipe, load_recipe
 from build.rendering.second_pair import render_second_pair
 from build.repository import render_recipe

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from build.preflight import main
-from build.tensorrt_llm.built import check_built, differences
-from build.tensorrt_llm.rules.pair import Pair
+from build.tensorrt_llm.check import check_built, differences
+from build.tensorrt_llm.pair import Pair
 from tests.unit.tensorrt_llm.test_preflight import broken_pair
 
 
@@ -88,10 +88,7 @@ def test_an_engine_is_compared_with_what_was_asked(
         (lambda engine: (engine / "rank1.engine").unlink(), "rank1.engine is missing"),
         (lambda engine: (engine / "rank0.engine").write_bytes(b""), "rank0.engine is empty"),
         (lambda engine: (engine / "config.json").write_text("{"), "cannot be read"),
-        (
-            lambda engine: (engine / "config.json").write_text("{}"),
-            "not the configuration of a supported network",
-        ),
+        (lambda engine: (engine / "config.json").write_text("{}"), "cannot be used"),
     ],
 )
 def test_a_damaged_engine_directory(damage: Any, message: str, tmp_path: Path) -> None:

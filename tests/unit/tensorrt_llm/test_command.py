@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from build.tensorrt_llm.command import Paths, build_command
-from build.tensorrt_llm.rules.pair import read_pair
+from build.tensorrt_llm.pair import read_pair
 from tests.support.stand_in_machine import StandInMachine
 from tests.support.tensorrt_llm_1_2_1 import FLAGS, NUMBER, PATH, SET
 from tests.unit.tensorrt_llm.test_engine import build, recipe_of

@@ -28,6 +28,8 @@ from tests.conftest import REPOSITORY_ROOT
 from tests.support.checkpoints import make_checkpoint, mapping_of
 from tests.support.stand_in_machine import StandInMachine
 
+pytestmark = pytest.mark.long  # a stand-in of trtllm-build
+
 
 def write_recipe(tmp_path: Path, raw: dict[str, Any]) -> Path:
     path = tmp_path / "tiny.yaml"

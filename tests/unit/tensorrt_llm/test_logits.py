@@ -20,6 +20,8 @@ from pipelines.wire.generation_call import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
 
+pytestmark = pytest.mark.long  # a stand-in of the engines
+
 
 @pytest.mark.parametrize("num_log_probs", [0, 2])
 def test_log_probabilities_are_refused_because_the_engine_gives_zeros(

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from build.checkpoints.model_config import ModelConfig, read_model_config
 from build.recipe import load_recipe
-from build.tensorrt_llm.gpus import GPUS
 from build.tensorrt_llm.memory_plan import (
     MemoryPlan,
     kv_bytes_per_token,
@@ -18,12 +16,12 @@ from build.tensorrt_llm.memory_plan import (
     weight_bytes,
     workspace_bytes,
 )
-from build.tensorrt_llm.rules.pair import Pair, read_pair
+from build.tensorrt_llm.model_config import ModelConfig, read_model_config
+from build.tensorrt_llm.pair import Pair, read_pair
+from build.tensorrt_llm.settings import GPUS
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.model_configs import write_model
 from tests.unit.tensorrt_llm.test_preflight import broken_pair, with_models
-
-_MIB = 1 << 20
 
 PAIRS = [
     f"{name}-{kind}"
@@ -169,10 +167,3 @@ def test_a_draft_on_a_gpu_of_its_own(tmp_path: Path) -> None:
     assert alone.draft.devices == (2,)
     assert alone.tokens > beside.tokens
     assert alone.fits
-
-
-def test_the_memory_of_the_gpus() -> None:
-    assert {name: gpu.memory_bytes // _MIB for name, gpu in GPUS.items()} == {
-        "h100-80gb": 81559,
-        "h200-141gb": 143771,
-    }

@@ -13,9 +13,9 @@ import yaml
 
 from build.preflight import main
 from build.recipe import RECIPES, Recipe, load_recipe
-from build.tensorrt_llm.gpus import GPUS, Gpu
-from build.tensorrt_llm.rules.all_rules import RULES, check_pair
-from build.tensorrt_llm.rules.pair import Pair, read_pair
+from build.tensorrt_llm.check import RULES, check_pair
+from build.tensorrt_llm.pair import Pair, read_pair
+from build.tensorrt_llm.settings import GPUS
 from pipelines.errors import CheckpointError
 from tests.support.model_configs import CONFIGS, write_model
 from tests.unit.build.test_preflight import rewrite_tokenizer
@@ -201,35 +201,12 @@ def test_the_recipe_that_they_break_passes(tmp_path: Path) -> None:
     assert check_pair(broken_pair(tmp_path, {}, {})) == []
 
 
-# These need a GPU that no recipe can name, or a file that is not the recipe's.
-BROKEN_ELSEWHERE = {"fp8-hardware", "integer-weights-hardware", "logits-dtype", "qwen-type"}
+# These need a file that is not the recipe's.
+BROKEN_ELSEWHERE = {"logits-dtype", "qwen-type"}
 
 
 def test_no_rule_goes_untested() -> None:
     assert {rule for rule, *_ in BREAKS} | BROKEN_ELSEWHERE == {rule.name for rule in RULES}
-
-
-@pytest.mark.parametrize(
-    ("sm", "quantization", "rule"),
-    [
-        (80, "fp8", "fp8-hardware"),
-        (100, "int8_sq", "integer-weights-hardware"),
-        (89, "fp8", None),
-        (120, "int8_sq", None),
-    ],
-)
-def test_rules_about_the_gpu(sm: int, quantization: str, rule: str | None, tmp_path: Path) -> None:
-    both = {role: {"quantization": quantization} for role in ("draft", "target")}
-    pair = broken_pair(tmp_path, both, {})
-    other = dataclasses.replace(pair, gpu=Gpu(sm=sm, memory_bytes=pair.gpu.memory_bytes, per_node=8))
-    assert {finding.rule for finding in check_pair(other)} == ({rule} if rule else set())
-
-
-def test_kernels_that_other_gpus_lack(tmp_path: Path) -> None:
-    pair = broken_pair(tmp_path, {"target": {"tensorrt_llm": {"tp_size": 2, "gemm_swiglu": True}}}, {})
-    for sm, message in ((89, "needs a Hopper GPU"), (100, "not available on this GPU")):
-        other = dataclasses.replace(pair, gpu=Gpu(sm=sm, memory_bytes=pair.gpu.memory_bytes, per_node=8))
-        assert [message in str(finding) for finding in check_pair(other)] == [True]
 
 
 def test_swapped_tokens_are_another_tokenizer(tmp_path: Path) -> None:
@@ -307,7 +284,7 @@ def test_once_quantized_the_checkpoint_itself_is_read(
 ) -> None:
     recipe = with_models(load_recipe("qwen2-5-32b-fp8"), tmp_path)
     made = quantized(tmp_path, recipe, "draft", **changes)
-    monkeypatch.setattr("build.tensorrt_llm.rules.pair.checkpoint_for", lambda recipe, role, engines: made)
+    monkeypatch.setattr("build.tensorrt_llm.pair.checkpoint_for", lambda recipe, role, engines: made)
     found = check_pair(pair_of(recipe, tmp_path))
     assert rule in {finding.rule for finding in found} if rule else found == []
     assert message in "\n".join(map(str, found))

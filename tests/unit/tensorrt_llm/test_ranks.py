@@ -22,6 +22,8 @@ from pipelines.deploy.triton.nvidia_triton import leader_worker_set_hosts
 from pipelines.errors import RecipeError
 from tests.support.gpu_recipes import gpu_recipe
 
+pytestmark = pytest.mark.long  # every placement of ranks
+
 ROLES = ("draft", "target")
 
 

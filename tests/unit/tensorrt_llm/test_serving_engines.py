@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build.files.manifest import write_manifest
+from build.files import write_manifest
 from pipelines.errors import (
     EngineFailedError,
     EngineLoadError,
@@ -30,6 +30,8 @@ from pipelines.triton.tensorrt_llm.tensors import plain_tensors
 from pipelines.wire.generation_call import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
+
+pytestmark = pytest.mark.long  # a stand-in of the engines
 
 PROMPT = np.array([5, 9, 200, 31], np.int32)
 GREEDY = SamplingParams()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from build.tensorrt_llm.versions import find_installation, has_known_flags, image_version, without_builder
+from build.tensorrt_llm.versions import (
+    Installation,
+    find_installation,
+    has_known_flags,
+    image_version,
+    without_builder,
+)
 from tests.support.stand_in_machine import StandInMachine
 
 
@@ -17,40 +24,28 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInMachine:
     return made
 
 
-def test_nothing_is_installed(machine: StandInMachine) -> None:
-    assert find_installation() is None
-
-
-def test_the_interpreter_of_the_program_knows_its_version(machine: StandInMachine) -> None:
-    builder = machine.install("1.2.1")
-    found = find_installation()
-    assert found is not None
-    assert (found.builder, found.version) == (builder, "1.2.1")
-
-
-def test_a_server_without_a_builder(machine: StandInMachine) -> None:
-    machine.install("1.3.0", "trtllm-serve")
-    found = find_installation()
-    assert found is not None
-    assert (found.builder, found.version) == (None, "1.3.0")
-
-
-def test_the_long_first_line_that_pip_writes(machine: StandInMachine) -> None:
-    builder = machine.install("1.2.1")
+def long_first_line(builder: Path) -> None:
+    """Write what pip writes if the path is too long for a shebang."""
     python = builder.read_text().splitlines()[0].removeprefix("#!")
     builder.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
-    found = find_installation()
-    assert found is not None
-    assert found.version == "1.2.1"
 
 
-def test_a_program_that_is_not_python_has_an_unknown_version(machine: StandInMachine) -> None:
-    builder = machine.bin / "trtllm-build"
-    builder.write_text("#!/bin/sh\n")
-    builder.chmod(0o755)
-    found = find_installation()
-    assert found is not None
-    assert found.version == "unknown"
+@pytest.mark.parametrize(
+    ("version", "program", "change", "expected"),
+    [
+        ("1.2.1", "trtllm-build", lambda path: None, "1.2.1"),
+        ("1.3.0", "trtllm-serve", lambda path: None, "1.3.0"),
+        ("1.2.1", "trtllm-build", long_first_line, "1.2.1"),
+        ("1.2.1", "trtllm-build", lambda path: path.write_text("#!/bin/sh\n"), "unknown"),
+    ],
+)
+def test_the_interpreter_of_the_program_knows_its_version(
+    version: str, program: str, change: Any, expected: str, machine: StandInMachine
+) -> None:
+    assert find_installation() is None
+    path = machine.install(version, program)
+    change(path)
+    assert find_installation() == Installation(path if program == "trtllm-build" else None, expected)
 
 
 def test_a_python_that_does_not_answer_has_an_unknown_version(
@@ -81,15 +76,7 @@ def test_images(image: str, version: str | None) -> None:
 
 
 def test_versions() -> None:
-    assert [without_builder(version) for version in ("1.2.1", "1.3.0rc17", "1.3.0", "2.0")] == [
-        False,
-        True,
-        True,
-        True,
-    ]
-    assert [has_known_flags(version) for version in ("1.2.1", "1.2.1+cu130", "1.2.0", "1.2.10")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    found = [without_builder(version) for version in ("1.2.1", "1.3.0rc17", "1.3.0", "2.0")]
+    assert found == [False, True, True, True]
+    found = [has_known_flags(version) for version in ("1.2.1", "1.2.1+cu130", "1.2.0", "1.2.10")]
+    assert found == [True, True, False, False]

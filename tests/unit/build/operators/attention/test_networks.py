@@ -15,26 +15,24 @@ from benchmarks.families.engines import (
     prompt_logits,
     step,
 )
-from benchmarks.families.networks import save_model
 from build.networks.source import open_network
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import Chunk
 from pipelines.manifest import EngineFiles
+from tests.golden.families import save_family
 from tests.support.compiler import needs_compiler
 from tests.support.tiny_engines import build_tiny_pair
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("torch")]
+pytestmark = needs_compiler
 
 NUM_PROMPT = 100  # more than the windows
 IDS = np.random.default_rng(1).integers(0, 448, 120).astype(np.int32)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gemma3_text", "granite", "mistral", "phi3-heads96", "qwen3"])
 def test_a_family_is_computed_as_with_openvinos_attention(name: str, tmp_path: Path) -> None:
     """Windows in some layers or all, another factor of the scores, heads of 96, norms of heads."""
-    pytest.importorskip("torch")
-    save_model(name, tmp_path / "checkpoint")
+    save_family(name, tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     theirs, ours = (
         compile_network(tmp_path / attention, network, "none", attention)

@@ -13,7 +13,6 @@ import yaml
 
 from benchmarks.families.__main__ import EXACT, count_rows_differing
 from benchmarks.families.engines import compile_network, decoded_rows, prompt_logits
-from benchmarks.families.networks import save_model
 from build.engines import build_engines
 from build.hugging_face.config import parse_network_config
 from build.networks.source import open_network
@@ -21,38 +20,32 @@ from build.own_pair import write_recipe
 from build.preflight import check_recipe
 from build.recipe import load_recipe, parse_recipe
 from pipelines.errors import EngineBuildError, RecipeError
+from tests.golden.families import ROWS, logits_of, save_family, token_ids
 from tests.support.compiler import needs_compiler
 from tests.support.hugging_face_checkpoints import make_hugging_face
-
-pytestmark = pytest.mark.xdist_group("torch")
 
 IDS = np.random.default_rng(1).integers(0, 448, 150).astype(np.int32)
 NUM_PROMPT = 100  # more than the windows
 
 
 @needs_compiler
-@pytest.mark.filterwarnings("ignore")
 def test_without_the_cap_it_is_another_network(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    model = save_model("gemma2", tmp_path / "checkpoint")
-    with torch.no_grad():
-        truth = model(torch.tensor(IDS[None].astype(np.int64))).logits[0].numpy()
+    save_family("gemma2", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     without = dataclasses.replace(network, config=dataclasses.replace(network.config, attention_softcap=None))
     capped, uncapped = (
         compile_network(tmp_path / name, each, "none", "draftproof")
         for name, each in (("capped", network), ("uncapped", without))
     )
-    assert np.abs(prompt_logits(capped, IDS, NUM_PROMPT) - truth).max() < EXACT
-    assert np.abs(prompt_logits(uncapped, IDS, NUM_PROMPT) - truth).max() > 1000 * EXACT
+    truth = logits_of("gemma2")
+    assert np.abs(prompt_logits(capped, token_ids(), NUM_PROMPT)[ROWS] - truth).max() < EXACT
+    assert np.abs(prompt_logits(uncapped, token_ids(), NUM_PROMPT)[ROWS] - truth).max() > 1000 * EXACT
 
 
 @needs_compiler
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
 def test_every_type_of_cache_keeps_the_row_rule(kv_cache_dtype: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    save_model("gemma2", tmp_path / "checkpoint")
+    save_family("gemma2", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     exact = compile_network(tmp_path / "exact", network, "none", "draftproof")
     engine = compile_network(tmp_path / "engine", network, "none", "draftproof", kv_cache_dtype)
@@ -62,16 +55,16 @@ def test_every_type_of_cache_keeps_the_row_rule(kv_cache_dtype: str, tmp_path: P
     assert 0 < np.abs(found - expected).max() < 1  # of logits up to 30
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_openvinos_attention_is_not_written(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    save_model("gemma2", tmp_path / "checkpoint")
+    save_family("gemma2", tmp_path / "checkpoint")
     network = open_network(tmp_path / "checkpoint").read()
     with pytest.raises(EngineBuildError, match="attn_logit_softcapping=2; ") as caught:
         compile_network(tmp_path / "engine", network, "none", "openvino")
     assert "'attention: draftproof'" in caught.value.remedy
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
 def test_what_the_settings_leave_out_is_as_in_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     ours = {"model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 3}

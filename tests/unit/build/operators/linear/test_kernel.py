@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from build.openvino.own_linear import arranged
+from build.openvino.own_operators import arranged
 from tests.support.compiler import needs_compiler
 from tests.unit.build.operators.calls import compile_calls
 

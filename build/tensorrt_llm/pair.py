@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from build.checkpoints.end_tokens import find_end_ids
 from build.checkpoints.engine_texts import read_engine_texts
-from build.checkpoints.model_config import ModelConfig, read_model_config
-from build.checkpoints.quantized_checkpoint import checkpoint_for
-from build.checkpoints.tokenizer_file import TokenizerInfo, read_tokenizer
-from build.quantization.exported_config import QUANT_ALGOS
+from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
+from build.quantization.checks import QUANT_ALGOS
+from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import EngineRecipe, Recipe
-from build.tensorrt_llm.gpus import GPUS, Gpu
+from build.tensorrt_llm.model_config import ModelConfig, read_model_config
+from build.tensorrt_llm.settings import GPUS, Gpu
 from pipelines.errors import CheckpointError, RecipeError
 
 ROLES = ("draft", "target")

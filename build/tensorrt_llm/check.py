@@ -1,21 +1,45 @@
-"""Compare a TensorRT-LLM engine with the recipe.
+"""Check a pair against all rules, and built engines against the recipe.
 
-``trtllm-build`` sometimes overrides what it is asked for, at most with a warning. Its ``config.json`` is
-therefore compared with the recipe field by field, before a server may load the engine.
+``trtllm-build`` sometimes overrides what it is asked for, at most with a warning. The ``config.json`` of an
+engine is therefore compared with the recipe field by field, before a server may load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from build.checkpoints.model_config import ModelConfig, parse_tensorrt_llm, read_json
+from build.checkpoints.settings import read_json
 from build.tensorrt_llm.command import GATHERS_LOGITS, LOGITS_DTYPE
-from build.tensorrt_llm.rules.pair import Pair, Side
-from build.tensorrt_llm.rules.rule import Finding, Violation
-from pipelines.errors import CheckpointError
+from build.tensorrt_llm.model_config import ModelConfig, parse_tensorrt_llm
+from build.tensorrt_llm.pair import Pair, Side
+from build.tensorrt_llm.rules.limits import SIZE_RULES
+from build.tensorrt_llm.rules.networks import PRECISION_RULES, VERSION_RULES, VOCABULARY_RULES
+from build.tensorrt_llm.rules.placement import PLACEMENT_RULES, PLACEMENT_WARNINGS
+from build.tensorrt_llm.rules.rule import Finding, Violation, findings
+from pipelines.errors import CheckpointError, IncompatiblePairError
 from pipelines.manifest import read_manifest
+
+RULES = (*VERSION_RULES, *VOCABULARY_RULES, *PRECISION_RULES, *SIZE_RULES, *PLACEMENT_RULES)
+WARNINGS = PLACEMENT_WARNINGS
+"""Rules that only warn, because the problem is documented but has not been reproduced."""
+
+
+def check_pair(pair: Pair, built: Mapping[str, Path] | None = None) -> list[Finding]:
+    """Return all violations of the rules, and differences between existing engines and the recipe."""
+    return [*findings(pair, RULES), *check_built(pair, dict(built or {}))]
+
+
+def refuse(pair: Pair, found: list[Finding]) -> IncompatiblePairError:
+    """Return one error for all findings, which have been printed already."""
+    return IncompatiblePairError(
+        f"recipe {pair.recipe.name} does not pass preflight",
+        values="; ".join(f"{one.rule} ({one.violation.role}): {one.violation.values}" for one in found),
+        limit="; ".join(one.violation.limit for one in found),
+        remedy="; ".join(dict.fromkeys(one.violation.remedy for one in found)),
+    )
+
 
 _RULE = "built-as-asked"
 _SOURCE = "tensorrt_llm/builder.py EngineConfig, Engine.save @008b2b8d"

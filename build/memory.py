@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.networks.config import NetworkConfig
+from build.networks.network import NetworkConfig
 from build.recipe import EngineRecipe, Serving
 from pipelines.engine_memory import block_bytes, read_sizes
 from pipelines.errors import RecipeError

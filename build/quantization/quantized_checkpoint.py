@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build.files.manifest import is_complete
+from build.files import is_complete
 from build.quantization.calibration_text import text_path
 from build.quantization.source import CheckpointSource, check_can_be_quantized, read_checkpoint_source
 from build.recipe import EngineRecipe, Recipe
@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 MODELOPT_VERSION = "0.47.0"
 CALIBRATED = ("fp8", "int8_sq", "int4_awq", "w4a8_awq")
 _FP8_KV_NEEDS = ("fp8", "w4a8_awq")
-_HERE = Path(__file__).resolve().parents[1] / "quantization"
+_HERE = Path(__file__).resolve().parent
 # Sources that influence the quantized weights. Other changes need no new calibration, which takes hours.
 _DECIDING = ("calibration_text.py", "modelopt_worker.py")
 

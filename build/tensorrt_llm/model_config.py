@@ -6,13 +6,12 @@ settings under different names. Weights are never read, so this is fast for any 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import CheckpointError
+from build.checkpoints.settings import Settings, read_json
 
 # With these types of scaling, max_position_embeddings is already the extended length.
 _NOT_MULTIPLIED = ("su", "longrope", "llama3", "default")
@@ -64,48 +63,6 @@ class ModelConfig:
         return self.tp_size * self.pp_size
 
 
-class _Reader:
-    """Read typed values from a parsed JSON object."""
-
-    def __init__(self, raw: Mapping[str, Any], path: Path) -> None:
-        self.raw, self.path = raw, path
-
-    def integer(self, *keys: str, default: int | None = None) -> int:
-        """Return the value of the first key that is present."""
-        value = next((self.raw[key] for key in keys if self.raw.get(key) is not None), default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.fail(f"{keys[0]}={value!r}", f"{keys[0]} must be an integer of at least 1")
-        return value
-
-    def fail(self, values: str, limit: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} is not the configuration of a supported network",
-            values=values,
-            limit=limit,
-            remedy="use the config.json that came with the checkpoint",
-        )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        CheckpointError: The file is missing or is not a JSON object.
-    """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read",
-            values=" ".join(str(error).split()),
-            limit="a checkpoint directory contains config.json, weights and tokenizer.json",
-            remedy="download the checkpoint to this directory, or correct the path in the recipe",
-        ) from None
-    if not isinstance(raw, dict):
-        raise _Reader({}, path).fail(f"a JSON {type(raw).__name__}", "config.json must be a JSON object")
-    return raw
-
-
 def read_model_config(directory: Path) -> ModelConfig:
     """Read the ``config.json`` of a Hugging Face or TensorRT-LLM checkpoint.
 
@@ -118,7 +75,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         return parse_tensorrt_llm(raw, path)
     if isinstance(raw.get("architectures"), list) and raw["architectures"]:
         return _parse_hugging_face(raw, path)
-    raise _Reader(raw, path).fail(
+    raise Settings(raw, path).fail(
         f"keys: {', '.join(list(raw)[:6])}", "architectures (Hugging Face) or architecture (TensorRT-LLM)"
     )
 
@@ -130,7 +87,7 @@ def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         CheckpointError: A required key is missing.
     """
     mapping, quantization = raw.get("mapping") or {}, raw.get("quantization") or {}
-    sizes = _sizes(_Reader(raw, path), raw.get("rotary_scaling"), head_size="head_size")
+    sizes = _sizes(Settings(raw, path), raw.get("rotary_scaling"), head_size="head_size")
     return ModelConfig(
         path=path,
         is_hugging_face=False,
@@ -150,7 +107,7 @@ def parse_tensorrt_llm(raw: Mapping[str, Any], path: Path) -> ModelConfig:
 def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     # transformers 5 renamed rope_scaling to rope_parameters.
     sizes = _sizes(
-        _Reader(raw, path), raw.get("rope_scaling") or raw.get("rope_parameters"), head_size="head_dim"
+        Settings(raw, path), raw.get("rope_scaling") or raw.get("rope_parameters"), head_size="head_dim"
     )
     return ModelConfig(
         path=path,
@@ -169,20 +126,20 @@ def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     )
 
 
-def _sizes(reader: _Reader, rotary_scaling: Any, head_size: str) -> dict[str, int]:
-    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+def _sizes(settings: Settings, rotary_scaling: Any, head_size: str) -> dict[str, int]:
+    heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
     kind = factor = None
     if isinstance(rotary_scaling, dict):
         kind = rotary_scaling.get("rope_type", rotary_scaling.get("type", "default"))
         factor = rotary_scaling.get("factor")
     multiplied = factor if kind is not None and kind not in _NOT_MULTIPLIED and factor else 1
     return {
-        "num_layers": reader.integer("num_hidden_layers"),
+        "num_layers": settings.integer("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": reader.integer("num_key_value_heads", default=heads),
-        "head_size": reader.integer(head_size, default=hidden // heads),
+        "num_kv_heads": settings.integer("num_key_value_heads", heads),
+        "head_size": settings.integer(head_size, hidden // heads),
         "hidden_size": hidden,
-        "intermediate_size": reader.integer("intermediate_size"),
-        "vocab_size": reader.integer("vocab_size"),
-        "max_positions": int(reader.integer("max_position_embeddings") * multiplied),
+        "intermediate_size": settings.integer("intermediate_size"),
+        "vocab_size": settings.integer("vocab_size"),
+        "max_positions": int(settings.integer("max_position_embeddings") * multiplied),
     }

@@ -1,7 +1,8 @@
-"""Typed access to a JSON object that people wrote."""
+"""Read the JSON files of a checkpoint, whose values people wrote."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,35 @@ class Settings:
             raise self.fail(f"{key}={value!r:.80}", f"{key} must be true or false")
         return value
 
+    def one_of(self, key: str, *allowed: Any) -> Any:
+        """Return a value that must be one of these."""
+        value = self._values.get(key)
+        if value not in allowed:
+            raise self.fail(f"{key}={value!r:.200}", f"supported: {', '.join(map(str, allowed))}")
+        return value
+
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Refuse values that change what the network computes in a way that is not implemented."""
         value = self.get(key)
         if value is not None and value not in allowed:
             raise self.fail(f"{key}={value!r:.200}", f"supported: {', '.join(map(str, allowed)) or 'none'}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        CheckpointError: The file is missing or is not a JSON object.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read",
+            values=" ".join(str(error).split()),
+            limit="a checkpoint directory contains config.json, weights and tokenizer.json",
+            remedy="download the checkpoint to this directory, or correct the path in the recipe",
+        ) from None
+    if not isinstance(raw, dict):
+        raise Settings({}, path).fail(f"a JSON {type(raw).__name__}", "a JSON object")
+    return raw

@@ -1,4 +1,4 @@
-"""Tests of the chat template on its way from a checkpoint into an engine, beside transformers."""
+"""Tests of the chat template and the sampling parameters on their way from a checkpoint into an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from build.checkpoints.chat_template_file import read_chat_template
+from build.checkpoints.engine_texts import (
+    engine_text_digests,
+    read_chat_template,
+    read_engine_texts,
+    read_sampling_defaults,
+    write_engine_texts,
+)
 from build.checkpoints.tokenizer_file import read_tokenizer
 from build.engines import build_engines
 from build.quantization.source import read_checkpoint_source
@@ -17,8 +23,6 @@ from pipelines.manifest import read_manifest
 from pipelines.text.chat_template import ChatTemplate
 from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recipe
 from tests.support.trained_tokenizers import byte_level
-
-pytestmark = pytest.mark.xdist_group("torch")
 
 PLAIN = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
@@ -45,24 +49,27 @@ TOKENS = {
 NAMED = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
 
 
+BOTH = {"default": "d", "tool_use": "t"}
+
+
 @pytest.mark.parametrize(
-    "documents",
+    ("documents", "templates"),
     [
-        {"config": {"chat_template": PLAIN, **TOKENS}},
-        {"config": {"chat_template": NAMED}},
-        {"config": {"chat_template": "old", **TOKENS}, "chat_template": PLAIN},
-        {"config": {}, "chat_template": "d", "additional_chat_templates__tool_use": "t"},
-        {"config": {"chat_template": NAMED}, "chat_template": "only"},
+        ({"config": {"chat_template": PLAIN, **TOKENS}}, {"default": PLAIN}),
+        ({"config": {"chat_template": NAMED}}, BOTH),
+        ({"config": {"chat_template": "old", **TOKENS}, "chat_template": PLAIN}, {"default": PLAIN}),
+        ({"config": {}, "chat_template": "d", "additional_chat_templates__tool_use": "t"}, BOTH),
+        ({"config": {"chat_template": NAMED}, "chat_template": "only"}, {"default": "only"}),
     ],
 )
-def test_the_template_is_the_one_that_transformers_finds(documents: dict[str, Any], tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    directory = write(tmp_path / "model", **documents)
-    found = json.loads(read_chat_template(directory) or "")
-    reference = transformers.AutoTokenizer.from_pretrained(str(directory))
-    expected = reference.chat_template
-    assert found["templates"] == ({"default": expected} if isinstance(expected, str) else expected)
-    assert found["special_tokens"] == dict(reference.special_tokens_map)
+def test_the_template_is_the_one_that_transformers_finds(
+    documents: dict[str, Any], templates: dict[str, str], tmp_path: Path
+) -> None:
+    # As AutoTokenizer.from_pretrained of transformers 5.14 found them.
+    found = json.loads(read_chat_template(write(tmp_path / "model", **documents)) or "")
+    assert found["templates"] == templates
+    named = {"bos_token": "<s>", "eos_token": "</s>"} if "bos_token" in documents["config"] else {}
+    assert found["special_tokens"] == named
     assert found["special_names"] == ["<s>", "</s>"]
 
 
@@ -115,3 +122,44 @@ def test_a_checkpoint_with_sentencepieces_own_file_alone_gets_the_command_that_c
         with pytest.raises(CheckpointError, match=r"tokenizer\.model and no") as refusal:
             read()  # type: ignore[no-untyped-call]
         assert f"AutoTokenizer.from_pretrained('{directory}').save_pretrained" in refusal.value.remedy
+
+
+QWEN3 = {
+    "bos_token_id": 151643,
+    "do_sample": True,
+    "eos_token_id": [151645, 151643],
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "transformers_version": "4.51.0",
+}
+
+
+def write_generation_config(directory: Path, document: Any) -> Path:
+    (directory / "generation_config.json").write_text(json.dumps(document), encoding="utf-8")
+    return directory
+
+
+def test_recommended_values_reach_the_engine(tmp_path: Path) -> None:
+    texts = read_engine_texts(write_generation_config(tmp_path, QWEN3))
+    assert list(texts) == ["sampling.json"] == list(engine_text_digests(texts))
+    write_engine_texts(tmp_path, texts)
+    written = json.loads((tmp_path / "sampling.json").read_text(encoding="utf-8"))
+    assert written == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def test_a_checkpoint_may_recommend_nothing(tmp_path: Path) -> None:
+    assert read_sampling_defaults(tmp_path) is None
+    assert (
+        read_sampling_defaults(write_generation_config(tmp_path, {"eos_token_id": 2, "top_k": None})) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "0.6"), ("top_k", 1.5), ("top_p", 1.1), ("top_p", 0), ("min_p", True), ("top_k", -1)],
+)
+def test_an_invalid_value_is_refused_with_its_name(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="invalid sampling parameter") as refused:
+        read_sampling_defaults(write_generation_config(tmp_path, {name: value}))
+    assert refused.value.values.startswith(f"{name}=") and refused.value.remedy

@@ -1,1 +1,0 @@
-"""Engine directories, their manifests, and the lock of a build."""

@@ -1,0 +1,279 @@
+"""Rules on versions, checkpoints, tokenizers, and combinations of weights, KV cache and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from build.checkpoints.tokenizer_file import first_difference
+from build.tensorrt_llm.pair import Pair
+from build.tensorrt_llm.rules.limits import draft_vocabulary, fast_logits_columns, requested_limits
+from build.tensorrt_llm.rules.rule import Violation, rule
+from build.tensorrt_llm.versions import (
+    KNOWN_FLAGS,
+    has_fixed_tag,
+    has_known_flags,
+    image_version,
+    without_builder,
+)
+
+_QWEN_TYPES = ("qwen2", "qwen3")
+_CONTAINER = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
+
+
+@rule("version", "TensorRT-LLM PRs #15763, #15907, #15918, #16369 (June and July 2026)")
+def _version(pair: Pair) -> Iterator[Violation]:
+    version = pair.recipe.tensorrt_llm.version
+    if without_builder(version):
+        yield Violation(
+            "pair",
+            "this version of TensorRT-LLM may have no trtllm-build",
+            f"version {version}",
+            "trtllm-build was removed in June and July 2026, between release candidates of 1.3",
+            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (make llm-api)",
+        )
+    elif not has_known_flags(version):
+        yield Violation(
+            "pair",
+            "flags and limits were not checked for this version of TensorRT-LLM",
+            f"version {version}",
+            f"{KNOWN_FLAGS}",
+            f"set tensorrt_llm.version: {KNOWN_FLAGS}",
+        )
+
+
+@rule("container", "Triton's support matrix, docs/introduction/compatibility.md")
+def _container(pair: Pair) -> Iterator[Violation]:
+    section = pair.recipe.tensorrt_llm
+    if not has_fixed_tag(section.container):
+        yield Violation(
+            "pair",
+            "the container has no fixed tag",
+            section.container,
+            "needs a digest or a tag other than latest, because the image must not change",
+            f"set tensorrt_llm.container: {_CONTAINER}",
+        )
+    carried = image_version(section.container)
+    if carried is not None and carried != section.version:
+        yield Violation(
+            "pair",
+            "the container has another version of TensorRT-LLM",
+            f"{section.container}: {carried}",
+            f"version {section.version}, because engines run only on the version that built them",
+            f"set tensorrt_llm.container: {_CONTAINER}",
+        )
+
+
+@rule("checkpoint", "tensorrt_llm/commands/build.py: mapping and quantization come from it")
+def _checkpoint(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        if side.config.is_hugging_face:
+            yield Violation(
+                side.role,
+                "trtllm-build does not read a Hugging Face checkpoint",
+                f"{side.role}.checkpoint={side.engine.checkpoint}, quantization={side.engine.quantization}",
+                "a TensorRT-LLM checkpoint, which make quantize writes",
+                f"set {side.role}.quantization: none, fp8, int8_sq or another that converts it",
+            )
+            continue
+        different = [
+            f"{name} {getattr(side.config, name)}, expected {getattr(side.requested, name)}"
+            for name in ("quant_algo", "kv_cache_quant_algo", "vocab_size", "tp_size", "pp_size")
+            if getattr(side.config, name) != getattr(side.requested, name)
+        ]
+        if different and side.checkpoint is not None:
+            yield Violation(
+                side.role,
+                "the checkpoint does not match the recipe",
+                "; ".join(different),
+                f"{side.config.path} must match the recipe, because it decides what is compiled",
+                "run make quantize again, or correct the recipe",
+            )
+
+
+@rule(
+    "qwen-type",
+    "tensorrt_llm/models/qwen/model.py QWenDecoderLayer and config.py @2b0e765e of its Qwen3 contributor",
+)
+def _qwen_type(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        config = side.config
+        is_exported = side.checkpoint is not None and not config.is_hugging_face
+        is_qwen = config.architecture.lower().startswith("qwen")
+        if is_exported and is_qwen and config.qwen_type not in _QWEN_TYPES:
+            yield Violation(
+                side.role,
+                "trtllm-build cannot tell which generation of Qwen this is",
+                f"qwen_type={config.qwen_type!r}, architecture {config.architecture}",
+                f"{' or '.join(_QWEN_TYPES)} in {config.path}, which decides whether queries and keys are "
+                "normalized; ModelOpt does not write it",
+                "run make quantize on the Hugging Face checkpoint, or add qwen_type and seq_length",
+            )
+
+
+VERSION_RULES = (
+    _version,
+    _container,
+    _checkpoint,
+    _qwen_type,
+)
+
+
+@rule("draft-vocabulary", "TensorRT-LLM issue #3615")
+def _draft_vocabulary(pair: Pair) -> Iterator[Violation]:
+    return draft_vocabulary(requested_limits(pair, pair.draft), requested_limits(pair, pair.target))
+
+
+@rule("vocab-size", "TensorRT-LLM issues #3615 and #2789")
+def _vocab_size(pair: Pair) -> Iterator[Violation]:
+    draft, target = pair.draft.config.vocab_size, pair.target.config.vocab_size
+    if draft < target:
+        yield Violation(
+            "pair",
+            "the draft's vocabulary is smaller than the target's",
+            f"draft {draft}, target {target}",
+            "must be equal, so that the target can use the draft's logits",
+            f"set draft.pad_vocab_size_to: {target}, if the tokenizers are the same",
+        )
+
+
+@rule("vocab-padding", "Draftproof: only build/quantize.py pads")
+def _padding(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        wanted = side.engine.pad_vocab_size_to
+        if wanted is not None and wanted < side.source.vocab_size:
+            yield Violation(
+                side.role,
+                "a vocabulary cannot be padded to fewer rows than it has",
+                f"pad_vocab_size_to={wanted}",
+                f"at least vocab_size={side.source.vocab_size}",
+                f"remove {side.role}.pad_vocab_size_to or raise it",
+            )
+        elif wanted is not None and side.checkpoint == side.engine.checkpoint_directory:
+            yield Violation(
+                side.role,
+                "this checkpoint is compiled unchanged, so it cannot be padded",
+                f"pad_vocab_size_to={wanted}, quantization={side.engine.quantization}",
+                "only make quantize pads a checkpoint",
+                f"set {side.role}.checkpoint to the Hugging Face directory, or to a padded checkpoint",
+            )
+
+
+@rule("fast-logits-columns", "TensorRT-LLM issue #2789, newRequestDraftTokensExternal")
+def _fast_logits_columns(pair: Pair) -> Iterator[Violation]:
+    return fast_logits_columns(
+        requested_limits(pair, pair.draft),
+        requested_limits(pair, pair.target),
+        fast_logits=pair.recipe.tensorrt_llm.fast_logits,
+    )
+
+
+@rule("tokenizer", "examples/draft_target_model/README.md: same tokenizer")
+def _tokenizer(pair: Pair) -> Iterator[Violation]:
+    if pair.draft.tokenizer.sha256 != pair.target.tokenizer.sha256:
+        yield Violation(
+            "pair",
+            "draft and target have different tokenizers",
+            first_difference(pair.draft.tokenizer, pair.target.tokenizer),
+            "must do the same, because TensorRT-LLM verifies the ids of the draft: vocabulary, merges, added "
+            "tokens and the ids of test strings are compared",
+            "choose a draft from the target's model family, or the embedded runtime, which translates tokens",
+        )
+    for side in pair.sides:
+        if side.tokenizer.num_tokens > side.config.vocab_size:
+            yield Violation(
+                side.role,
+                "the tokenizer has more tokens than the network",
+                f"{side.tokenizer.num_tokens} tokens",
+                f"vocab_size={side.config.vocab_size}",
+                "download this model's own tokenizer.json into the checkpoint directory",
+            )
+
+
+@rule("logits-dtype", "triton_backend docs: logits_datatype equals the engine's, checked in C++")
+def _logits_dtype(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        if side.config.logits_dtype != "float32":
+            yield Violation(
+                side.role,
+                "the checkpoint's logits_dtype differs from the engines'",
+                f"logits_dtype={side.config.logits_dtype}",
+                "float32, which has fewer ties and is the type of the draft's logits",
+                "export the checkpoint again with logits_dtype float32",
+            )
+
+
+VOCABULARY_RULES = (
+    _draft_vocabulary,
+    _vocab_size,
+    _padding,
+    _fast_logits_columns,
+    _tokenizer,
+    _logits_dtype,
+)
+
+
+# Weights with which trtllm-build keeps paged context attention on with an FP8 KV cache.
+FP8_KV_WEIGHTS = ("FP8", "W4A8_AWQ", "NVFP4")
+
+
+@rule("kv-cache-type", "tensorrt_llm/builder.py build() @008b2b8d; consequence (reading)")
+def _kv_cache_type(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        weights, cache = side.config.quant_algo, side.config.kv_cache_quant_algo
+        values = f"weights {weights or side.config.dtype}, KV cache {cache}"
+        if cache == "INT8":
+            yield Violation(
+                side.role,
+                "an engine with an INT8 KV cache builds with a warning but cannot serve",
+                values,
+                "trtllm-build switches off paged context attention, which block reuse needs, and a target "
+                "without block reuse does not start",
+                f"set {side.role}.tensorrt_llm.kv_cache_dtype: model, or fp8 with FP8 weights",
+            )
+        elif cache == "FP8" and weights not in FP8_KV_WEIGHTS:
+            yield Violation(
+                side.role,
+                "an engine with an FP8 KV cache and these weights builds with a warning but cannot serve",
+                values,
+                f"weights must be one of {', '.join(FP8_KV_WEIGHTS)}; others switch off paged context "
+                "attention",
+                f"set {side.role}.tensorrt_llm.kv_cache_dtype: model, or {side.role}.quantization: fp8",
+            )
+
+
+@rule("fp8-kernels", "tensorrt_llm/plugin/plugin.py PluginConfig @c20322ff")
+def _fp8_kernels(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        section = side.engine.tensorrt_llm
+        kernels = {"low_latency_gemm": section.low_latency_gemm, "gemm_swiglu": section.gemm_swiglu}
+        for key, requested in kernels.items():
+            if requested and side.config.quant_algo != "FP8":
+                yield Violation(
+                    side.role,
+                    f"{key} needs FP8 weights",
+                    f"{key}: true, weights {side.config.quant_algo or side.config.dtype}",
+                    "quant_algo FP8",
+                    f"remove {side.role}.tensorrt_llm.{key}, or set {side.role}.quantization: fp8",
+                )
+
+
+@rule("reduce-fusion", "tensorrt_llm/builder.py build() @008b2b8d: 'Overriding reduce_fusion'")
+def _reduce_fusion(pair: Pair) -> Iterator[Violation]:
+    for side in pair.sides:
+        if not side.engine.tensorrt_llm.reduce_fusion:
+            continue
+        if side.config.tp_size == 1 or side.config.architecture != "LlamaForCausalLM":
+            yield Violation(
+                side.role,
+                "trtllm-build would ignore reduce_fusion",
+                f"tp_size={side.config.tp_size}, architecture {side.config.architecture}",
+                "tp_size above 1 and LlamaForCausalLM",
+                f"remove {side.role}.tensorrt_llm.reduce_fusion",
+            )
+
+
+PRECISION_RULES = (
+    _kv_cache_type,
+    _fp8_kernels,
+    _reduce_fusion,
+)
