@@ -1,7 +1,7 @@
 """Write a recipe's pair as a package: ``python -m build.package --recipe demo``.
 
 A package is a directory with the engines, their measurement, the recipe, and ``package.json``, a list of
-digests that may be signed (``build/packaging/signature.py``). It needs no checkout and no other file.
+digests that may be signed (``build/signature.py``). It needs no checkout and no other file.
 ``draftproof serve --package DIRECTORY`` serves it on any machine that has the code, and ``draftproof canary
 start --candidate DIRECTORY`` rolls it out. Before anything of it is used, the signature is checked if a key
 is demanded, then every file.
@@ -24,9 +24,9 @@ import yaml
 from build.built_pair import BuiltPair, build_pair
 from build.command_line import add_runtime, optional_path, print_line, recipe_parser, run_command
 from build.files import Need, check_space
-from build.packaging.signature import check_signature, sign
 from build.recipe import REPOSITORY_ROOT, Recipe, Runtime, load_recipe, parse_recipe
 from build.rendering.template_values import calibration_file
+from build.signature import check_signature, sign
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines import configuration
 from pipelines.atomic_file import whole_directory

@@ -103,7 +103,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "benchmarks/peers/programs/",
         "tests/",
     ),
-    "cryptography": ("build/packaging/signature.py", "tests/"),
+    "cryptography": ("build/signature.py", "tests/"),
     "kubernetes_validate": ("tests/",),
     "promql_parser": ("tests/",),
     "scipy": (
