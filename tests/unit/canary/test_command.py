@@ -19,7 +19,6 @@ from pipelines.canary import start as starting
 from pipelines.canary.controller.control import Controller, Cycle
 from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
@@ -111,16 +110,6 @@ def test_a_good_candidate_ends_in_zero(
     shown = capsys.readouterr()
     assert last_line(shown.out)["verdict"] == "pass"
     assert re.findall(r"^\d\d:\d\d:\d\d  (\S+)", shown.err, re.MULTILINE)[-2:] == ["settling", "promoted"]
-
-
-def test_what_was_noted_before_a_rollout_is_not_read_by_it(
-    roll_out: Callable[..., int], tmp_path: Path
-) -> None:
-    """After an update, the log holds lines of another version and of a rollout that ended."""
-    log = tmp_path / "world" / "observations.jsonl.000000000000000"
-    log.parent.mkdir()
-    log.write_text('{"format": 1, "canary_id": "c0"}\n')
-    assert roll_out() == 0
 
 
 def test_a_bad_candidate_ends_in_one_and_status_verdict_and_report_say_why(
@@ -312,12 +301,6 @@ def test_a_report_without_a_request_is_refused(run: Path, capsys: pytest.Capture
     assert "there is nothing to report" in refused(capsys, "report", "--state", str(state_file(run)))
 
 
-def test_a_verdict_without_a_decision_is_three(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given(run, "shadow")
-    assert command.main(["verdict", "--state", str(state_file(run))]) == 3
-    assert last_line(capsys.readouterr().out)["verdict"] == "inconclusive"
-
-
 @pytest.mark.parametrize("arguments", [[], ["start"], ["fly"], ["start", "--candidate", "x", "--speed", "9"]])
 def test_wrong_usage_is_two(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -336,15 +319,3 @@ def test_the_gates_read_the_same_state(run: Path) -> None:
         assert httpx.get(f"{url}/verdict", timeout=120).json()["verdict"] == "inconclusive"
         process.terminate()
     assert process.returncode == EXIT_INTERRUPTED
-
-
-def test_the_default_plan_is_the_one_beside_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[Path] = []
-
-    def begin(place: Path, candidate: str, plan_file: Path, show: object, **more: object) -> None:
-        used.append(plan_file)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "start", begin)
-    assert command.main(["start", "--candidate", "x"]) == 130
-    assert used == [DEFAULT]

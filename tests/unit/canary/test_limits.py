@@ -40,35 +40,21 @@ def test_the_default_limits_are_those_of_the_issue() -> None:
     ("change", "says"),
     [
         ({"alfa": 0.1}, "unknown key; alfa; .*; did you mean alpha?"),
-        ({"zzz": 1}, "unknown key; zzz; .*; remove it"),
         ({"alpha": 0}, "alpha=0; greater than 0"),
-        ({"alpha": True}, "alpha=True"),
         ({"confidence": 1}, "confidence=1; less than 1"),
         ({"confidence": 0.05}, "confidence=0.05"),  # mistaken for alpha: anything would pass
         ({"quantile": 1}, "quantile=1"),
         ({"least_share": 0.34}, "least_share=0.34; less than 0.333333"),
-        ({"quantile": float("inf")}, "quantile=inf"),
-        ({"survival_positions": 0}, "survival_positions=0"),
         ({"min_requests": 0}, "min_requests=0; greater than 0"),
-        ({"min_requests": 2.5}, "min_requests=2.5"),
         ({"runtime": "fast"}, "runtime='fast'; 'exact' or 'batch_dependent'"),
-        ({"errors": 0.01}, "a section is not a mapping; errors=0.01"),
         ({"errors": {"pass_below": 0.1}}, "a key is missing; errors.rollback_above"),
-        ({"errors": {"pass_below": 0.1, "rollback_abov": 1}}, "did you mean errors.rollback_above?"),
-        (
-            {"ttft": {"pass_below": "0.1", "rollback_above": 1}},
-            "ttft.pass_below='0.1'; a valid number",
-        ),
         ({"ttft": {"pass_below": 10, "rollback_above": 1}}, "ttft.pass_below=10"),
-        ({"ttft": {"pass_below": float("nan"), "rollback_above": 1}}, "ttft.pass_below=nan"),
         ({"manifest": {"pass_below": 0.05, "rollback_above": 1}}, "manifest.rollback_above=1"),
         ({"speed_up": {}}, "speed_up={}; Dictionary should have at least 1 item"),
-        ({"speed_up": {1: {}}}, "speed_up.1.pass_below"),
         (
             {"speed_up": {"lo": {"pass_below": 0, "rollback_above": 1}}},
             "speed_up.lo.*'low', 'medium' or 'high'; did you mean low?",
         ),
-        ({"speed_up": {"low": {"pass_below": 0}}}, "speed_up.low.rollback_above"),
         ({"speed_up": {"low": {"pass_below": 0, "rollback_above": -1}}}, "speed_up.low.rollback_above=-1"),
     ],
 )
@@ -116,19 +102,3 @@ def test_every_limit_that_is_read_gives_evidence(side: Side) -> None:
         least, most = metric.measure.regression_range
         for loss in (least + 1e-6, 0.5 * (least + most), most - 1e-6):
             assert not math.isnan(metric.measure.log_evidence(side, loss)), metric.name
-
-
-def test_a_missing_key_and_a_file_that_is_none_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:
-    del document["itl"]
-    with pytest.raises(CanaryError, match="a key is missing; itl"):
-        read_limits(written(tmp_path, document))
-    with pytest.raises(CanaryError, match="cannot be read"):
-        read_limits(tmp_path / "absent.yaml")
-    (tmp_path / "limits.yaml").write_text("{", encoding="utf-8")
-    with pytest.raises(CanaryError, match="cannot be read"):
-        read_limits(tmp_path / "limits.yaml")
-    (tmp_path / "limits.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(CanaryError, match="cannot be read"):
-        read_limits(tmp_path / "limits.yaml")
-    with pytest.raises(CanaryError, match="the document=None"):
-        read_limits(written(tmp_path, None))

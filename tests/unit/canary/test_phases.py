@@ -115,14 +115,6 @@ def test_a_spent_sample_without_a_verdict_is_no_pass() -> None:
     assert after("step/2", judged=judged("pass"), num_pairs=PLAN.max_pairs).position.phase == "promoting"
 
 
-def test_replays_cost_nobody_anything_and_end_nothing() -> None:
-    """If every answer of the stable pair is replayed, the replays are the only pairs."""
-    many = {"judged": judged("inconclusive"), "num_replays": 10 * PLAN.max_pairs}
-    assert after("step/2", **many, num_pairs=PLAN.max_pairs - 1).position.phase == "step/2"
-    assert after("shadow", **many, num_pairs=0).position.phase == "step/1"
-    assert after("step/2", **many, num_pairs=PLAN.max_pairs).position.phase == "rolling_back"
-
-
 def test_the_shadow_waits_for_replays_and_a_step_for_requests_of_clients() -> None:
     shadow, step = PLAN.shadow, PLAN.steps[0]
     assert after("shadow", num_pairs=0, num_replays=shadow.min_pairs).position.phase == "step/1"
@@ -179,12 +171,6 @@ def test_a_pause_keeps_the_weight_and_a_resume_continues_there(phase: str) -> No
     assert resumed.position == Position(phase, 0.0)
 
 
-def test_an_operator_may_promote_without_a_verdict_and_the_evidence_says_so() -> None:
-    decision = after("paused", "step/1", order="promote", judged=judged("inconclusive"))
-    assert decision.position.phase == "promoting"
-    assert decision.evidence["verdict"] == "inconclusive"
-
-
 @pytest.mark.parametrize("phase", [*SERVING, "promoting"])
 def test_a_candidate_that_does_not_answer_leaves(phase: str) -> None:
     few = {"num_pairs": 0, "num_replays": 0}
@@ -199,12 +185,6 @@ def test_a_candidate_whose_process_ended_leaves_however_fast_it_was_replaced(pha
     restarted = after(phase, has_restarted=True, judged=judged("pass", "promote"))
     assert restarted.position.phase == "rolling_back"
     assert (restarted.reason, restarted.evidence["verdict"]) == ("its process ended and was replaced", "fail")
-
-
-def test_without_evidence_nobody_is_promoted() -> None:
-    decision = after("step/2", broken="lines are missing", judged=judged("pass", "promote"))
-    assert decision.position.phase == "rolling_back"
-    assert decision.evidence["verdict"] == "inconclusive"
 
 
 def test_what_has_ended_stays_ended() -> None:

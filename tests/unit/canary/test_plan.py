@@ -43,20 +43,14 @@ def test_the_default_limits_name_every_load_band_of_the_router() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"wait_s": 1}, "unknown key; wait_s"),
-        ({"lease_s": "long"}, "lease_s='long'; a valid number"),
         ({"lease_s": 3}, "lease_s=3.0; at least twice tick_s=2"),  # the next look would be too late
         ({"tick_s": 0}, "tick_s=0; greater than 0"),
-        ({"slo_itl_s": 0}, "slo_itl_s=0; greater than 0"),
-        ({"hold_s": float("nan")}, "hold_s=nan; a finite number"),
         ({"watch_s": -1}, "watch_s=-1; greater than or equal to 0"),
-        ({"idle_s": 0}, "idle_s=0; greater than 0"),
         ({"max_pairs": 349}, "max_pairs=349; at least 350"),  # the steps alone need as many
         ({"steps": []}, "weights of the steps must rise; steps: \\[\\]"),
         ({"steps": [{"weight": 0, "min_pairs": 1, "bake_s": 0}]}, "weights of the steps must rise"),
         ({"steps": [{"weight": 0.2, "min_pairs": 1, "bake_s": 0}] * 2}, "weights of the steps must rise"),
         ({"steps": [{"weight": 0.1, "min_pairs": 0, "bake_s": 0}]}, "min_pairs=0"),
-        ({"steps": [{"weight": 0.1, "min_pairs": 1}]}, "a key is missing; steps\\[0\\].bake_s"),
         (
             {"steps": [{"weight": 0.96, "min_pairs": 1, "bake_s": 0}]},
             "weights must leave a share for the stable pair; control_weight=0.05, the last step 0.96",
@@ -77,22 +71,3 @@ def test_invalid_values_are_refused(
         read_plan(path)
     assert str(path) in caught.value.what
     assert all((caught.value.values, caught.value.limit, caught.value.remedy))
-
-
-@pytest.mark.parametrize("change", [{"share": 0}, {"share": 1.5}, {"max_in_flight": 0}, {"min_pairs": 0}])
-def test_a_shadow_that_compares_nothing_is_refused(
-    change: dict[str, Any], document: dict[str, Any], tmp_path: Path
-) -> None:
-    document["shadow"] |= change
-    with pytest.raises(CanaryError, match=f"shadow.{next(iter(change))}="):
-        read_plan(written(tmp_path, document))
-
-
-@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\xff", b"[]", b""])
-def test_a_file_that_is_no_plan_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "canary.yaml"
-    with pytest.raises(CanaryError, match="cannot be read"):
-        read_plan(path)
-    path.write_bytes(content)
-    with pytest.raises(CanaryError, match=r"cannot be read|not a mapping"):
-        read_plan(path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
@@ -13,10 +11,8 @@ from pipelines.canary.controller import repository_api
 from pipelines.canary.controller.repository_api import ModelState, RepositoryApi
 from pipelines.errors import CanaryError, DraftproofError, RequestTimeoutError, ServerUnavailableError
 
-Handler = Callable[[httpx.Request], httpx.Response]
 
-
-def api_of(handler: Handler) -> RepositoryApi:
+def api_of(handler: Callable[[httpx.Request], httpx.Response]) -> RepositoryApi:
     return RepositoryApi("http://127.0.0.1:8000", "key", httpx.MockTransport(handler))
 
 
@@ -39,44 +35,32 @@ class Triton:
         return httpx.Response(200)
 
 
-def test_a_model_that_is_ready_is_not_loaded_again() -> None:
-    triton = Triton("READY")
+@pytest.mark.parametrize(
+    ("states", "asked"),
+    [
+        (("READY",), ["index", "ready"]),
+        (("LOADING", "LOADING", "READY"), ["index", "index", "index", "ready"]),
+        (("UNAVAILABLE",), ["index", "ready", "load"]),
+    ],
+)
+def test_a_model_is_loaded_once_whoever_began(states: tuple[str, ...], asked: list[str]) -> None:
+    triton = Triton(*states)
     api_of(triton).load("pair")
-    assert "load" not in triton.asked
+    assert triton.asked == asked
 
 
-def test_loading_waits_for_a_model_that_is_being_loaded() -> None:
-    triton = Triton("LOADING", "LOADING", "READY")
-    api_of(triton).load("pair")
-    assert triton.asked == ["index", "index", "index", "ready"]
-
-
-def test_a_model_that_could_not_be_loaded_is_loaded_again() -> None:
-    triton = Triton("UNAVAILABLE")
-    api_of(triton).load("pair")
-    assert triton.asked[-1] == "load"
-
-
-def test_unloading_waits_until_it_is_over() -> None:
+def test_unloading_waits_until_it_is_over_or_too_late() -> None:
     triton = Triton("READY", "UNLOADING", "UNLOADING", "UNAVAILABLE")
     api_of(triton).unload("pair")
     assert triton.asked == ["unload", "index", "index", "index", "index"]
-
-
-def test_unloading_that_does_not_end_is_an_error() -> None:
     with pytest.raises(RequestTimeoutError, match=r"did not finish in time; unload pair; 0 s; .*repeated"):
         api_of(Triton("UNLOADING")).unload("pair", timeout_s=0)
 
 
 def test_the_index_has_models_that_were_never_loaded() -> None:
-    answer = [
-        {"name": "never"},
-        {"name": "pair", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
-    ]
-    assert api_of(lambda request: httpx.Response(200, json=answer)).index() == (
-        ModelState("never", ""),
-        ModelState("pair", "UNAVAILABLE"),
-    )
+    answer = [{"name": "never"}, {"name": "pair", "state": "UNAVAILABLE", "reason": "unloaded"}]
+    listed = api_of(lambda request: httpx.Response(200, json=answer)).index()
+    assert listed == (ModelState("never", ""), ModelState("pair", "UNAVAILABLE"))
 
 
 @pytest.mark.parametrize(
@@ -84,15 +68,11 @@ def test_the_index_has_models_that_were_never_loaded() -> None:
     [
         httpx.Response(404, text="Not Found"),
         httpx.Response(200, text="<html>"),
-        httpx.Response(200, json={"error": "no"}),
-        httpx.Response(200, json=[{}]),
         httpx.Response(200, json=[1]),
     ],
 )
-def test_a_server_that_is_no_triton_is_told_apart(answer: httpx.Response) -> None:
-    with pytest.raises(
-        ServerUnavailableError, match=r"did not list its models; http://127.0.0.1:8000: .*; .*; give"
-    ):
+def test_a_server_that_is_no_triton_is_an_error(answer: httpx.Response) -> None:
+    with pytest.raises(ServerUnavailableError, match=r"did not list its models; http://127.0.0.1:8000: "):
         api_of(lambda request: answer).index()
 
 
@@ -100,16 +80,13 @@ def test_a_server_that_is_no_triton_is_told_apart(answer: httpx.Response) -> Non
     ("answer", "said"),
     [
         (httpx.Response(400, json={"error": "load failed\nat line 2"}), "HTTP 400, load failed at line 2;"),
-        (httpx.Response(500, text="broken"), "HTTP 500, broken;"),
         (httpx.Response(503, json=["no"]), 'HTTP 503, \\["no"\\];'),
         (httpx.Response(400, json={"error": "x" * 9999}), "HTTP 400, x{500};"),
     ],
 )
 def test_what_triton_refuses_is_quoted_in_a_line(answer: httpx.Response, said: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/load"):
-            return answer
-        return Triton("")(request)
+        return answer if request.url.path.endswith("/load") else Triton("")(request)
 
     with pytest.raises(CanaryError, match=f"could not load a model; pair: {said}"):
         api_of(handler).load("pair")
@@ -119,8 +96,6 @@ def test_what_triton_refuses_is_quoted_in_a_line(answer: httpx.Response, said: s
     ("failure", "expected"),
     [
         (httpx.ConnectError("refused"), ServerUnavailableError),
-        (httpx.ConnectTimeout("slow"), ServerUnavailableError),
-        (httpx.RemoteProtocolError("closed"), ServerUnavailableError),
         (httpx.ReadTimeout("slow"), RequestTimeoutError),
     ],
 )
@@ -131,13 +106,12 @@ def test_every_failure_of_the_network_has_four_parts(
         raise failure
 
     api = api_of(handler)
-    asks: list[Callable[[], Any]] = [
+    for ask in (
         lambda: api.load("pair"),
         lambda: api.unload("pair"),
         lambda: api.is_ready("pair"),
         api.index,
-    ]
-    for ask in asks:
+    ):
         with pytest.raises(expected) as caught:
             ask()
         assert all((caught.value.values, caught.value.limit, caught.value.remedy))
@@ -154,16 +128,3 @@ def test_a_load_may_take_longer_than_an_answer() -> None:
         api_of(handler).load("pair", timeout_s=300)
     answer_s = repository_api.ANSWER_TIMEOUT_S
     assert limits == {"index": answer_s, "ready": answer_s, "load": 300}
-
-
-def test_what_is_sent_is_json() -> None:
-    bodies = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        bodies.append((request.method, request.content))
-        return httpx.Response(200, json=[])
-
-    api = api_of(handler)
-    api.index()
-    api.is_ready("pair")
-    assert bodies == [("POST", json.dumps({}).encode()), ("GET", b"")]

@@ -24,7 +24,7 @@ from pipelines.canary.controller.world import Outcome
 from pipelines.canary.run_files import arms_file
 from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports
-from pipelines.deploy.triton.models import PAIR_FILE, models_at_start
+from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
 from pipelines.router.arms import read_table
@@ -112,17 +112,6 @@ def test_a_candidate_comes_and_goes(
     assert speculative_models(run) == ["speculative"]
 
 
-@pytest.mark.parametrize(("target", "is_same"), [("target-1", True), ("target-2", False)])
-def test_what_was_loaded_says_whether_its_target_is_the_stable_one(
-    run: Path, told: list[str], engines: Callable[..., None], target: str, is_same: bool
-) -> None:
-    engines(2)
-    socket = world_of(run).load().evidence["socket"]
-    path = next((run / "model_repository").glob(f"speculative_*/{PAIR_FILE}"))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "target_fingerprint": target}))
-    assert world_of(run, socket).load().evidence["same_target"] is is_same
-
-
 def test_a_refused_candidate_leaves_nothing_and_is_not_loaded(
     run: Path, told: list[str], engines: Callable[..., None]
 ) -> None:
@@ -133,15 +122,6 @@ def test_a_refused_candidate_leaves_nothing_and_is_not_loaded(
     assert checked.evidence["its texts end at the same tokens"]["candidate"] == [3]
     assert told == []
     assert speculative_models(run) == ["speculative"]
-
-
-def test_it_loads_also_after_a_controller_was_killed_while_it_did(
-    run: Path, told: list[str], engines: Callable[..., None]
-) -> None:
-    engines(2)
-    first = world_of(run).load()
-    again = world_of(run).load()
-    assert first.evidence["socket"] == again.evidence["socket"]
 
 
 def promote(run: Path) -> PairRecord:
@@ -183,17 +163,6 @@ def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
         for model in reversed(second.models)  # not speculative: generate answers from it
     ]
     assert speculative_models(run) == ["speculative", third.speculative_model]
-
-
-def test_what_stands_in_for_a_promoted_pair_is_its_own_target(
-    run: Path, told: list[str], engines: Callable[..., None]
-) -> None:
-    engines(2)
-    second = promote(run)
-    assert second.control_model == second.speculative_model
-    control = read_table(arms_file(run)).control
-    assert control is not None
-    assert control.socket == second.control_socket != read_pair(run).control_socket
 
 
 def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines: Callable[..., None]) -> None:
@@ -275,18 +244,6 @@ def test_a_pair_that_was_kept_and_then_leaves_is_gone_for_later_servers_too(
     world.unload()
     assert models_at_start(run / "model_repository") == before
     assert speculative_models(run) == ["speculative"]
-
-
-def test_a_resumed_controller_finds_the_old_pair_gone_and_ends(
-    run: Path, told: list[str], engines: Callable[..., None]
-) -> None:
-    engines(2)
-    second = promote(run)
-    engines(3)
-    third = promote(run)
-    rollout = replace(begun(), stable_socket=second.socket)
-    progress = Progress(Position("settling", 0.0), 4, third.socket)
-    assert world_of_rollout(run, rollout, progress).settle().is_good
 
 
 def test_the_memory_of_all_loaded_pairs_counts(
