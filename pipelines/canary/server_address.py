@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class ServerAddress:
         while True:
             address = cls.in_container(run_directory, host)  # the key changes at each start
             try:
-                with RepositoryApi(address.http, address.key) as api:
+                with closing(RepositoryApi(address.http, address.key)) as api:
                     api.index()
                 return address
             except ServerUnavailableError:

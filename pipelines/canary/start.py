@@ -30,7 +30,6 @@ def start(
     candidate: str,
     plan_file: Path,
     show: Callable[[Cycle], None],
-    make_world: MakeWorld | None = None,
     host: str = "",
     public_key: Path | None = None,
 ) -> RolloutRecord:
@@ -41,7 +40,6 @@ def start(
         candidate: Recipe of the new pair, or path of its package.
         plan_file: Plan, which is read at the start; a resumed rollout keeps its plan.
         show: Called with each cycle.
-        make_world: Makes the world; None for the server of the run directory.
         host: Host of that server if it runs in a container; "" for one started here.
         public_key: PEM file of the key that must have signed a package; None to accept any package.
 
@@ -50,8 +48,7 @@ def start(
             nothing was changed.
         DraftproofError: There is no server, or the rollout cannot continue.
     """
-    if make_world is None:
-        make_world = _server_of(run_directory, host, public_key)
+    make_world = _server_of(run_directory, host, public_key)
 
     def new() -> Rollout:
         found = find_in_service(run_directory)

@@ -10,6 +10,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,8 @@ def target_alone(client: Client, request: CompletionRequest) -> Generation:
     return client.generate(dataclasses.replace(request, num_draft_tokens=None), "generate_target")
 
 
-def repository_api(server: Server) -> RepositoryApi:
-    return RepositoryApi(f"http://127.0.0.1:{server.ports.http}", server.key)
+def repository_api(server: Server) -> closing[RepositoryApi]:
+    return closing(RepositoryApi(f"http://127.0.0.1:{server.ports.http}", server.key))
 
 
 def post(server: Server, body: dict[str, Any] | bytes, model: str = "generate") -> httpx.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipelines.canary.controller.rollout import Progress, Rollout
@@ -172,26 +172,7 @@ def observed_requests(observation: Observation, runtime: str) -> Iterator[Observ
         )
     if observation.fallback_from:
         return
-    answer: Compared = observation.answer
+    found = {field.name: getattr(observation, field.name) for field in fields(ObservedRequest)}
     if runtime == "batch_dependent":
-        answer = _BATCH_DEPENDENT.get(observation.differs_in, answer)
-    yield ObservedRequest(
-        observation.request_id,
-        observation.arm,
-        observation.arrived_at_s,
-        observation.band,
-        observation.failure,
-        observation.ttft_s,
-        observation.e2e_latency_s,
-        observation.num_output_tokens,
-        observation.drafted_per_round,
-        observation.accepted_per_round,
-        answer,
-        observation.prompt_id,
-        observation.session_id,
-        observation.is_replay,
-        observation.num_common_tokens,
-        observation.differs_in,
-        observation.longest_pause_s,
-        observation.fault,
-    )
+        found["answer"] = _BATCH_DEPENDENT.get(observation.differs_in, observation.answer)
+    yield ObservedRequest(**found)

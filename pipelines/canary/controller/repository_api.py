@@ -7,7 +7,6 @@ unloading and loading it again restores it.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import NamedTuple
 
 import httpx
@@ -29,7 +28,7 @@ class ModelState(NamedTuple):
 
 
 class RepositoryApi:
-    """Loads and unloads models of one server; closes its connections as a context manager.
+    """Loads and unloads models of one server.
 
     Args:
         http_endpoint: ``http://host:port``.
@@ -99,16 +98,6 @@ class RepositoryApi:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
-
-    def __enter__(self) -> RepositoryApi:
-        """Return the API itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        self.close()
 
     def _wait_while(self, model: str, states: tuple[str, ...], action: str, timeout_s: float) -> None:
         ends_at_s = time.monotonic() + timeout_s

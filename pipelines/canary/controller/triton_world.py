@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +109,7 @@ class TritonWorld:
         candidate = self._candidate()
         pair = candidate.pair
         began_s = time.monotonic()
-        with self._api() as api:
+        with closing(self._api()) as api:
             for model in pair.models:
                 api.load(model)
         seconds = time.monotonic() - began_s
@@ -191,7 +192,7 @@ class TritonWorld:
         if pair is None or pair.speculative_model == STABLE_MODEL:
             return pair is None
         load_at_start(self._run, pair, wanted=False)
-        with self._api() as api:
+        with closing(self._api()) as api:
             for model in reversed(pair.models):
                 api.unload(model)
         remove(self._run, pair)

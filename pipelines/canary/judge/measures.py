@@ -7,8 +7,8 @@ and sample sizes from it. A trial is a pair of one request of the candidate and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,6 @@ import numpy.typing as npt
 from pipelines.canary.judge.e_values import FloatArray, Side, mean_evidence, rate_evidence
 
 BoolArray = npt.NDArray[np.bool_]
-Own = TypeVar("Own")
-Compared = TypeVar("Compared", bound="TwoArms")
 
 
 class Measure(Protocol):
@@ -46,9 +44,6 @@ class Measure(Protocol):
             regression: Value within ``regression_range``.
             growth: Factor by which to imagine the sample larger, with the same shares.
         """
-
-    def first(self: Own, num: int) -> Own:
-        """Return the measure of the first ``num`` trials."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +78,6 @@ class Rate:
         seen = self.events if side == "above" else self.suspects
         return float(rate_evidence(side, growth * seen.sum(), growth * self.num, regression))
 
-    def first(self, num: int) -> Rate:
-        """Return the measure of the first ``num`` trials."""
-        return Rate(self.events[:num], self.suspects[:num])
-
 
 @dataclass(frozen=True)
 class TwoArms:
@@ -104,10 +95,6 @@ class TwoArms:
     def num(self) -> int:
         """Number of pairs."""
         return len(self.candidate)
-
-    def first(self: Compared, num: int) -> Compared:
-        """Return the measure of the first ``num`` pairs."""
-        return replace(self, candidate=self.candidate[:num], baseline=self.baseline[:num])
 
 
 @dataclass(frozen=True)

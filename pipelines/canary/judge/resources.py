@@ -15,7 +15,7 @@ because a step that serves more requests takes less time per token. The slices a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -101,15 +101,6 @@ class Growth:
         if estimate is None:
             return -np.inf
         return np.inf if (estimate > regression if side == "above" else estimate < regression) else -np.inf
-
-    def first(self, num: int) -> Growth:
-        """Return the growth over the first ``num`` samples."""
-        return replace(
-            self,
-            times_s=self.times_s[:num],
-            candidate=self.candidate[:num],
-            baseline=self.baseline[:num],
-        )
 
     def _grown(self, values: FloatArray) -> float:
         begin_s, end_s = float(self.times_s[0]), float(self.times_s[-1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def _run(
 
 
 def _at_look(metric: Metric, share: float) -> Metric:
-    return replace(metric, measure=metric.measure.first(math.floor(share * metric.measure.num)))
+    return replace(metric, measure=first(metric.measure, math.floor(share * metric.measure.num)))
 
 
 def _failed(analysis: Analysis) -> tuple[str, ...]:
@@ -218,3 +219,9 @@ def looks(first: int, last: int) -> Iterator[int]:
         yield size
         size = math.ceil(size * 1.1)
     yield last
+
+
+def first(measure: Any, num: int) -> Any:
+    """Return a measure of the first ``num`` trials."""
+    arrays = {name: value[:num] for name, value in vars(measure).items() if isinstance(value, np.ndarray)}
+    return replace(measure, **arrays)

@@ -29,6 +29,7 @@ from pipelines.canary.judge.measures import (
     Rate,
 )
 from pipelines.canary.judge.sequences import bounds, trials_lacking
+from tests.unit.canary.simulate import first
 
 ALPHA = 0.05
 NUM_RUNS = 1000
@@ -145,7 +146,7 @@ def test_equal_times_seldom_alarm_by_their_tail_even_if_both_arms_become_slower(
     alarms = []
     for _ in range(NUM_RUNS // 2):
         tail = QuantileRatio(*(factor * rng.lognormal(0, 0.7, (2, NUM_TRIALS))), quantile=0.9)
-        looks = (tail.first(num).log_evidence("above", 0.0) for num in range(60, NUM_TRIALS + 1, 60))
+        looks = (first(tail, num).log_evidence("above", 0.0) for num in range(60, NUM_TRIALS + 1, 60))
         alarms.append(max(looks) >= NEEDED)
     assert keeps_alpha(alarms)
 
@@ -260,7 +261,7 @@ def test_bounds_hold_the_truth_at_all_times_together() -> None:
     missed: dict[str, list[bool]] = {"low": [], "high": []}
     for _ in range(200):
         drop = MeanRatio(0.8 * rng.beta(6, 2, 400), rng.beta(6, 2, 400), sign=-1)
-        seen = [bounds(drop.first(num), 0.9) for num in (25, 50, 100, 200, 400)]
+        seen = [bounds(first(drop, num), 0.9) for num in (25, 50, 100, 200, 400)]
         assert [each.num for each in seen] == [25, 50, 100, 200, 400]
         missed["low"].append(any(each.low > 0.2 for each in seen))
         missed["high"].append(any(each.high < 0.2 for each in seen))

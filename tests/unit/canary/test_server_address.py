@@ -38,10 +38,7 @@ class Api:
             raise ServerUnavailableError("no server answers")
         return ()
 
-    def __enter__(self) -> Api:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         pass
 
 
