@@ -25,7 +25,6 @@ from benchmarks.peers.protocol import (
     Outcome,
     RunRequest,
     process_requests,
-    read_request,
     run_stepped,
     write_request,
 )
@@ -90,12 +89,6 @@ def test_a_peer_that_breaks_is_left_out_with_its_reason() -> None:
     assert [entry.repetition for entry in schedule.measurements if entry.arm == ALONE] == [0, 1]
 
 
-def test_our_own_server_may_not_break() -> None:
-    plan = Plan({"code": PROMPTS}, (1,), 8, 2, {})
-    with pytest.raises(PeerError, match="it broke"):
-        Schedule(plan, {OURS_ALONE: ScriptedRunner(OURS_ALONE, [], 1)}, lambda entry: None).run()
-
-
 def measured(
     arm: Arm, repetition: int, wall_s: float, *answers: tuple[int, ...], kind: str = "code"
 ) -> Measurement:
@@ -154,11 +147,6 @@ def test_the_table_shows_each_engine_at_its_fastest_draft_length() -> None:
         "| 1 | Ours | 4 -> 4 | 0 of 2 |",
         "| 1 | Another engine | 4 -> 8 (K=4): **0.50** (0.50 to 0.50) | 1 of 4 |",
     ]
-
-
-@pytest.mark.parametrize("message", [LOAD, RUN])
-def test_a_request_survives_the_wire(message: LoadRequest | RunRequest) -> None:
-    assert read_request(write_request(message)) == message
 
 
 class CountingEngine:
@@ -366,13 +354,6 @@ def test_the_command_prints_a_table_and_ends_with_a_line_of_json(
     assert (different[f"{peers[0]} K=2"] > 0) == (peers[0] == "different")
     assert (different["draftproof adaptive"] > 0) != is_right
     assert "| Concurrent | Engine | code | mixed | all |" in output
-
-
-@pytest.mark.parametrize("wrong", ["--peers=tensorrt", "--prompt-sets=code,code", "--max-tokens=1"])
-def test_wrong_usage_is_exit_code_2(wrong: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.main([wrong])
-    assert caught.value.code == 2
 
 
 def test_models_that_are_not_there_are_an_error_with_its_remedy(

@@ -35,12 +35,11 @@ def run(failed: list[str], not_run: int, cache: Path, monkeypatch: pytest.Monkey
     return result if alone else result + 10
 
 
-def test_a_test_that_passes_alone_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run([WAITED], 0, tmp_path, monkeypatch) == 0
-
-
-def test_a_test_that_fails_alone_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run([WAITED], 0, tmp_path, monkeypatch, code=1) == 1
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_test_that_passes_alone_is_forgiven(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run([WAITED], 0, tmp_path, monkeypatch, code) == code
 
 
 @pytest.mark.parametrize(

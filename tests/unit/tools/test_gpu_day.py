@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.client import CompletionRequest, Generation
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import ProcessIdentity
-from pipelines.errors import EngineFailedError
 from tests.conftest import REPOSITORY_ROOT
 from tests.gpu import __main__ as day
 from tests.gpu.day import day_steps, stop_step
 from tests.gpu.machine_probes import MACHINE_PROBES
-from tests.gpu.serving_probes import SERVING_PROBES, kind_of_log_probs, sampling
+from tests.gpu.serving_probes import SERVING_PROBES, kind_of_log_probs
 from tests.gpu.step import FAILED, INCONCLUSIVE, NOT_RUN, PASSED, TIMED_OUT, Step, run_step, run_steps
 
 
@@ -95,11 +92,6 @@ def test_the_result_says_what_happened_and_where(run: Run, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["states"] == document["states"]
 
 
-@pytest.mark.parametrize(("code", "verdict", "exit_code"), [(0, "pass", 0), (3, "inconclusive", 3)])
-def test_the_exit_code_is_the_verdict(code: int, verdict: str, exit_code: int, run: Run) -> None:
-    assert run(toy("one", f"raise SystemExit({code})"))[0] == exit_code
-
-
 INTERRUPTED_DAY = """
 import sys
 from pathlib import Path
@@ -146,22 +138,6 @@ def test_the_steps_are_in_an_order_that_works() -> None:
     assert probes == {*MACHINE_PROBES, *SERVING_PROBES}
 
 
-def test_the_guide_has_the_steps_and_their_limits() -> None:
-    guide = (REPOSITORY_ROOT / "docs" / "how-to" / "gpu-day.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in guide.splitlines()
-        if line.startswith("| `")
-    ]
-    told = {
-        name.strip("` "): float(limit)
-        for names, _, limits in rows
-        for name, limit in zip(names.split(","), limits.split(","), strict=True)
-    }
-    steps = (*day_steps("demo", Ports(8000, 8001, 8002)), stop_step("demo"))
-    assert told == {step.name: step.limit_s / 60 for step in steps}
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -175,44 +151,3 @@ def test_the_guide_has_the_steps_and_their_limits() -> None:
 )
 def test_zeros_are_not_taken_for_log_probabilities(answer: dict[str, Any], kind: str) -> None:
     assert kind_of_log_probs(answer).startswith(kind)
-
-
-ANSWER = Generation("a", (1,), (True,), "length", 1, 4, 4, (1, 1, 1, 1), None, 0.1)
-
-
-class Backend:
-    """Answers as a server of the audit's first defect: sampled requests fail, and then nothing is drafted."""
-
-    def __init__(self, *, refuses: bool, pauses: bool) -> None:
-        self._refuses, self._pauses, self._is_paused = refuses, pauses, False
-
-    def __enter__(self) -> Backend:
-        return self
-
-    def __exit__(self, *arguments: object) -> None:
-        pass
-
-    def generate(self, request: CompletionRequest, model: str = "generate") -> Generation:
-        if request.temperature > 0 and self._refuses:
-            self._is_paused = self._pauses
-            raise EngineFailedError("gather_generation_logits must be enabled")
-        drafted = 0 if self._is_paused else 4
-        return dataclasses.replace(ANSWER, total_draft_tokens=drafted, total_accepted_draft_tokens=drafted)
-
-
-@pytest.mark.parametrize(
-    ("refuses", "pauses", "verdict", "text"),
-    [
-        (False, False, "pass", "and so are greedy ones afterwards"),
-        (True, False, "fail", "4 of 4 sampled requests were not drafted for"),
-        (True, True, "fail", "greedy requests are not drafted for any more"),
-    ],
-)
-def test_the_first_defect_is_seen(
-    refuses: bool, pauses: bool, verdict: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = Backend(refuses=refuses, pauses=pauses)
-    monkeypatch.setattr("tests.gpu.serving_probes.Client.connect", lambda url: backend)
-    found = sampling("demo", "grpc://127.0.0.1:1")
-    assert found.verdict == verdict and text in found.text
-    assert ("gather_generation_logits" in json.dumps(found.seen)) == refuses
