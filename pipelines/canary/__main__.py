@@ -22,7 +22,7 @@ from pipelines.bench.reporting.conditions import conditions
 from pipelines.canary.controller.orders import ORDERS, give_order
 from pipelines.canary.controller.plan import DEFAULT
 from pipelines.canary.controller.state import Store
-from pipelines.canary.gates.http import serve
+from pipelines.canary.gates import serve
 from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.report.text import report_lines, show_cycle, status_lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import socket
 import threading
@@ -14,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipelines.canary.gates.ask import main as ask
-from pipelines.canary.gates.http import MAX_BODY_BYTES, serve
+from pipelines.canary.gates import MAX_BODY_BYTES, serve
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
 from tests.unit.canary.requests import recorded_traffic, request
@@ -173,33 +171,6 @@ def test_a_body_that_is_too_long_is_refused(gates: Gates) -> None:
     answer = gates.client.post("/gate/rollout", content=b"x" * (MAX_BODY_BYTES + 1))
     assert answer.status_code == 413
     assert answer.json()["error"]["limit"].endswith(f"{MAX_BODY_BYTES} bytes")
-
-
-@pytest.mark.parametrize(
-    ("record", "code"),
-    [(rollout(), 3), (FAILING, 1), (PROMOTED, 0), (ABORTED, 1), (CanaryError("no rollout"), 3)],
-)
-def test_a_job_ends_with_the_verdict_as_its_exit_code(
-    gates: Gates, record: Any, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gates.record = record
-    assert ask(["--url", f"http://127.0.0.1:{gates.port}"]) == code
-    assert json.loads(capsys.readouterr().out)
-
-
-def test_a_job_waits_for_the_verdict_on_its_candidate(gates: Gates) -> None:
-    gates.record = rollout()
-    later = threading.Timer(0.2, lambda: setattr(gates, "record", PROMOTED))
-    later.start()
-    url = f"http://127.0.0.1:{gates.port}"
-    assert ask(["--url", url, "--candidate", "demo-int8", "--wait-s", "10", "--every-s", "0.02"]) == 0
-    assert ask(["--url", url, "--candidate", "demo-int4"]) == 3
-    later.join()
-
-
-def test_a_job_whose_gates_do_not_answer_has_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(["--url", "http://127.0.0.1:1"]) == 3
-    assert "no gate server answers" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_gates_answer_while_another_client_dawdles_and_goes(

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 
 from pipelines.canary.__main__ import _parse
-from pipelines.canary.gates.http import HOOKS
+from pipelines.canary.gates import HOOKS
 from pipelines.deploy.ports import Ports
 from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
 from tests.support.deployment_files import (
@@ -66,13 +66,7 @@ def pods() -> list[Document]:
     [service] = examples("InferenceService")
     of_knative = {"canaryTrafficPercent", "minReplicas", "maxReplicas", "timeout"}
     of_kserve = {key: value for key, value in service["spec"]["predictor"].items() if key not in of_knative}
-    of_argo = [
-        metric["provider"]["job"]["spec"]["template"]["spec"]
-        for template in examples("AnalysisTemplate")
-        for metric in template["spec"]["metrics"]
-        if "job" in metric["provider"]
-    ]
-    return [pod(with_gates()), pod(job()), of_kserve, *of_argo]
+    return [pod(with_gates()), pod(job()), of_kserve]
 
 
 def test_the_tools_objects_fit_their_schemas_which_refuse_others() -> None:
@@ -102,8 +96,8 @@ def test_pods_and_services_fit_kubernetes_and_are_confined() -> None:
 
 def test_argo_waits_for_a_verdict_and_fails_on_a_rollback() -> None:
     """A limit of 0, the default, would end the analysis at the first inconclusive measurement."""
-    metrics = [each for template in examples("AnalysisTemplate") for each in template["spec"]["metrics"]]
-    [web] = [each for each in metrics if "web" in each["provider"]]
+    [template] = examples("AnalysisTemplate")
+    [web] = template["spec"]["metrics"]
     assert web["successCondition"] == 'result.action == "promote"'
     assert web["failureCondition"] == 'result.action == "roll_back"'
     assert "count" not in web and web["consecutiveSuccessLimit"] == 1 and web["inconclusiveLimit"] > 1000
@@ -129,7 +123,7 @@ def test_every_address_leads_to_the_gates_and_the_tools_may_ask_nothing_else() -
     services = {each["metadata"]["name"]: each["spec"] for each in examples("Service")}
     text = "".join(path.read_text() for path in ROLLOUTS.glob("*.yaml"))
     addresses = re.findall(r'"(http://[^"]+)"', text)
-    assert len(addresses) == 5
+    assert len(addresses) == 4
     for address in addresses:
         parts = urlsplit(address)
         [exposed] = services[str(parts.hostname)]["ports"]

@@ -123,7 +123,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     ),
     "aiohttp": (
         *("pipelines/triton/", "pipelines/front_door/", "pipelines/upstreams/"),
-        *("pipelines/canary/gates/", "tests/"),
+        *("pipelines/canary/gates.py", "tests/"),
     ),
     "prometheus_client": (
         "pipelines/triton/gateway/metrics.py",
