@@ -140,22 +140,6 @@ def test_the_pass_of_genai_finds_its_pattern(shape: str, tmp_path: Path) -> None
     assert "beam_idx" not in shapes and "attention_mask" not in shapes
 
 
-def test_the_plugin_fuses_in_genais_graph_what_it_fuses_in_ours(tmp_path: Path) -> None:
-    from openvino._offline_transformations import paged_attention_transformation
-
-    def fused(compiled: Any) -> Counter[str]:
-        nodes = compiled.get_runtime_model().get_ops()
-        kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in nodes)
-        return Counter({kind: kinds[kind] for kind in ("RMS", "RoPE", "PagedAttention", "FullyConnected")})
-
-    network = apply_quantization(network_of(tmp_path), "int8", "int8")
-    model = build_stateful_graph(network)
-    paged_attention_transformation(model)
-    theirs = fused(ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}))
-    assert theirs == fused(engine_of(tmp_path, network)._compiled)
-    assert theirs["FullyConnected"] == 5 * 2 + 1
-
-
 def test_the_models_of_a_recipe_are_written_once_and_whole(tmp_path: Path) -> None:
     for role, layers in (("target", 2), ("draft", 1)):
         make_checkpoint(tmp_path / role, num_hidden_layers=layers)

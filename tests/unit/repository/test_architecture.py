@@ -162,7 +162,7 @@ STILL_ABOVE = {
 }
 
 SMALL_FILE_LINES = 60
-SMALL_FILES_WITH_ONE_IMPORTER = 32  # on the way to none; lower it with every step
+SMALL_FILES_WITH_ONE_IMPORTER = 12  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:

@@ -8,7 +8,6 @@ import importlib.util
 import re
 
 from pipelines.__main__ import PROGRAMS
-from pipelines.errors import DraftproofError, from_wire
 from pipelines.speculation.log_probs import MAX_LOG_PROBS
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
 from pipelines.triton.backend.header import MAX_PARAMETERS_BYTES, MAX_TIMEOUT_US
@@ -134,13 +133,3 @@ def test_the_parameter_table_has_the_names_types_and_defaults_of_the_server() ->
         ("parameters", MAX_PARAMETERS_BYTES),
     ):
         assert re.search(rf"\b{limit}\b", beside[name]), name
-
-
-def test_error_codes_in_the_documents_are_those_of_the_code() -> None:
-    pages = ("README.md", "docs/reference/errors.md", "docs/reference/errors.md")
-    text = "\n".join(DOCUMENTS[page] for page in pages)
-    codes = set(re.findall(r"`draftproof/([a-z_]+)`", text))
-    assert len(codes) >= 5
-    for code in codes - {"error"}:
-        error = from_wire(f"draftproof/{code}: text")
-        assert type(error) is not DraftproofError, f"no error has the code {code}"
