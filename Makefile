@@ -1,4 +1,6 @@
-# `make` alone prints every target and setting. Parsing this file has no side effects.
+# For those who change Draftproof; its users type `draftproof`, which `make doctor` installs into .venv/bin.
+# `make` alone prints every target and setting. Parsing this file has no side effects. make ends with 2 whatever
+# the exit code of a program was, so scripts that need it (1 failed, 3 inconclusive) run the program itself.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -8,51 +10,8 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 
 ##= name of a recipe in build/recipes/, or path of a YAML file
 RECIPE ?= demo
-##= runtime, embedded or tensorrt_llm (default: the recipe's)
-RUNTIME ?=
-##= HTTP port of the server, on loopback
-HTTP_PORT ?= 8000
-##= port of the server for gRPC, on loopback
-GRPC_PORT ?= 8001
-##= Prometheus port of the server, on loopback
-METRICS_PORT ?= 8002
-##= port of the server for OpenAI's API, on loopback; 0 for none
-OPENAI_PORT ?= 9000
-##= file with the settings of OpenAI's API, for `serve` (default: the defaults of each setting)
-FRONT_DOOR ?=
-##= name of the client, for `api-key`
-NAME ?=
-##= file of API keys, for `api-key`
-KEYS ?= .run/keys.json
-##= package to serve, for `serve` (default: the recipe's own engines)
-PACKAGE ?=
-##= where `package` writes the package (default: dist/packages/<recipe>)
-OUTPUT ?=
-##= Ed25519 private key, a PEM file, with which `package` signs
-SIGN ?=
-##= Ed25519 public key, a PEM file; `serve` then refuses packages that it has not signed
-PUBLIC_KEY ?=
-##= how long `serve` and `ready` wait for the server, seconds (default: 600, or 1800 with TensorRT-LLM)
-TIMEOUT_S ?=
-##= server for `verify`, `bench` and `ask`, as grpc://host:port (default: the one that `serve` started, else a temporary one)
-URL ?=
-##= for `draft-length`: a number, 0 to switch speculation off, or adaptive
-NUM_DRAFT_TOKENS ?= adaptive
-##= for `lookup-corpus`: text files and folders, separated by spaces; none: remove the corpus
-CORPUS ?=
-##= recipe of the new pair, for `canary`
-CANDIDATE ?=
 ##= commit to compare the checkout with, for `bench-versions`
 BEFORE ?=
-##= checkpoint of the target, for `try`: a directory, or an id of the Hugging Face hub
-TARGET ?=
-##= checkpoint of the draft, for `try`, likewise
-DRAFT ?=
-##= your own prompts, a .jsonl or .txt file or a folder, for `demo`, `try`, `verify` and `bench` (default: the recipe's)
-PROMPTS ?=
-##= prompt for `ask`
-TEXT ?= def main():
-export TEXT
 ##= extra arguments for the program behind a target, such as ARGS="-k loop -x" for `test`
 ARGS ?=
 ##= set to 1 to confirm `clean-engines`
@@ -73,8 +32,6 @@ find_python = $(or $(PYTHON),$(shell second=; for p in $(candidates); do \
 python = $(eval python := $(find_python))$(python)
 
 venv := .venv/bin/python
-##= address of docs-serve
-DOCS_ADDRESS ?= 127.0.0.1:8080
 ##= interpreter for .venv-docs and .venv-clients (default: the first usable one of python3.11 to python3.14, python3)
 DOCS_PYTHON ?=
 docs_candidates = python3.11 python3.12 python3.13 python3.14 python3
@@ -82,9 +39,6 @@ docs_python = $(or $(DOCS_PYTHON),$(shell for p in $(docs_candidates); do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; echo $$p; exit; done))
 pip_install = $(venv) -m pip install --disable-pip-version-check --no-input --only-binary :all:
 locked = --no-deps --require-hashes
-timeout = $(if $(TIMEOUT_S),--timeout-s $(TIMEOUT_S))
-prompts = $(if $(PROMPTS),--prompts "$(PROMPTS)")
-ports = --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) --openai-port $(OPENAI_PORT)
 
 ##@ General
 .PHONY: help
@@ -97,93 +51,24 @@ help: ## print this list
 
 .PHONY: doctor
 doctor: .venv/run.stamp ## show what this machine has, what is missing, and what still works
-	@$(venv) -m pipelines.deploy doctor $(ports)
+	@$(venv) -m pipelines.deploy doctor
 
-##@ Build
-.PHONY: engines
-engines: .venv/run.stamp ## compile RECIPE's two engines unless they exist; ARGS=--check verifies their digests; ARGS=--dry-run prints the trtllm-build commands
-	@$(venv) -m build.engines --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
-
-.PHONY: preflight
-preflight: .venv/run.stamp ## check that RECIPE's draft and target fit together, and plan their memory, from config.json files alone
-	@$(venv) -m build.preflight --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
-
-.PHONY: llm-api
-llm-api: .venv/run.stamp ## render RECIPE's pair for TensorRT-LLM's LLM API, for versions without trtllm-build
-	@$(venv) -m build.llm_api --recipe "$(RECIPE)" $(ARGS)
-
-.PHONY: quantize
-quantize: .venv/build.stamp .venv/torch.stamp ## quantize RECIPE's checkpoints with ModelOpt, if the recipe asks for it
-	@$(venv) -m build.quantize --recipe "$(RECIPE)" --runtime "$(RUNTIME)" $(ARGS)
-
-.PHONY: repository
-repository: .venv/run.stamp ## build RECIPE's engines and render its Triton model repository into .run/
-	@$(venv) -m build.repository --recipe "$(RECIPE)" --runtime "$(RUNTIME)"
-
-.PHONY: package
-package: .venv/run.stamp ## write RECIPE's compiled pair as a package that any machine can serve
-	@$(venv) -m build.package --recipe "$(RECIPE)" --runtime "$(RUNTIME)" --output "$(OUTPUT)" --sign "$(SIGN)"
-
-##@ Serve
-.PHONY: serve
-serve: $(if $(PACKAGE),.venv/run.stamp,repository) ## start Triton in the background and wait until it is ready
-	@$(venv) -m pipelines.deploy serve --recipe "$(RECIPE)" --package "$(PACKAGE)" --public-key "$(PUBLIC_KEY)" --runtime "$(RUNTIME)" $(ports) $(timeout) $(if $(FRONT_DOOR),--front-door "$(FRONT_DOOR)")
-
-.PHONY: ready
-ready: .venv/run.stamp ## wait until the server that `serve` started is ready
-	@$(venv) -m pipelines.deploy ready --recipe "$(RECIPE)" $(timeout)
-
-.PHONY: stop
-stop: .venv/run.stamp ## stop the server that `serve` started
-	@$(venv) -m pipelines.deploy stop --recipe "$(RECIPE)"
+.PHONY: modelopt
+modelopt: .venv/build.stamp .venv/torch.stamp ## install what `draftproof quantize` needs
 
 .PHONY: otel
 otel: .venv/otel.stamp ## install what traces need; set OTEL_EXPORTER_OTLP_ENDPOINT to send them to a collector
 
-.PHONY: api-key
-api-key: .venv/run.stamp ## make an API key for NAME, add it to the file KEYS, and print it; ARGS="--max-requests 8" limits it
-	@test -n "$(NAME)" || { echo "NAME is not set; run: make api-key NAME=<who uses the key>"; exit 2; }
-	@$(venv) -m pipelines.front_door.access add "$(NAME)" --file "$(KEYS)" $(ARGS)
-
-.PHONY: draft-length
-draft-length: .venv/run.stamp ## change the server's default NUM_DRAFT_TOKENS while it runs
-	@$(venv) -m pipelines.deploy draft-length --recipe "$(RECIPE)" --num-draft-tokens "$(NUM_DRAFT_TOKENS)"
-
-.PHONY: lookup-corpus
-lookup-corpus: .venv/run.stamp ## set the texts in which the server looks drafts up, also while it runs: CORPUS, or none
-	@$(venv) -m pipelines.deploy lookup-corpus --recipe "$(RECIPE)" $(CORPUS)
-
-.PHONY: canary
-canary: .venv/run.stamp ## roll CANDIDATE's pair out on RECIPE's server step by step, or roll it back
-	@test -n "$(CANDIDATE)" || { echo "CANDIDATE is not set; run: make canary CANDIDATE=<recipe of the new pair>"; exit 2; }
-	@$(venv) -m pipelines.canary start --recipe "$(RECIPE)" --candidate "$(CANDIDATE)" $(ARGS)
-
-.PHONY: ask
-ask: .venv/run.stamp ## send TEXT to the server that `serve` started (or to URL) and print the answer
-	@$(venv) -m pipelines.client --url "$(or $(URL),grpc://127.0.0.1:$(GRPC_PORT))" --stream $(ARGS) -- "$$TEXT"
-
-##@ Demonstrate and verify
+##@ Demonstrate and measure
 .PHONY: demo
 demo: .venv/run.stamp ## run everything: build engines, start a server, send prompts to both models, print a table and a verdict
-	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(prompts) $(ARGS)
-
-.PHONY: try
-try: .venv/run.stamp ## do the same with a pair of your own: TARGET=<directory or hub id> DRAFT=<likewise>; writes its recipe
-	@test -n "$(TARGET)" -a -n "$(DRAFT)" || { echo "run: make try TARGET=<directory or hub id> DRAFT=<directory or hub id>"; exit 2; }
-	@$(venv) -m pipelines.demo.own_pair "$(TARGET)" "$(DRAFT)" $(prompts) $(ARGS)
-
-.PHONY: verify
-verify: $(if $(URL)$(findstring --against,$(ARGS)),.venv/run.stamp,repository) ## prove that generate gives the same output as generate_target (ARGS=--quick: a few minutes)
-	@$(venv) -m pipelines.validation --recipe "$(RECIPE)" --url "$(URL)" $(prompts) $(ARGS)
-
-.PHONY: bench
-bench: $(if $(URL),.venv/run.stamp,repository) ## compare the speed of generate and generate_target, by prompt set and load (40 minutes; ARGS=--quick: a few)
-	@$(venv) -m pipelines.bench --recipe "$(RECIPE)" --url "$(URL)" $(prompts) $(ARGS)
+	@$(venv) -m pipelines.demo --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: repository ## compare our speed with OpenVINO GenAI, Hugging Face and vLLM, which are installed into .venv-peers/
+bench-peers: .venv/run.stamp ## compare our speed with OpenVINO GenAI, Hugging Face and vLLM, which are installed into .venv-peers/
+	@$(venv) -m build.repository --recipe "$(RECIPE)"
 	@$(venv) -m benchmarks.peer_models --recipe "$(RECIPE)"
-	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" --url "$(URL)" $(ARGS)
+	@$(venv) -m benchmarks.peers --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: bench-versions
 bench-versions: .venv/run.stamp ## compare the speed and start-up of the checkout with commit BEFORE (half an hour; needs an idle machine)
@@ -203,10 +88,6 @@ test-again: .venv/test.stamp ## run what failed in `test` once more, each test a
 .PHONY: test-unit
 test-unit: .venv/test.stamp .venv/torch.stamp ## run the tests that start no server
 	@$(venv) -m pytest tests/unit $(ARGS)
-
-.PHONY: test-statistical
-test-statistical: .venv/test.stamp ## test the distribution of sampled output at full size, with the power of each test (minutes)
-	@$(venv) -m pytest tests/statistical -m statistical -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: test-sample
 test-sample: .venv/test.stamp .venv/torch.stamp ## run four of the long tests of `test-all`, chosen by the commit
@@ -255,10 +136,6 @@ docs: .venv/run.stamp .venv-docs/docs.stamp ## write what pages show of the code
 	@.venv-docs/bin/zensical build --clean --strict
 	@.venv-docs/bin/python -m docs.check_site
 
-.PHONY: docs-serve
-docs-serve: .venv-docs/docs.stamp ## serve the documentation site on loopback and follow changes
-	@.venv-docs/bin/zensical serve --dev-addr "$(DOCS_ADDRESS)"
-
 .PHONY: licences
 licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_PARTY_NOTICES.md
 	@$(venv) -m docs.licences
@@ -267,10 +144,6 @@ licences: .venv/test.stamp ## list the licences of the locked packages in THIRD_
 .PHONY: train-demo
 train-demo: .venv/train.stamp .venv/torch.stamp ## train tokenizer, target and draft and replace engines/demo_pair
 	@$(venv) -m tools.demo_pair.train --output engines/demo_pair $(ARGS)
-
-.PHONY: evaluate-demo
-evaluate-demo: .venv/train.stamp .venv/torch.stamp ## measure acceptance of the committed pair
-	@$(venv) -m tools.demo_pair.evaluate $(ARGS)
 
 ##@ Package
 .PHONY: wheel

@@ -315,7 +315,7 @@ def check_engines(
             f"recipe {recipe.name} has no engines to check",
             values=f"none in {engines / recipe.name}",
             limit="build the engines first",
-            remedy=f"run 'make engines RECIPE={recipe.argument}'",
+            remedy=f"run 'draftproof engines --recipe {recipe.argument}'",
         )
     return result
 
@@ -331,7 +331,7 @@ def _work(options: argparse.Namespace) -> dict[str, Any] | None:
             "there is no command to print",
             values=f"--dry-run, runtime {recipe.runtime}",
             limit="only TensorRT-LLM uses a command; the embedded runtime compiles in this process",
-            remedy="leave out --dry-run, or set RUNTIME=tensorrt_llm",
+            remedy="leave out --dry-run, or set --runtime tensorrt_llm",
         )
     print_commands(pin_recipe(recipe), options.engines)
     return None

@@ -37,7 +37,7 @@ _DECODING_TYPES = {
 _DRAFT_KEY = "speculative_model_dir"
 
 _HEADER = """\
-# Written by make llm-api for TensorRT-LLM {version}, and not run yet. {note}
+# Written by draftproof llm-api for TensorRT-LLM {version}, and not run yet. {note}
 """
 
 _TRTLLM_SERVE = """\

@@ -185,8 +185,8 @@ def plan_memory(
             "the memory does not hold this pair",
             values=f"{free / _GB:.1f} GB free",
             limit=f"{needed / _GB:.1f} GB, with KV caches for two requests of {serving.max_seq_len} tokens",
-            remedy="stop other servers (make stop), lower max_seq_len or num_blocks, choose quantization "
-            "int4, or use a machine with more memory",
+            remedy="stop other servers (draftproof stop), lower max_seq_len or num_blocks, choose "
+            "quantization int4, or use a machine with more memory",
         )
     chosen = {"target": target.num_blocks or blocks, "draft": draft.num_blocks or blocks}
     return MemoryPlan(free, target, draft, chosen, process_bytes)

@@ -177,8 +177,8 @@ def _is_written(path: Path, document: dict[str, Any]) -> bool:
             f"{path} holds another recipe",
             values=f"{path.stat().st_size} bytes that this program would replace",
             limit="a recipe is never overwritten",
-            remedy=f"run make serve RECIPE={path}, or make demo RECIPE={path} PROMPTS=FILE, "
-            "edit it, name another file with --output, or remove it",
+            remedy=f"run draftproof serve --recipe {path}, or draftproof demo --recipe {path} --prompts "
+            "FILE, edit it, name another file with --output, or remove it",
         )
     return True
 

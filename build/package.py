@@ -152,7 +152,7 @@ def read_package(directory: Path, public_key: Path | None) -> Package:
     content = _read_contents(directory)
     if public_key is not None:
         check_signature(content, _read_signature(directory, public_key), public_key, directory / SIGNATURE)
-    remedy = "make the package again with this version: 'make package'"
+    remedy = "make the package again with this version: 'draftproof package'"
     contents = configuration.parse_versioned(
         Contents, content, directory / CONTENTS, FORMAT, PackageError, remedy
     )
@@ -178,7 +178,7 @@ def _read_contents(directory: Path) -> bytes:
         raise PackageError(
             f"{directory} is not a package",
             values=f"{CONTENTS}: {error.strerror}",
-            limit="a directory that 'make package' wrote",
+            limit="a directory that 'draftproof package' wrote",
             remedy="name the directory that holds package.json, or copy the package again",
         ) from None
 
@@ -191,7 +191,7 @@ def _read_signature(directory: Path, public_key: Path) -> str:
             "the package is not signed",
             values=f"{directory / SIGNATURE}: {error.strerror}",
             limit=f"a signature that fits the public key {public_key}",
-            remedy="make it with a key: make package SIGN=key.pem",
+            remedy="make it with a key: draftproof package --sign key.pem",
         ) from None
 
 
@@ -304,7 +304,7 @@ def _check_replaceable(destination: Path) -> None:
             f"{destination} is not a package and would be replaced",
             values=f"no {CONTENTS} in it",
             limit="a path where there is nothing, or another package",
-            remedy="name another path: make package OUTPUT=<directory>",
+            remedy="name another path: draftproof package --output <directory>",
         )
 
 

@@ -251,7 +251,7 @@ def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) ->
     for role, source in (("draft", draft), ("target", target)):
         print(f"{role}: {source.network.directory}, {source.tokenizer.num_tokens} tokens")
     if missing:
-        print(f"{len(missing)} files of weights are not downloaded yet; make engines does that")
+        print(f"{len(missing)} files of weights are not downloaded yet; draftproof engines does that")
     if draft.token_map is not None:
         print(draft.token_map.notice)
     for line in plan_recipe(recipe, draft, target, available_bytes()).lines():

@@ -182,7 +182,7 @@ def _versions() -> dict[str, str]:
             "quantizing needs packages that are not installed",
             values=str(error),
             limit=f"nvidia-modelopt {MODELOPT_VERSION}, torch and transformers, as in requirements/build.txt",
-            remedy="run make quantize, which installs them, or install requirements/build.txt and torch.txt",
+            remedy="run 'make modelopt', or install requirements/build.txt and torch.txt",
         ) from None
     if versions["nvidia-modelopt"] != MODELOPT_VERSION:
         raise CheckpointError(

@@ -178,7 +178,7 @@ class Recipe:
 
     @property
     def argument(self) -> str:
-        """Return what ``RECIPE=`` takes for this recipe: its name, or its file if that is elsewhere."""
+        """Return what ``--recipe`` takes for this recipe: its name, or its file if that is elsewhere."""
         return self.name if self.path.resolve().parent == RECIPES else str(self.path.resolve())
 
 

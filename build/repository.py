@@ -145,7 +145,7 @@ def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
             "a server uses this run directory with another pair",
             values=str(run_directory),
             limit=f"only a server of {package.directory} may run there",
-            remedy="stop it with 'make stop' before another package is served",
+            remedy="stop it with 'draftproof stop' before another package is served",
         )
     (run_directory / "arms.json").unlink(missing_ok=True)
     remove_directory(repository)

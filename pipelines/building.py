@@ -18,16 +18,20 @@ REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 10.0  # some launchers make programs ignore SIGINT
 
 
-def build_recipe(module: str, recipe: str, report: Callable[[str], None]) -> dict[str, Any]:
+def build_recipe(
+    module: str, recipe: str, report: Callable[[str], None], options: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run one of ``build``'s programs on a recipe; see ``run_build``.
 
     Args:
         module: Such as ``build.repository``.
         recipe: Name, or path of a YAML file.
         report: Gets the lines before the last.
+        options: Further arguments of the program.
     """
     is_file = recipe.endswith((".yaml", ".yml"))
-    return run_build(module, ["--recipe", str(Path(recipe).resolve()) if is_file else recipe], report)
+    named = str(Path(recipe).resolve()) if is_file else recipe
+    return run_build(module, ["--recipe", named, *options], report)
 
 
 def run_build(module: str, arguments: Sequence[str], report: Callable[[str], None]) -> dict[str, Any]:

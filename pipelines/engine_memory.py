@@ -52,8 +52,8 @@ def read_sizes(engine: Path) -> tuple[int, int]:
         raise EngineLoadError(
             "the memory need of an engine cannot be read",
             values=f"{path}: {error!r}",
-            limit="engine.json and engine.bin as 'make engines' writes them",
-            remedy="run 'make engines' for the recipe",
+            limit="engine.json and engine.bin as 'draftproof engines' writes them",
+            remedy="run 'draftproof engines' for the recipe",
         ) from None
 
 

@@ -113,7 +113,7 @@ class EngineFiles:
                 f"{directory} is not an engine",
                 values="no readable manifest.json",
                 limit="an engine directory has a manifest of its files",
-                remedy="run 'make engines'",
+                remedy="run 'draftproof engines'",
             )
         self.directory = directory
         self.manifest = manifest
@@ -122,7 +122,7 @@ class EngineFiles:
                 f"{directory} holds another engine than the one that the repository was rendered for",
                 values=f"digest {engine_digest(manifest)}",
                 limit=f"digest {digest}",
-                remedy="run 'make repository', then 'make stop serve'",
+                remedy="run 'draftproof stop' and 'draftproof serve'",
             )
 
     def path(self, name: str) -> Path:
@@ -141,7 +141,7 @@ class EngineFiles:
                 f"{self.directory} is not an engine of the expected kind",
                 values=f"files: {', '.join(sorted(self.manifest['files']))}",
                 limit=f"{name} among them",
-                remedy="run 'make engines' and 'make repository'",
+                remedy="run 'draftproof engines' and 'draftproof repository'",
             )
         return str(entry["sha256"])
 
@@ -192,5 +192,6 @@ def changed_file(path: Path, sha256: str, found: str) -> EngineLoadError:
         f"{path} is missing or was changed since the engine was built",
         values=found,
         limit=f"sha256 {sha256}: engines are immutable",
-        remedy=f"remove the engine (chmod -R u+w {path.parent}; rm -r {path.parent}) and run 'make engines'",
+        remedy=f"remove the engine (chmod -R u+w {path.parent}; rm -r {path.parent}) and run "
+        "'draftproof engines'",
     )

@@ -93,7 +93,7 @@ class HubCheckpoint:
                 f"{self} has not been downloaded",
                 values=f"revision {self.revision}",
                 limit="a branch or a tag becomes a commit when it is downloaded",
-                remedy="run make engines with this recipe first, or name the commit: "
+                remedy="run draftproof engines with this recipe first, or name the commit: "
                 f"{PREFIX}{self.repo}@<40 hexadecimal digits>",
             )
         return self.cache / "snapshots" / self.revision

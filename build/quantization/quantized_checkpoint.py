@@ -85,7 +85,7 @@ def checkpoint_for(recipe: Recipe, role: str, engines: Path) -> Path:
         if others
         else f"looked for {plan.directory}",
         limit=f"quantization: {plan.settings['quantization']} is made from {plan.source.directory}",
-        remedy=f"run make quantize RECIPE={recipe.argument}",
+        remedy=f"run draftproof quantize --recipe {recipe.argument}",
     )
 
 

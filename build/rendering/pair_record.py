@@ -77,8 +77,8 @@ def engine_fingerprint(manifest: Mapping[str, Any]) -> str:
         raise RepositoryError(
             "an engine's manifest has no fingerprint",
             values=f"fingerprint={fingerprint!r}",
-            limit="a hash, written by 'make engines'",
-            remedy="run 'make engines'",
+            limit="a hash, written by 'draftproof engines'",
+            remedy="run 'draftproof engines'",
         )
     return fingerprint
 

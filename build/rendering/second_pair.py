@@ -123,8 +123,8 @@ def models_of_other_pairs(
                 "a promoted pair cannot be loaded any more",
                 values=f"{folder}, recipe {pair.name}: {'; '.join(missing)}",
                 limit="its engines and runtime must be those at its promotion",
-                remedy=f"rebuild them (make engines RECIPE={pair.name}), or return to the recipe's own pair: "
-                f"remove {repository} and {run_directory / 'arms.json'}",
+                remedy=f"rebuild them (draftproof engines --recipe {pair.name}), or return to the recipe's "
+                f"own pair: remove {repository} and {run_directory / 'arms.json'}",
             )
     return kept
 
@@ -171,5 +171,5 @@ def _check_runtime(recipe: Recipe, served: PairRecord) -> None:
             "both pairs of a repository must have the same runtime",
             values=f"recipe {recipe.name}: {recipe.runtime}; repository: {served.runtime}",
             limit="a server has one runtime",
-            remedy=f"set RUNTIME={served.runtime}, or serve the recipe on a server of its own",
+            remedy=f"set --runtime {served.runtime}, or serve the recipe on a server of its own",
         )

@@ -74,7 +74,7 @@ class BuiltEngine:
                 values=f"{path}: {error!r}",
                 limit="config.json of trtllm-build 1.2.1 with logits in float32 or float16, and end_ids in "
                 "manifest.json",
-                remedy="run 'make engines' again",
+                remedy="run 'draftproof engines' again",
             ) from None
 
 
@@ -109,7 +109,7 @@ def engine_values(
             values=f"gather_generation_logits=False in {draft_engine / 'config.json'}",
             limit="the draft must be built with --gather_generation_logits: without it, TensorRT-LLM refuses "
             "requests for logits",
-            remedy="run 'make engines' again, which passes the flag",
+            remedy="run 'draftproof engines' again, which passes the flag",
         )
     serving = recipe.serving
     values = {

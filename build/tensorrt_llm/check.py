@@ -131,8 +131,8 @@ def check_built(pair: Pair, directories: dict[str, Path]) -> list[Finding]:
                     f"{directory} does not match the recipe",
                     "; ".join(different),
                     "config.json and rank*.engine must match the recipe",
-                    f"run make engines RECIPE={pair.recipe.argument} RUNTIME=tensorrt_llm, or correct "
-                    "the recipe",
+                    f"run draftproof engines --recipe {pair.recipe.argument} --runtime tensorrt_llm, or "
+                    "correct the recipe",
                 )
                 found.append(Finding(_RULE, _SOURCE, violation))
     return found

@@ -55,7 +55,7 @@ def _checkpoint_files(side: Side, directory: Path) -> dict[str, str]:
                 f"{path} {'does not exist' if size is None else 'has changed since it was written'}",
                 values=f"{size} bytes" if size is not None else "no such file",
                 limit=f"config.json calls for tp_size x pp_size = {side.config.world_size} files of weights",
-                remedy="run make quantize again, or export the checkpoint again",
+                remedy="run draftproof quantize again, or export the checkpoint again",
             )
     if manifest is None:
         return {name: sha256_file(directory / name) for name in names}
@@ -193,7 +193,7 @@ def _check_hashes(checkpoint: Path) -> None:
             f"{checkpoint} has changed since it was written",
             values=error.what,
             limit="a quantized checkpoint must not be changed",
-            remedy="run make quantize again",
+            remedy="run draftproof quantize again",
         ) from None
 
 
@@ -265,7 +265,7 @@ def print_commands(recipe: Recipe, engines: Path, report: Report = print) -> Non
     _report_and_check(pair, check_pair(pair), report)
     folder = engines / recipe.name
     if any(side.checkpoint is None for side in pair.sides):
-        report(f"make quantize RECIPE={recipe.argument} RUNTIME=tensorrt_llm")
+        report(f"draftproof quantize --recipe {recipe.argument} --runtime tensorrt_llm")
     cache = _timing_cache(pair, engines)
     for side in pair.sides:
         checkpoint = side.checkpoint or folder / "checkpoints" / f"{side.role}-FINGERPRINT"

@@ -120,7 +120,7 @@ def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         kv_cache_quant_algo=None,
         tp_size=1,
         pp_size=1,
-        # As make quantize exports it (ModelOpt, torch/export/tensorrt_llm_utils.py).
+        # As draftproof quantize exports it (ModelOpt, torch/export/tensorrt_llm_utils.py).
         parallel_embedding=True,
         **sizes,
     )

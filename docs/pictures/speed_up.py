@@ -28,7 +28,7 @@ def _processor(about: dict[str, Any]) -> str:
 
 
 def speed_up(bench: dict[str, Any]) -> str:
-    """Return the chart of one file of ``make bench``: closed loads, adaptive draft length."""
+    """Return the chart of one file of ``draftproof bench``: closed loads, adaptive draft length."""
     cells = [cell for cell in bench["cells"] if cell["load"]["kind"] == "closed"]
     loads = sorted({cell["load"]["num_at_once"] for cell in cells})
     ratios = {

@@ -171,5 +171,5 @@ def _cannot_read(values: str) -> InvalidRequestError:
         "the earlier run cannot be read",
         values=values,
         limit=f"the JSON of a run, of format {FORMAT}",
-        remedy="name a file that an earlier 'make bench' wrote, such as results/bench-*.json",
+        remedy="name a file that an earlier 'draftproof bench' wrote, such as results/bench-*.json",
     )

@@ -1,4 +1,4 @@
-"""Find the addresses of a rollout's server, which ``make serve`` or a container has started."""
+"""Find the addresses of a rollout's server, which ``draftproof serve`` or a container has started."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pipelines.building import package_arguments, run_build
+from pipelines.building import build_recipe, package_arguments, run_build
 from pipelines.deploy.doctor import examine, print_findings
 from pipelines.deploy.live_settings import ADAPTIVE, set_draft_length, set_lookup_corpus
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
-from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
+from pipelines.deploy.server import RUN, Server, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command, rank_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES, Launch
@@ -36,7 +36,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text in (
-        ("serve", _serve, "start the server of a recipe and wait until it is ready"),
+        ("serve", _serve, "build what the server of a recipe lacks, start it, and wait until it is ready"),
         ("ready", _ready, "wait until the server is ready"),
         ("stop", _stop, "stop the server"),
         ("draft-length", _draft_length, "set the draft length, also of a running server"),
@@ -137,6 +137,7 @@ def _ports(options: argparse.Namespace) -> Ports:
 
 def _serve(options: argparse.Namespace) -> int:
     if options.package is None:
+        build_recipe("build.repository", options.recipe, _report, ("--runtime", options.runtime))
         directory = run_directory(options.recipe)
     else:
         directory = _render_package(options.package, options.public_key)
@@ -148,9 +149,14 @@ def _serve(options: argparse.Namespace) -> int:
     except BaseException:  # not ready, or interrupted: leave nothing behind
         server.stop()
         raise
-    print(f"ready after {seconds:.1f} s; stop it with 'make stop'")
+    print(f"ready after {seconds:.1f} s; stop it with 'draftproof stop{_recipe_option(directory)}'")
     _print_addresses(server)
     return 0
+
+
+def _recipe_option(directory: Path) -> str:
+    """Return the option that names the recipe of a run directory, "" for the default."""
+    return "" if directory.name == "demo" else f" --recipe {directory.name}"
 
 
 def _ready(options: argparse.Namespace) -> int:
@@ -165,7 +171,14 @@ def _stop(options: argparse.Namespace) -> int:
     server = Server.running(directory)
     if server is None:
         Server.clear(directory)
-        print("no server of this recipe is running")
+        print(f"no server of recipe {directory.name} is running")
+        for other in sorted(RUN.glob("*/server.json")):
+            if (running := Server.running(other.parent)) is not None:
+                ports = running.ports
+                print(
+                    f"running: {other.parent.name}, gRPC port {ports.grpc}, process {running.process.pid}; "
+                    f"stop it with 'draftproof stop{_recipe_option(other.parent)}'"
+                )
         return 0
     print("stopped" if server.stop() else "killed, because it did not stop in time")
     return 0
@@ -255,8 +268,8 @@ def _check_runtime(directory: Path, wanted: str) -> None:
         raise ServerStartError(
             "the rendered repository has another runtime",
             values=f"{directory / 'model_repository'}: {rendered}",
-            limit=f"RUNTIME={wanted}",
-            remedy=f"run 'make repository RUNTIME={wanted}', or leave out RUNTIME",
+            limit=f"--runtime {wanted}",
+            remedy=f"run 'draftproof repository --runtime {wanted}', or leave out --runtime",
         )
 
 
@@ -270,6 +283,7 @@ def _print_addresses(server: Server) -> None:
     }
     if ports.openai:
         addresses["openai"] = f"{server.openai_url}/v1"
+        addresses["playground"] = f"{server.openai_url}/"
     print(json.dumps(addresses))
 
 

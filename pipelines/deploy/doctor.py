@@ -34,7 +34,7 @@ READY = "engines can be built and served here"
 _NO_GPU = "GPU"
 _NO_BUILDER = "not on PATH"
 _WITHOUT_GPU = (
-    "quantize, acceptance, preflight, engines with ARGS=--dry-run, and package work; engines and serve do not"
+    "quantize, acceptance, preflight, engines --dry-run, and package work; engines and serve do not"
 )
 
 
@@ -82,7 +82,7 @@ def examine(ports: Ports) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding]) -> int:
-    """Print a table and a summary; return 0 if ``make demo`` works, otherwise 1."""
+    """Print a table and a summary; return 0 if ``draftproof demo`` works, otherwise 1."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = "MISSING" if finding.stops else "note   " if finding.remedy else "ok     "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import ServerStartError
 
-INSTEAD = "use a machine with an NVIDIA GPU, or the embedded runtime: RUNTIME=embedded"
+INSTEAD = "use a machine with an NVIDIA GPU, or the embedded runtime: --runtime embedded"
 _FIELDS = ("index", "name", "memory.total", "compute_cap", "driver_version")
 _TIMEOUT_S = 30  # without persistence mode, loading the driver takes seconds
 
@@ -74,7 +74,7 @@ def check_gpus(wanted: tuple[int, ...]) -> tuple[Gpu, ...]:
             "the engines need GPUs that this machine does not have",
             values=f"no GPU {', '.join(map(str, missing))}; there are {len(gpus)} x {gpus[0].name}",
             limit=f"gpu_device_ids {', '.join(map(str, wanted))}",
-            remedy="use a recipe with a smaller tp_size or other gpu_device_ids, or RUNTIME=embedded",
+            remedy="use a recipe with a smaller tp_size or other gpu_device_ids, or --runtime embedded",
         )
     return gpus
 

@@ -21,7 +21,7 @@ _PREFIX = "draftproof "
 _PAIR = Path("model_repository") / "speculative" / PAIR_FILE
 _CPU_INFO = Path("/proc/cpuinfo")
 _CHOOSES_KERNELS = ("vendor_id", "cpu family", "model", "flags", "cache size")
-_REMEDY = "render the repository again with 'make repository'"
+_REMEDY = "render the repository again with 'draftproof repository'"
 
 
 @configuration.strict

@@ -43,7 +43,7 @@ def rendered_parameters(run_directory: Path) -> dict[str, str]:
             "there is no rendered repository",
             values=str(path),
             limit="needs a repository with the model 'speculative'",
-            remedy="run 'make serve' first",
+            remedy="run 'draftproof serve' first",
         ) from None
 
 
@@ -100,7 +100,7 @@ def set_lookup_corpus(run_directory: Path, paths: Sequence[Path], report: Callab
             "this server looks no drafts up",
             values=f"engine_access={parameters.get('engine_access')} in {run_directory}",
             limit="engine_access=in_process, of the embedded runtime",
-            remedy="serve the recipe with RUNTIME=embedded; if it is, run 'make repository' again",
+            remedy="serve the recipe with --runtime embedded; if it is, run 'draftproof repository' again",
         )
     destination = run_directory / Path(parameters["lookup_corpus_file"]).name
     files = list(_files(paths))

@@ -137,20 +137,20 @@ def _check_free(name: str, number: int) -> None:
             listener.bind((HOST, number))
             listener.listen()
         except OSError as error:
-            variable = f"{name.upper()}_PORT"
+            option = f"--{name.lower()}-port"
             if error.errno != errno.EADDRINUSE:
                 raise ServerStartError(
                     f"the {name} port cannot be used",
                     values=f"port {number}: {error.strerror}",
                     limit="ports below 1024 need privileges",
-                    remedy=f"choose another with {variable}",
+                    remedy=f"choose another with {option}",
                 ) from None
             owner = _listener(number)
             raise PortInUseError(
                 f"the {name} port is in use",
                 values=f"port {number}" + (f", used by {owner}" if owner else ""),
                 limit="no other process may listen on it",
-                remedy=f"stop that process ('make stop' if it is ours) or choose another with {variable}",
+                remedy=f"stop that process ('draftproof stop' if it is ours) or choose another with {option}",
             ) from None
 
 

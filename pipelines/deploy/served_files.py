@@ -93,7 +93,7 @@ class ServedFiles:
                 "the rendered repository cannot be read",
                 values=f"{repository}: {error!r}",
                 limit="must be rendered by this version",
-                remedy="run 'make repository'",
+                remedy="run 'draftproof repository'",
             ) from None
 
     def to_wire(self) -> bytes:

@@ -142,7 +142,7 @@ class Server:
                 "there is no model repository",
                 values=str(repository),
                 limit="it must be rendered before the server starts",
-                remedy="run 'make repository'",
+                remedy="run 'draftproof repository'",
             )
         running = cls.running(directory)
         if running is not None:
@@ -150,7 +150,7 @@ class Server:
                 "a server of this recipe is running already",
                 values=f"process {running.process.pid}, HTTP port {running.ports.http}",
                 limit="one server per recipe",
-                remedy="use it, or stop it with 'make stop'",
+                remedy="use it, or stop it with 'draftproof stop'",
             )
         cls.clear(directory)
         ports.check_free()
@@ -235,8 +235,8 @@ class Server:
                 raise ServerStartError(
                     "Triton did not become ready in time",
                     values=f"{timeout_s:.0f} s, log {self.log}:\n{error_lines(self.log)}\n",
-                    limit=f"TIMEOUT_S={timeout_s:.0f}",
-                    remedy="read the log and stop it with 'make stop', or raise TIMEOUT_S",
+                    limit=f"--timeout-s {timeout_s:.0f}",
+                    remedy="read the log and stop it with 'draftproof stop', or raise --timeout-s",
                 )
             time.sleep(_POLL_S)
         return time.monotonic() - began_s
@@ -323,8 +323,8 @@ def find_server(directory: Path) -> Server:
         raise ServerUnavailableError(
             "no server of this recipe is running",
             values=str(directory / "server.json"),
-            limit="needs a server started by 'make serve'",
-            remedy="run 'make serve'",
+            limit="needs a server started by 'draftproof serve'",
+            remedy="run 'draftproof serve'",
         )
     return server
 

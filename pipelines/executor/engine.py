@@ -55,7 +55,7 @@ def operator_library(files: EngineFiles) -> str | None:
             "the engine's operators cannot be loaded",
             values=f"{files.path(name)}: {error}",
             limit="the version of OpenVINO that they were compiled with",
-            remedy=f"remove the engine (rm -r {files.directory}) and run 'make engines'",
+            remedy=f"remove the engine (rm -r {files.directory}) and run 'draftproof engines'",
         ) from None
 
 
@@ -141,14 +141,14 @@ class EngineConfig:
                 "the engine description cannot be read",
                 values=f"{path}: {error!r}",
                 limit="an engine directory contains engine.json, engine.xml and engine.bin",
-                remedy="run 'make engines'",
+                remedy="run 'draftproof engines'",
             ) from error
         if version not in FORMAT_VERSIONS:
             raise EngineLoadError(
                 "the engine has another format",
                 values=f"format_version={version} in {path}",
                 limit=f"this version reads formats {FORMAT_VERSIONS[0]} and {FORMAT_VERSIONS[1]}",
-                remedy="run 'make engines'",
+                remedy="run 'draftproof engines'",
             )
         return config
 
@@ -195,7 +195,7 @@ class Engine:
                 "the engine was built with another OpenVINO",
                 values=f"built with {self.config.openvino_version}, installed {installed}",
                 limit="major and minor version must be equal: the attention operator is not a stable format",
-                remedy="run 'make engines'",
+                remedy="run 'draftproof engines'",
             )
         if self.config.linear == "draftproof":
             weights_folder = None  # these products read the weights themselves, at each step

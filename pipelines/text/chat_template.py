@@ -117,7 +117,7 @@ def _invalid(place: Path | str, error: Exception) -> EngineLoadError:
         f"{place} is not valid",
         values=repr(error),
         limit="a file that building the engine writes",
-        remedy="remove the engine and run 'make engines'",
+        remedy="remove the engine and run 'draftproof engines'",
     )
 
 

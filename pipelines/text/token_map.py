@@ -65,7 +65,7 @@ class TokenMap:
                 "the map of the draft's tokens cannot be read",
                 values=f"{path}: {error!r}",
                 limit=f"this version reads format {FORMAT}",
-                remedy="run 'make engines'",
+                remedy="run 'draftproof engines'",
             ) from error
 
     def translate_prompt(self, token_ids: TokenIds) -> TokenIds:

@@ -91,13 +91,13 @@ def image_user(recipe: str) -> Finding:
 
 
 def llm_api(recipe: str) -> Finding:
-    """W4: which spelling of ``decoding_type`` this version takes, and which ``make llm-api`` writes."""
+    """W4: which spelling of ``decoding_type`` this version takes, and which ``draftproof llm-api`` writes."""
     ours = decoding_type(load_recipe(recipe, "tensorrt_llm").tensorrt_llm.version)
     said = _in_image(recipe, _SPELLINGS)
     if isinstance(said, str):
         return Finding("inconclusive", f"the class could not be asked: {said}", {"written": ours})
     taken = [word for word, answer in said.items() if not answer.startswith("refused")]
-    text = f"make llm-api writes {ours}; taken: {', '.join(taken) or 'neither'}"
+    text = f"draftproof llm-api writes {ours}; taken: {', '.join(taken) or 'neither'}"
     return Finding("pass" if ours in taken else "fail", text, {"written": ours, "said": said})
 
 

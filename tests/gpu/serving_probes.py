@@ -21,7 +21,7 @@ _SAMPLES = 4
 
 
 def memory(recipe: str, url: str) -> Finding:
-    """W5: what ``nvidia-smi`` counts, beside the plan of ``make preflight``."""
+    """W5: what ``nvidia-smi`` counts, beside the plan of ``draftproof preflight``."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Finding("inconclusive", "no nvidia-smi")

@@ -1,4 +1,4 @@
-"""Tests of attacks on the gateway as `make serve` starts it: each is refused, and nothing else changes.
+"""Tests of attacks on the gateway as `draftproof serve` starts it: each is refused, and nothing else changes.
 
 ``test_haproxy_server.py`` tests the attacks behind HAProxy. Slow senders take half a minute: pytest tests -m
 long.

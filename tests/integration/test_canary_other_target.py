@@ -166,7 +166,7 @@ def rollouts(
 
 
 def make_repository(engines: dict[str, Engines], run: Path) -> Path:
-    """Render the repository, as ``make serve`` does before it starts a server."""
+    """Render the repository, as ``draftproof serve`` does before it starts a server."""
     return render_recipe(tiny_recipe(FIRST), *engines[FIRST], run).parent
 
 

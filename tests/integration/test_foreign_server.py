@@ -1,4 +1,4 @@
-"""Tests of ``make verify`` with ``--against`` on real Triton servers.
+"""Tests of ``draftproof verify`` with ``--against`` on real Triton servers.
 
 One is a stand-in with NVIDIA's models, tensors and refusals, whose engine rounds differently in every batch;
 it runs once with a correct BLS loop and once with a faulty one. The other is our own server, treated as a

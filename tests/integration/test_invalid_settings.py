@@ -45,7 +45,7 @@ def test_a_calibration_that_cannot_be(directory: Path, calibration: Path) -> Non
     words = words_of_refusal(directory)
     assert "the calibration of the pair cannot be used" in words
     assert "each from 0 to 1" in words
-    assert "run 'make repository'" in words
+    assert "run 'draftproof repository'" in words
 
 
 def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_rendered_draft_length_above_its_ceiling(directory: Path) -> None:
     config.write_text(text.replace(old, old.replace("4", "9")))
     words = words_of_refusal(directory)
     assert "the draft length of the recipe is invalid; num_draft_tokens='9', max_draft_len=8" in words
-    assert "correct the recipe and run 'make repository'" in words
+    assert "correct the recipe and run 'draftproof repository'" in words
 
 
 def test_a_set_draft_length_that_is_none(directory: Path) -> None:
@@ -65,4 +65,4 @@ def test_a_set_draft_length_that_is_none(directory: Path) -> None:
     words = words_of_refusal(directory)
     assert "draft_length.json is invalid" in words
     assert str(path) in words and "0 to max_draft_len=8" in words
-    assert "write it with 'make draft-length'" in words
+    assert "write it with 'draftproof draft-length'" in words

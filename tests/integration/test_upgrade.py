@@ -92,7 +92,7 @@ def test_its_engines_give_the_same_answer_in_a_repository_rendered_anew(
     made: dict[str, Any], tmp_path: Path
 ) -> None:
     draft, target = Path(made["draft"]), Path(made["target"])
-    # As `make repository` does: it measures the pair again, because the old measurements lack something.
+    # As `draftproof repository` does: the pair is measured again, as the old measurements lack something.
     measured = ["--output", str(calibration_file(draft, target)), "--max-rows", "8"]
     assert calibrate(["--draft", str(draft), "--target", str(target), *measured]) == 0
     run = render_recipe(tiny_recipe("tiny"), draft, target, tmp_path / "run").parent
@@ -110,7 +110,7 @@ def test_a_repository_that_it_rendered_is_refused_with_the_remedy(made: dict[str
         Server.start(Path(made["run"]), Ports.free()) as server,
     ):
         server.wait_ready()
-    assert "make repository" in str(refused.value)
+    assert "draftproof repository" in str(refused.value)
 
 
 def test_its_rollouts_are_set_aside_or_left_to_it(made: dict[str, Any]) -> None:

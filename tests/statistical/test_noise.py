@@ -1,6 +1,6 @@
 """Tests that noise is uniform and independent over seeds, positions, words and streams.
 
-Run: make test-statistical.
+Run: pytest tests/statistical -m statistical.
 """
 
 from __future__ import annotations

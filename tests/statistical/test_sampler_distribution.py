@@ -1,4 +1,4 @@
-"""Tests that the real loop, sampler and rules follow the target's distribution: make test-statistical."""
+"""Tests that the real loop, sampler and rules follow the target's distribution (``-m statistical``)."""
 
 from __future__ import annotations
 

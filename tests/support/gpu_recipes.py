@@ -22,7 +22,7 @@ def gpu_recipe(tp_size: int = 1, draft_tp_size: int = 1, **section: object) -> R
 
 
 def rendered(directory: Path, recipe: Recipe) -> Path:
-    """Return a run directory as ``make repository`` leaves it, as far as starting a server reads it."""
+    """Return a run directory as ``draftproof repository`` leaves it, as far as starting a server reads it."""
     for model in ("draft", "target", "generate"):
         (directory / "model_repository" / model).mkdir(parents=True, exist_ok=True)
         (directory / "model_repository" / model / "config.pbtxt").write_text("")

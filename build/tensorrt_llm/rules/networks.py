@@ -29,7 +29,7 @@ def _version(pair: Pair) -> Iterator[Violation]:
             "this version of TensorRT-LLM may have no trtllm-build",
             f"version {version}",
             "trtllm-build was removed in June and July 2026, between release candidates of 1.3",
-            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (make llm-api)",
+            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (draftproof llm-api)",
         )
     elif not has_known_flags(version):
         yield Violation(
@@ -71,7 +71,7 @@ def _checkpoint(pair: Pair) -> Iterator[Violation]:
                 side.role,
                 "trtllm-build does not read a Hugging Face checkpoint",
                 f"{side.role}.checkpoint={side.engine.checkpoint}, quantization={side.engine.quantization}",
-                "a TensorRT-LLM checkpoint, which make quantize writes",
+                "a TensorRT-LLM checkpoint, which draftproof quantize writes",
                 f"set {side.role}.quantization: none, fp8, int8_sq or another that converts it",
             )
             continue
@@ -86,7 +86,7 @@ def _checkpoint(pair: Pair) -> Iterator[Violation]:
                 "the checkpoint does not match the recipe",
                 "; ".join(different),
                 f"{side.config.path} must match the recipe, because it decides what is compiled",
-                "run make quantize again, or correct the recipe",
+                "run draftproof quantize again, or correct the recipe",
             )
 
 
@@ -106,7 +106,7 @@ def _qwen_type(pair: Pair) -> Iterator[Violation]:
                 f"qwen_type={config.qwen_type!r}, architecture {config.architecture}",
                 f"{' or '.join(_QWEN_TYPES)} in {config.path}, which decides whether queries and keys are "
                 "normalized; ModelOpt does not write it",
-                "run make quantize on the Hugging Face checkpoint, or add qwen_type and seq_length",
+                "run draftproof quantize on the Hugging Face checkpoint, or add qwen_type and seq_length",
             )
 
 
@@ -153,7 +153,7 @@ def _padding(pair: Pair) -> Iterator[Violation]:
                 side.role,
                 "this checkpoint is compiled unchanged, so it cannot be padded",
                 f"pad_vocab_size_to={wanted}, quantization={side.engine.quantization}",
-                "only make quantize pads a checkpoint",
+                "only draftproof quantize pads a checkpoint",
                 f"set {side.role}.checkpoint to the Hugging Face directory, or to a padded checkpoint",
             )
 

@@ -16,7 +16,7 @@ _AWQ_GROUP = 128
 def _split(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
         config, tp = side.config, side.config.tp_size
-        # TensorRT-LLM can copy a KV head to several ranks; the export of make quantize cannot.
+        # TensorRT-LLM can copy a KV head to several ranks; the export of draftproof quantize cannot.
         copied = side.engine.quantization == "checkpoint" and tp % config.num_kv_heads == 0
         kv_fits = config.num_kv_heads % tp == 0 or copied
         if config.num_heads % tp or config.intermediate_size % tp or not kv_fits:

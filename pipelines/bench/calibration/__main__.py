@@ -129,7 +129,7 @@ def _warn_if_busy(calibration: Calibration, path: Path) -> None:
         _print_line(
             "warning: other programs used the cores while the pair was calibrated, so its step times are "
             f"estimates and serving may be slower; busy_share={calibration.busy_share:.2f} in {path}; "
-            f"at most {BUSY_LIMIT}; when the machine is idle, delete the file and run 'make repository'"
+            f"at most {BUSY_LIMIT}; when the machine is idle, delete the file and run 'draftproof repository'"
         )
 
 

@@ -18,7 +18,7 @@ from pipelines.atomic_file import write_whole
 from pipelines.errors import DraftproofError, EngineLoadError
 
 _KEY = "baseline"
-_REMEDY = "delete it and run 'make repository', which measures the pair again"
+_REMEDY = "delete it and run 'draftproof repository', which measures the pair again"
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _is_another_pair(pair: PairRecord, stable: PairRecord) -> Check:
     own = {side: pair_.num_draft_tokens for side, pair_ in (("candidate", pair), ("stable", stable))}
     engines = (pair.draft_fingerprint, pair.target_fingerprint)
     same_engines = engines == (stable.draft_fingerprint, stable.target_fingerprint)
-    # A draft length set by ``make draft-length`` overrides the recipes of both pairs.
+    # A draft length set by ``draftproof draft-length`` overrides the recipes of both pairs.
     only_length = (
         same_engines
         and own["candidate"] != own["stable"]
@@ -95,7 +95,7 @@ def _is_of_the_runtime(pair: PairRecord, stable: PairRecord) -> Check:
         pair.runtime == stable.runtime,
         {"candidate": pair.runtime, "stable": stable.runtime},
         "one runtime per server",
-        f"give RUNTIME={stable.runtime}",
+        f"give --runtime {stable.runtime}",
     )
 
 
@@ -156,7 +156,7 @@ def _is_whole(pair: PairRecord) -> Check:
         not damaged,
         {"missing_or_changed": damaged},
         "the engines that the pair was rendered for, with every file as in its manifest",
-        "delete the engine's directory and run 'make engines'",
+        "delete the engine's directory and run 'draftproof engines'",
     )
 
 
@@ -178,12 +178,12 @@ def _takes_the_draft_length(pair: PairRecord) -> Check:
         length is None or length <= pair.max_draft_len,
         {"draft_length_file": override, "max_draft_len": pair.max_draft_len},
         "at most the candidate's max_draft_len, or its model does not load",
-        "run 'make draft-length' with a smaller number",
+        "run 'draftproof draft-length' with a smaller number",
     )
 
 
 def _draft_length_in_force(pair: PairRecord) -> dict[str, Any] | None:
-    """Read what ``make draft-length`` wrote; None if nothing was set or the file is invalid."""
+    """Read what ``draftproof draft-length`` wrote; None if nothing was set or the file is invalid."""
     try:
         document = json.loads(Path(pair.draft_length_file).read_text(encoding="utf-8"))
     except (OSError, ValueError):

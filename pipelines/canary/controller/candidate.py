@@ -46,8 +46,8 @@ def engine_manifest(pair: PairRecord, role: str) -> dict[str, Any]:
         raise CanaryError(
             "the manifest of an engine cannot be read",
             values=f"{path}: {error!r}",
-            limit="an engine directory as 'make engines' leaves it",
-            remedy="run 'make engines' for the recipe",
+            limit="an engine directory as 'draftproof engines' leaves it",
+            remedy="run 'draftproof engines' for the recipe",
         ) from None
     return manifest
 

@@ -83,7 +83,7 @@ class RepositoryApi:
                 "the server did not list its models",
                 values=f"{self._url}: {error!r}",
                 limit="Triton's model repository API",
-                remedy="give the address of the HTTP port of a server of 'make serve'",
+                remedy="give the address of the HTTP port of a server of 'draftproof serve'",
             ) from None
 
     def is_ready(self, model: str) -> bool:
@@ -127,7 +127,7 @@ class RepositoryApi:
                 "no server answers",
                 values=f"{self._url}{path}: {error!r}",
                 limit="a Triton server that is ready",
-                remedy="start it with 'make serve'",
+                remedy="start it with 'draftproof serve'",
             ) from None
 
 

@@ -78,7 +78,8 @@ class Store:
                 "there is no rollout",
                 values=f"{path} does not exist",
                 limit="a rollout that was started",
-                remedy="start one with 'make canary CANDIDATE=<recipe>', or name its recipe with --recipe",
+                remedy="start one with 'draftproof canary start --candidate <recipe>', or name its recipe "
+                "with --recipe",
             )
         return cls(path)
 
@@ -190,7 +191,7 @@ class Store:
                 "there is no rollout",
                 values=f"{self._path} contains none",
                 limit="a rollout that was started",
-                remedy="start one with 'make canary CANDIDATE=<recipe>'",
+                remedy="start one with 'draftproof canary start --candidate <recipe>'",
             )
         with self._transaction("DEFERRED"):  # a consistent snapshot
             progress = self.progress(rollout)

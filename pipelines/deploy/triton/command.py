@@ -49,7 +49,7 @@ def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
         raise ServerStartError(
             "this recipe needs several machines",
             values=f"num_nodes={launch.num_nodes}",
-            limit="'make serve' starts a server on one machine",
+            limit="'draftproof serve' starts a server on one machine",
             remedy="use deploy/several_machines, or set tensorrt_llm.num_nodes: 1",
         )
     check_gpus(launch.gpu_device_ids)

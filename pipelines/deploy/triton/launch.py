@@ -18,7 +18,7 @@ RUNTIMES = get_args(Runtime)
 FORMAT = 5
 """Version of the rendered repository's format."""
 
-_REMEDY = "run 'make repository'"
+_REMEDY = "run 'draftproof repository'"
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Launch:
     def read(cls, directory: Path) -> Launch:
         """Read ``<directory>/launch.json``.
 
-        A repository without the file was not rendered by ``make repository``. It is served by the embedded
-        runtime's Triton, which has only the Python backend.
+        A repository without the file was not rendered by ``draftproof repository``. It is served by the
+        embedded runtime's Triton, which has only the Python backend.
 
         Raises:
             ServerStartError: The file is invalid.

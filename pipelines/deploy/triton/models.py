@@ -57,8 +57,8 @@ def _invalid(record: Path, values: str) -> ServerStartError:
     return ServerStartError(
         "a model's pair.json is invalid",
         values=f"{record}: {values}",
-        limit="must be written by this version's 'make repository'",
-        remedy="remove the model's folder, or run 'make repository'",
+        limit="must be written by this version's 'draftproof repository'",
+        remedy="remove the model's folder, or run 'draftproof repository'",
     )
 
 

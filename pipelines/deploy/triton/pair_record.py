@@ -99,7 +99,7 @@ class PairRecord:
             DraftproofError: The file is missing, or another version of Draftproof wrote it.
         """
         remedy = (
-            "run 'make repository', then 'make stop serve'; if the error persists, remove the model's folder"
+            "run 'draftproof stop' and 'draftproof serve'; if the error persists, remove the model's folder"
         )
         return configuration.read_json(cls, folder / PAIR_FILE, FORMAT, error, remedy)
 

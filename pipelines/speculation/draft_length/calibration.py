@@ -93,7 +93,7 @@ class Calibration:
                 "the calibration of the pair cannot be used",
                 values=f"{path}: {error!r}",
                 limit="a file that python -m pipelines.bench.calibration wrote",
-                remedy="run 'make repository', which measures the pair again",
+                remedy="run 'draftproof repository', which measures the pair again",
             ) from error
         return calibration
 

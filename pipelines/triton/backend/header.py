@@ -68,7 +68,7 @@ class ServerKey:
                 "the server's key is missing",
                 values=f"{VARIABLE} is not set",
                 limit="models answer only the gateway, which creates the key when it starts Triton",
-                remedy="start the server with 'make serve' or 'python -m pipelines.triton.gateway'",
+                remedy="start the server with 'draftproof serve' or 'python -m pipelines.triton.gateway'",
             )
 
     def check(self, parameters: Mapping[str, Any]) -> bool:

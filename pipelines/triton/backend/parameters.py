@@ -52,7 +52,7 @@ class ModelParameters:
                 f"model '{self.model_name}' is missing a parameter",
                 values=f"parameters: {', '.join(sorted(self.values)) or 'none'}",
                 limit=f"'{name}' is needed in its config.pbtxt",
-                remedy="render the repository again with 'make repository'",
+                remedy="render the repository again with 'draftproof repository'",
             ) from None
 
     def integer(self, name: str) -> int:
@@ -69,7 +69,7 @@ class ModelParameters:
                 f"model '{self.model_name}' has an invalid parameter",
                 values=f"{name}={text!r}",
                 limit="a whole number",
-                remedy="render the repository again with 'make repository'",
+                remedy="render the repository again with 'draftproof repository'",
             ) from None
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class ModelParameters:
                 f"model '{self.model_name}' has an invalid parameter",
                 values=f"{name}={text!r}",
                 limit="whole numbers separated by commas",
-                remedy="render the repository again with 'make repository'",
+                remedy="render the repository again with 'draftproof repository'",
             ) from None
 
     def path(self, name: str) -> Path:

@@ -41,7 +41,7 @@ class DraftLengthSetting:
                 "the draft length of the recipe is invalid",
                 values=f"num_draft_tokens={wanted!r}, max_draft_len={max_draft_len}",
                 limit=f"'{_ADAPTIVE}' or 0 to max_draft_len; max_draft_len at least 1",
-                remedy="correct the recipe and run 'make repository'",
+                remedy="correct the recipe and run 'draftproof repository'",
             )
         return cls(None if wanted == _ADAPTIVE else int(wanted), max_draft_len)
 
@@ -113,6 +113,7 @@ class LiveDraftLength:
                 "draft_length.json is invalid",
                 values=f"{self._path}: {error!r:.200}",
                 limit=f'{{"num_draft_tokens": null}}, or 0 to max_draft_len={ceiling}',
-                remedy="write it with 'make draft-length', or delete it to use the recipe's draft length",
+                remedy="write it with 'draftproof draft-length', or delete it to use the recipe's draft "
+                "length",
             ) from error
         return DraftLengthSetting(length, ceiling)

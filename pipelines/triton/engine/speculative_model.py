@@ -253,7 +253,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             "engine_access is unknown",
             values=f"engine_access={access!r}",
             limit="'in_process' or 'tensorrt_llm'",
-            remedy="render the repository again with 'make repository'",
+            remedy="render the repository again with 'draftproof repository'",
         )
     max_queue_size = parameters.integer("max_queue_size")
     admission = Admission(parameters.integer("max_batch_size"), max_queue_size)

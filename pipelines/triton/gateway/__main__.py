@@ -1,6 +1,6 @@
 """Runs one server: the gateway in this process and the Triton that it starts.
 
-``make serve`` starts it in the background; containers run it as their main process.
+``draftproof serve`` starts it in the background; containers run it as their main process.
 """
 
 from __future__ import annotations

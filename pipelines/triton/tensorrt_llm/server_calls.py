@@ -195,7 +195,7 @@ def model_error(model_name: str, message: str) -> DraftproofError:
             f"model '{model_name}' refused the request",
             values=said,
             limit="this concerns one request; the engine answers others",
-            remedy="read the server's log; compare the engine's config.json with 'make preflight'",
+            remedy="read the server's log; compare the engine's config.json with 'draftproof preflight'",
         )
     return EngineFailedError(
         f"model '{model_name}' failed",
@@ -230,7 +230,7 @@ def _call_error(error: Any, address: str, request_id: str) -> DraftproofError:
         "the server does not answer its own models",
         values=f"{address}: {error.code().name}: {str(error.details())[:_LONGEST_QUOTE]}",
         limit=f"{ADDRESS_VARIABLE} must be its gRPC address; default {DEFAULT_ADDRESS}",
-        remedy="start the server with 'make serve', which sets the variable, or set it yourself",
+        remedy="start the server with 'draftproof serve', which sets the variable, or set it yourself",
     )
 
 

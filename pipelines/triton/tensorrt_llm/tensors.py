@@ -141,7 +141,7 @@ def new_tokens(outputs: Mapping[str, npt.NDArray[Any]], request: GenerationReque
             "the engine's answer does not begin with its input",
             values=f"{length} tokens for {num_input} of input, request {request.request_id}",
             limit="exclude_input_in_output must be false in the model's config.pbtxt",
-            remedy="render the model repository again with 'make repository'",
+            remedy="render the model repository again with 'draftproof repository'",
         )
     return np.ascontiguousarray(token_ids[num_input:], dtype=np.int32)
 

@@ -94,7 +94,7 @@ def read_limits(parameters: Mapping[str, str], default_draft_length: str) -> Lim
             "the limits of the server cannot be read",
             values=f"{error!r} in the parameters of the model speculative",
             limit="whole numbers for max_draft_len, max_batch_size and max_queue_size",
-            remedy="render the model repository again with 'make repository'",
+            remedy="render the model repository again with 'draftproof repository'",
         ) from error
 
 

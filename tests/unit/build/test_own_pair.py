@@ -66,7 +66,7 @@ def test_prompts_stand_in_the_recipe_and_others_are_another_recipe(
     assert write_recipe(*pair, path, "int8", 512, MEMORY) == path
     (tmp_path / "other.txt").write_text("other text")
     with pytest.raises(
-        RecipeError, match=rf"holds another recipe.*make demo RECIPE={path} PROMPTS=FILE, edit it"
+        RecipeError, match=rf"holds another recipe.*draftproof demo --recipe {path} --prompts FILE, edit it"
     ):
         write_recipe(*pair, path, "int8", 512, MEMORY, prompts=tmp_path / "other.txt")
 

@@ -304,7 +304,7 @@ def test_a_directory_whose_server_runs_is_not_emptied(
     run = tmp_path / "run" / "tiny"
     command = ["--package", str(package), "--run-directory", str(run)]
     assert repository.main(command) == 0
-    (run / "launch.json").write_text("{}")  # the directory was rendered by `make repository`
+    (run / "launch.json").write_text("{}")  # the directory was rendered by `draftproof repository`
     rolled_out(run)
     monkeypatch.setattr("build.repository.is_listening", lambda path: path.name.endswith(".sock"))
     assert repository.main(command) == 1

@@ -180,7 +180,7 @@ def test_without_modelopt_the_remedy_is_named(source: Path, tmp_path: Path) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantize.importlib.metadata, "version", absent)
-        with pytest.raises(CheckpointError, match="make quantize"):
+        with pytest.raises(CheckpointError, match="draftproof quantize"):
             made(tmp_path, source, "none")
 
 

@@ -1,4 +1,4 @@
-"""Tests of ``make quantize`` as users type it, except for the installation."""
+"""Tests of ``draftproof quantize`` as users type it, except for the installation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(recipe: Recipe, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    # -o: everything is installed already; the interpreter is that of the tests.
-    command = ["make", "-o", ".venv/build.stamp", "-o", ".venv/torch.stamp", "quantize"]
-    command += [f"venv={sys.executable}", f"RECIPE={recipe.path}", f"ARGS=--engines {folder / 'engines'}"]
-    # A make that runs these tests must not pass its own flags down.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = [sys.executable, "-m", "pipelines", "quantize", "--recipe", str(recipe.path)]
+    command += ["--engines", str(folder / "engines")]
     return subprocess.run(
         command,
         cwd=REPOSITORY_ROOT,
-        env={**inherited, **variables},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -63,7 +60,7 @@ def test_a_worker_that_dies_is_explained(source: Path, tmp_path: Path) -> None:
     (tmp_path / "broken" / "modelopt" / "__init__.py").write_text("raise ImportError('half installed')")
     section = {"checkpoint": str(source), "quantization": "fp8"}
     done = run(pair_recipe(tmp_path, section, section), tmp_path, PYTHONPATH=str(tmp_path / "broken"))
-    assert done.returncode == 2 and "ModelOpt could not quantize the draft" in done.stderr
+    assert done.returncode == 1 and "ModelOpt could not quantize the draft" in done.stderr
     assert "Traceback" not in done.stderr and "draft.log" in done.stderr
     assert "half installed" in done.stderr
     folder = tmp_path / "engines" / "tiny" / "checkpoints"

@@ -127,7 +127,7 @@ def test_modelopt_converts_a_hugging_face_checkpoint(
 def test_a_missing_quantized_checkpoint_is_requested(source: Path, tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, source, quantization="fp8")
     error = refused(CheckpointError, recipe, tmp_path)
-    assert error.remedy == f"run make quantize RECIPE={recipe.path}", (
+    assert error.remedy == f"run draftproof quantize --recipe {recipe.path}", (
         "no name finds a recipe that is elsewhere"
     )
     assert "looked for" in error.values
@@ -142,7 +142,7 @@ def test_what_is_made_is_found_and_a_change_of_the_source_is_noticed(source: Pat
     refused(CheckpointError, recipe_of(tmp_path, source, quantization="int8_sq"), tmp_path)
     change_config(source, rope_theta=5000.0)
     error = refused(CheckpointError, recipe, tmp_path)
-    assert "changed" in error.values and "make quantize" in error.remedy
+    assert "changed" in error.values and "draftproof quantize" in error.remedy
 
 
 def test_a_source_with_another_time_and_the_same_content_is_the_same(source: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_promoted_pair_that_is_rendered_again_stays_promoted(tmp_path: Path, r
 
 
 def test_other_pairs_stay_when_the_recipes_own_is_rendered_again(tmp_path: Path, run: Path) -> None:
-    """``make serve`` does so each time, and one of them may be the pair in service."""
+    """``draftproof serve`` does so each time, and one of them may be the pair in service."""
     promote(run, render_second_pair(DEMO, *other_pair(tmp_path, target="target-2"), run))
     render_second_pair(DEMO, *other_pair(tmp_path / "trial"), run)
     before = contents(run)

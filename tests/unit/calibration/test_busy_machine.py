@@ -111,4 +111,4 @@ def test_a_busy_calibration_is_warned_of_whenever_it_is_used(
         assert "busy_share=0.40" in warning
         assert str(path) in warning
         assert "at most 0.1" in warning
-        assert "run 'make repository'" in warning
+        assert "run 'draftproof repository'" in warning

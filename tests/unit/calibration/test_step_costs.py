@@ -31,7 +31,7 @@ def refusal(path: Path) -> EngineLoadError:
         Calibration.read(path)
     error = caught.value
     assert error.what and error.limit and str(path) in error.values
-    assert "run 'make repository'" in error.remedy
+    assert "run 'draftproof repository'" in error.remedy
     return error
 
 

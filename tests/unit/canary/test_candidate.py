@@ -65,7 +65,9 @@ def test_manifests_are_those_of_its_engines(tmp_path: Path, run: Path) -> None:
         "target-2",
     ]
     (tmp_path / "new" / "draft-2" / "manifest.json").write_text("[]")
-    with pytest.raises(CanaryError, match=r"manifest .*draft-2/manifest.json.*; .*; run 'make engines'"):
+    with pytest.raises(
+        CanaryError, match=r"manifest .*draft-2/manifest.json.*; .*; run 'draftproof engines'"
+    ):
         engine_manifest(pair, "draft")
 
 
@@ -76,7 +78,8 @@ def test_a_record_of_another_version_is_refused(run: Path, text: str | None) -> 
     if text is not None:
         path.write_text(text)
     with pytest.raises(
-        CanaryError, match=r"pair.json: (cannot be read|a key is missing); .*; .*; run 'make repository'"
+        CanaryError,
+        match=r"pair.json: (cannot be read|a key is missing); .*; .*; run 'draftproof repository'",
     ):
         read_pair(run)
 

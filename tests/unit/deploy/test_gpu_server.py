@@ -153,7 +153,7 @@ def test_what_is_missing_is_named_and_the_embedded_runtime_offered(
     with pytest.raises(ServerStartError) as refused:
         Server.start(run, Ports.free())
     assert named in str(refused.value)
-    assert "RUNTIME=embedded" in refused.value.remedy
+    assert "--runtime embedded" in refused.value.remedy
     assert all((refused.value.what, refused.value.values, refused.value.limit, refused.value.remedy))
     assert not (run / "server.json").exists()
 
@@ -257,7 +257,8 @@ def test_serving_another_runtime_than_the_rendered_one_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.deploy.__main__.run_directory", lambda recipe: tmp_path)
+    monkeypatch.setattr("pipelines.deploy.__main__.build_recipe", lambda *given: None)
     rendered(tmp_path, load_recipe("demo"))
     assert main(["serve", "--runtime", "tensorrt_llm"]) == 1
     said = capsys.readouterr().err
-    assert "make repository RUNTIME=tensorrt_llm" in said
+    assert "draftproof repository --runtime tensorrt_llm" in said

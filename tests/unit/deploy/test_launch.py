@@ -34,7 +34,7 @@ from tests.support.gpu_recipes import gpu_recipe
 )
 def test_a_launch_file_that_cannot_be_used_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "launch.json").write_text(content)
-    with pytest.raises(ServerStartError, match="make repository"):
+    with pytest.raises(ServerStartError, match="draftproof repository"):
         Launch.read(tmp_path)
 
 

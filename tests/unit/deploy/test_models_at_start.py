@@ -56,7 +56,7 @@ def test_the_steps_of_an_ensemble_are_read_from_its_configuration(tmp_path: Path
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"loads_at_start": 1}', "\x00"])
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, record: str) -> None:
     add_model(tmp_path, "speculative_0123abcd", record)
-    with pytest.raises(ServerStartError, match=f"speculative_0123abcd/{PAIR_FILE}.*make repository"):
+    with pytest.raises(ServerStartError, match=f"speculative_0123abcd/{PAIR_FILE}.*draftproof repository"):
         models_at_start(tmp_path)
 
 

@@ -41,7 +41,7 @@ def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(
         Server.start(tmp_path, ports)
     assert f"port {taken_port}" in str(refused.value)
     assert f"process {os.getpid()}" in str(refused.value)
-    assert "GRPC_PORT" in str(refused.value)
+    assert "--grpc-port" in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
 
 
@@ -69,7 +69,7 @@ def test_a_run_directory_is_named_by_the_recipe_or_by_its_file(tmp_path: Path) -
 
 
 def test_no_repository_means_no_start(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="make repository"):
+    with pytest.raises(ServerStartError, match="draftproof repository"):
         Server.start(tmp_path, Ports.free())
 
 
@@ -226,4 +226,6 @@ def test_commands_without_a_server_say_so(tmp_path: Path, capsys: pytest.Capture
     recipe.write_text("name: no-such-pair-runs\n")
     assert main(["stop", "--recipe", str(recipe)]) == 0
     assert main(["ready", "--recipe", str(recipe)]) == 1
-    assert "make serve" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "no server of recipe no-such-pair-runs is running" in shown.out
+    assert "draftproof serve" in shown.err

@@ -47,5 +47,5 @@ def test_the_command_says_what_would_be_right(
 
 
 def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="make serve"):
+    with pytest.raises(RepositoryError, match="draftproof serve"):
         set_draft_length(tmp_path, "0")

@@ -154,7 +154,7 @@ def test_the_command_names_a_file_that_does_not_exist(
 
 def test_a_tensorrt_llm_server_looks_nothing_up(run_directory: Path) -> None:
     write_config(run_directory, {"engine_access": "tensorrt_llm"})
-    with pytest.raises(InvalidRequestError, match="RUNTIME=embedded"):
+    with pytest.raises(InvalidRequestError, match="--runtime embedded"):
         set_lookup_corpus(run_directory, [TOKENIZER], lambda line: None)
 
 

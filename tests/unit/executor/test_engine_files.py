@@ -48,7 +48,7 @@ def test_a_damaged_engine_is_not_loaded(engine: Path, name: str, damage: Callabl
     assert error.what == f"{engine / name} is missing or was changed since the engine was built"
     assert error.values.startswith("sha256 " if damage is not Path.unlink else "No such file")
     assert error.limit.startswith("sha256 ")
-    assert error.remedy.endswith("and run 'make engines'")
+    assert error.remedy.endswith("and run 'draftproof engines'")
 
 
 def test_an_engine_that_was_not_damaged_is_loaded(engine: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_directory_without_a_manifest_is_no_engine(engine: Path, content: str 
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(
-        EngineLoadError, match=r"is not an engine; no readable manifest.json; .*'make engines'"
+        EngineLoadError, match=r"is not an engine; no readable manifest.json; .*'draftproof engines'"
     ):
         Executor.load(engine, LIMITS)
 
@@ -95,7 +95,7 @@ def test_a_repository_of_before_has_to_be_rendered_again(engine: Path) -> None:
     numbers = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_queue_size", "draft_num_kv_blocks")
     values = {"draft_engine_dir": str(engine), **dict.fromkeys(numbers, "8")}
     parameters = ModelParameters("speculative", values)
-    with pytest.raises(RepositoryError, match=r"'draft_engine_digest' is needed .*'make repository'"):
+    with pytest.raises(RepositoryError, match=r"'draft_engine_digest' is needed .*'draftproof repository'"):
         InProcessEngines(parameters, MagicMock(), {}, lambda: 1.0)
 
 

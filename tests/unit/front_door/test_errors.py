@@ -27,7 +27,7 @@ from pipelines.front_door.errors import error_document, error_response
 INSIDE = {
     "values": "/a/path, model speculative, 127.0.0.1:8001",
     "limit": "config.pbtxt",
-    "remedy": "make serve",
+    "remedy": "draftproof serve",
 }
 
 
@@ -72,7 +72,9 @@ def test_errors_of_the_server_do_not_tell_what_is_inside(
     error: DraftproofError, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = json.dumps(error_document(error))
-    assert not any(inside in told for inside in ("/a/path", "speculative", "8001", "pbtxt", "make serve"))
+    assert not any(
+        inside in told for inside in ("/a/path", "speculative", "8001", "pbtxt", "draftproof serve")
+    )
     is_told_to_the_operator = error_response(error).status == 503 or "/a/path" in caplog.text
     assert is_told_to_the_operator
 

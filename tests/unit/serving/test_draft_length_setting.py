@@ -69,7 +69,7 @@ def test_a_server_does_not_start_with_an_invalid_file(tmp_path: Path, text: str)
     with pytest.raises(InvalidRequestError, match="max_draft_len=8") as caught:
         LiveDraftLength(ADAPTIVE, path)
     error = caught.value
-    assert error.what and str(path) in error.values and "make draft-length" in error.remedy
+    assert error.what and str(path) in error.values and "draftproof draft-length" in error.remedy
 
 
 def of_recipe(num_draft_tokens: str, max_draft_len: str) -> DraftLengthSetting:
@@ -91,7 +91,7 @@ def test_an_invalid_rendered_model_is_refused(num_draft_tokens: str, max_draft_l
     with pytest.raises(RepositoryError) as caught:
         of_recipe(num_draft_tokens, max_draft_len)
     error = caught.value
-    assert error.what and error.values and error.limit and "make repository" in error.remedy
+    assert error.what and error.values and error.limit and "draftproof repository" in error.remedy
 
 
 def test_a_length_above_the_ceiling_is_refused() -> None:

@@ -222,7 +222,7 @@ def test_ctrl_c_ends_the_builder_too(machine: StandInMachine, tmp_path: Path, ra
         (lambda machine: machine.install("1.1.0"), r"trtllm-build of TensorRT-LLM 1\.1\.0"),
         (
             lambda machine: machine.install("1.3.0", "trtllm-serve"),
-            r"1\.3\.0 without trtllm-build.*removed from TensorRT-LLM 1.3.*make llm-api",
+            r"1\.3\.0 without trtllm-build.*removed from TensorRT-LLM 1.3.*draftproof llm-api",
         ),
     ],
 )
@@ -306,7 +306,7 @@ def test_dry_run_before_the_quantization_prints_its_command_first(
     raw["target"]["quantization"] = "fp8"
     lines = dry_run(tmp_path, raw, capsys)
     path = write_recipe(tmp_path, raw)
-    assert lines[0] == f"make quantize RECIPE={path} RUNTIME=tensorrt_llm"
+    assert lines[0] == f"draftproof quantize --recipe {path} --runtime tensorrt_llm"
     assert "checkpoints/target-FINGERPRINT" in lines[2]
 
 

@@ -238,7 +238,7 @@ def test_qwen_without_its_padding(tmp_path: Path) -> None:
 
 
 def quantized(tmp_path: Path, recipe: Recipe, role: str, **changes: Any) -> Path:
-    """Write a checkpoint as ``make quantize`` leaves it, without weights."""
+    """Write a checkpoint as ``draftproof quantize`` leaves it, without weights."""
     side = getattr(pair_of(recipe, tmp_path), role)
     asked = side.requested
     config = {
