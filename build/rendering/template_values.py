@@ -73,7 +73,6 @@ def template_values(
         "tokenizer_file": str(target_engine.path("tokenizer.json")),
         "tokenizer_sha256": target_engine.sha256("tokenizer.json"),
         "speculative_model": names.speculative,
-        "target_model": names.target,
         "target_socket": str(sockets / f"{names.target}.sock"),
         "speculative_socket": str(sockets / f"{names.speculative}.sock"),
         "max_batch_size": str(serving.max_batch_size),
@@ -82,7 +81,6 @@ def template_values(
         "max_draft_len": str(serving.max_draft_len),
         "num_draft_tokens": "adaptive" if serving.num_draft_tokens is None else str(serving.num_draft_tokens),
         "draft_length_file": str(run / "draft_length.json"),
-        "router_socket": str(sockets / "router.sock"),
         "arms_file": str(run / "arms.json"),
         "observations_file": str(run / "observations.jsonl"),
     }
@@ -94,6 +92,7 @@ def template_values(
             **own,
             "engine_access": "tensorrt_llm",
             "draft_model": names.draft,
+            "target_model": names.target,
             "target_alone_model": names.target_alone,
         }
     assert num_kv_blocks is not None

@@ -19,16 +19,19 @@ from pathlib import Path
 from build.recipe import REPOSITORY_ROOT
 from pipelines.atomic_file import whole_directory
 from pipelines.errors import RepositoryError
+from pipelines.wire.answer import OUTPUTS, declared_outputs
+from pipelines.wire.request import PASSED_ON, declared_inputs
 
 TEMPLATES = REPOSITORY_ROOT / "model_repository"
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STRAY = re.compile(r"\$(?!\{)")
+_DECLARED = re.compile(r"^@(inputs|outputs|input_maps|output_maps) (\w+)$", re.MULTILINE)
 _PYTHON_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
 
 
 def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str, set[str]]:
-    """Render one template.
+    """Render one template; a line such as ``@inputs text`` stands for declarations of tensors.
 
     Args:
         text: The template.
@@ -42,6 +45,7 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
         RepositoryError: A placeholder has no value, a dollar sign does not begin a placeholder, or a value
             has characters that cannot be quoted.
     """
+    text = _DECLARED.sub(_declared, text)
     stray = _STRAY.search(text)
     if stray:
         line = text.count("\n", 0, stray.start()) + 1
@@ -75,6 +79,23 @@ def render_text(text: str, values: Mapping[str, str], origin: str) -> tuple[str,
         return value
 
     return _PLACEHOLDER.sub(put, text), used
+
+
+def _declared(match: re.Match[str]) -> str:
+    """Return the tensors of a model, which ``pipelines/wire`` declares."""
+    if match[1] == "input_maps":
+        lines = [_mapped("input", engine, text) for text, engine in PASSED_ON.items()]
+    elif match[1] == "output_maps":
+        lines = [
+            _mapped("output", name, name) for name, each in OUTPUTS.items() if each.part in ("all", "draft")
+        ]
+    else:
+        lines = (declared_inputs if match[1] == "inputs" else declared_outputs)(match[2])
+    return "\n".join(lines)
+
+
+def _mapped(kind: str, key: str, value: str) -> str:
+    return f'    {kind}_map {{ key: "{key}" value: "{value}" }}'
 
 
 def render_repository(

@@ -17,9 +17,9 @@ from typing import Any
 from pipelines.client.client import Client
 from pipelines.client.connection import Timeouts, address_of
 from pipelines.client.generation import Generation
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
+from pipelines.wire.request import CompletionRequest
 
 _ABOUT_SPECIAL_TOKENS = {
     "add_special_tokens": "put BOS and the like before the prompt",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipelines.client.connection import SPECULATIVE, Timeouts, address_of, key_of_environment
 from pipelines.client.generation import Chunk, Generation, join_chunks
-from pipelines.client.request import CompletionRequest
+from pipelines.wire.request import CompletionRequest
 
 
 class Call(Protocol):

@@ -22,8 +22,8 @@ from tritonclient.utils import triton_to_np_dtype
 from pipelines.client.connection import KEY_HEADER, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.refusals import cancelled, refusal, timed_out, unreachable
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import DraftproofError
+from pipelines.wire.request import CompletionRequest
 
 
 class GrpcTransport:
@@ -175,9 +175,9 @@ def infer_message(request: CompletionRequest, model: str, timeouts: Timeouts, *,
     # never arrive.
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.parameters["timeout"].int64_param = timeouts.total_us
-    for tensor in request.tensors(streaming=streaming):
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, len(tensor.values)])
-        message.raw_input_contents.append(raw_contents(tensor.datatype, tensor.values))
+    for tensor, values in request.values(streaming=streaming):
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, len(values)])
+        message.raw_input_contents.append(raw_contents(tensor.datatype, values))
     return message
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from pipelines.client.client import Client
 from pipelines.client.generation import Generation
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import DraftproofError
+from pipelines.wire.request import CompletionRequest
 
 Ask = Callable[[CompletionRequest, str], Generation]
 """Sends one request to one model and returns its answer; raises DraftproofError."""

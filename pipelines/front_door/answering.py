@@ -13,7 +13,6 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.front_door.access.clients import client_of
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
@@ -21,6 +20,7 @@ from pipelines.front_door.events import EventStream
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.front_door.router_calls import RouterCalls, merged
+from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 

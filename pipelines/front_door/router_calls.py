@@ -14,10 +14,10 @@ from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
 from pipelines.client.refusals import refusal, unreachable
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.served_files import METHOD, ROUTER
 from pipelines.errors import InternalError
 from pipelines.kserve_stream import read_to_the_end, responses_to
+from pipelines.wire.request import CompletionRequest
 
 _DESCRIBES_WITHIN_S = 30.0  # a tokenizer has some 10 MB
 _METHOD = "/inference.GRPCInferenceService/"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import PromptTooLongError
 from pipelines.front_door.chat_renderers import ChatRenderers
 from pipelines.front_door.messages.style import MessageStyle
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+from pipelines.wire.request import CompletionRequest
 
 SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters for which a checkpoint may recommend values."""

@@ -41,6 +41,7 @@ Weights = dict[Arm, float]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 _REMEDY = "correct the table; the last valid one stays in use"
+_SLOW_AFTER_S = 10.0
 _ROUNDING = 1e-9  # rounding error of a sum of three weights
 
 
@@ -175,6 +176,29 @@ class ArmTable:
     def shadow_at(self, now_s: float) -> ShadowSetting | None:
         """Return the limits for replays; None after the lease."""
         return self.shadow if now_s < self.lease_until_s else None
+
+
+def pair_in_service(stable_socket: str, control_socket: str, max_batch_size: int) -> ArmTable:
+    """Return the table without a rollout: the pair of the recipe, and its target alone as a fallback.
+
+    Args:
+        stable_socket: Socket of the pair.
+        control_socket: Socket of its target alone.
+        max_batch_size: Most requests that the pair answers at a time.
+    """
+    return ArmTable(
+        generation=0,
+        canary_id="",
+        salt="",
+        stable=ArmSetting(stable_socket, 1.0),
+        candidate=None,
+        control=ArmSetting(control_socket, 0.0),
+        shadow=None,
+        replays_match="stable",
+        bands=Bands(max(2, max_batch_size // 4), max(3, max_batch_size)),
+        lease_until_s=0.0,
+        slow_after_s=_SLOW_AFTER_S,
+    )
 
 
 def read_table(path: Path) -> ArmTable:

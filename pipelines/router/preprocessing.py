@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
-from pipelines.router.resumption import RESUME_INPUT, resumed
 from pipelines.speculation.token_ids import TokenIds
+from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.prompt_tokenizer import PromptTokenizer
-from pipelines.wire.sampling_tensors import BIAS_TENSORS, PASSED_ON, check_bias
+from pipelines.text.stop_words import cut_at_stop_word
+from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.engine_request import check_bias
+from pipelines.wire.request import PASSED_ON, TEXT_INPUTS
 from pipelines.wire.tensors import (
     Inputs,
     check_one_value,
@@ -30,16 +34,9 @@ QUICK_BYTES = 4096
 NUM_THREADS = 2
 """For longer texts, in each model that tokenizes; the tokenizer lets go of Python's lock."""
 
+_RESUME_INPUT = "resume_output_ids"
 _OF_TEXT = ("add_special_tokens", "parse_special_tokens")
 
-TEXT_INPUTS = (
-    *("text_input", "input_ids", "max_tokens", "stream", *_OF_TEXT, "skip_special_tokens", RESUME_INPUT),
-    *(kind.text_tensor for kind in WordKind),
-    *PASSED_ON,
-)
-"""Names of the inputs of a text model; the router has ``arm`` besides."""
-
-_PASSED_ON = {**PASSED_ON, "arm": "arm"}  # for the router
 _IDS = ("session_id", "arm")
 
 
@@ -98,11 +95,11 @@ class Preprocessing:
             "input_lengths": scalar_tensor(input_ids.size, np.int32),
             "request_output_len": scalar_tensor(max_tokens, np.int32),
             **{kind.list_tensor: self._word_list(inputs, kind) for kind in WordKind},
-            **{inner: inputs[outer] for outer, inner in _PASSED_ON.items() if outer in inputs},
+            **{inner: inputs[outer] for outer, inner in PASSED_ON.items() if outer in inputs},
         }
-        if RESUME_INPUT not in inputs:
+        if _RESUME_INPUT not in inputs:
             return whole
-        return resumed(whole, self._tokens(inputs, RESUME_INPUT), inputs, self.vocabulary)
+        return _resumed(whole, self._tokens(inputs, _RESUME_INPUT), inputs, self.vocabulary)
 
     def _encode(self, inputs: Inputs) -> npt.NDArray[np.int32]:
         """Return the tokens of ``text_input``, int32 [1, n]."""
@@ -148,8 +145,9 @@ class Preprocessing:
             check_words(_words(inputs, kind), kind)
         for name in _IDS:
             read_id(inputs, name)
-        for name in set(_PASSED_ON) & set(inputs) - set(BIAS_TENSORS):
-            check_one_value(inputs, name)
+        for name in PASSED_ON.keys() & inputs.keys():
+            if not TEXT_INPUTS[name].is_list:
+                check_one_value(inputs, name)
         check_bias(inputs)
 
     def _word_list(self, inputs: Inputs, kind: WordKind) -> npt.NDArray[np.int32]:
@@ -208,4 +206,65 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
             values=f"min_tokens={min_tokens}, max_tokens={max_tokens}",
             limit="at most max_tokens",
             remedy="lower min_tokens or raise max_tokens",
+        )
+
+
+def _resumed(
+    whole: Mapping[str, npt.NDArray[Any]], output_ids: TokenIds, inputs: Inputs, vocabulary: Vocabulary
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the request for the rest of an answer of which the client has the first tokens.
+
+    A token depends on the prompt, the parameters, the seed and the output before it, so the rest of the
+    answer is the same to the bit as without the interruption (``docs/decisions/failover.md``).
+
+    Args:
+        whole: The request for the whole answer, to an engine.
+        output_ids: int32 [n], the tokens that the client has; in the vocabulary.
+        inputs: The same request as the client sent it.
+        vocabulary: Bytes of the tokens.
+
+    Raises:
+        InvalidRequestError: ``max_tokens`` leaves nothing to add, the output is complete, or it does not end
+            with a whole chunk.
+    """
+    max_tokens = read_scalar(whole, "request_output_len", int, 0)
+    if len(output_ids) >= max_tokens:
+        raise InvalidRequestError(
+            "nothing is left of the answer",
+            values=f"{_RESUME_INPUT} has {len(output_ids)} tokens, max_tokens={max_tokens}",
+            limit="fewer than max_tokens, which counts the whole answer",
+            remedy="raise max_tokens, or take the answer as complete",
+        )
+    stop_words: list[bytes] = inputs["stop_words"].reshape(-1).tolist() if "stop_words" in inputs else []
+    _check_place(output_ids, stop_words, read_scalar(inputs, "min_tokens", int, 0), vocabulary)
+    prompt_ids = whole["input_ids"]
+    return {
+        **whole,
+        "input_ids": np.concatenate((prompt_ids, output_ids[np.newaxis]), axis=1),
+        "input_lengths": scalar_tensor(prompt_ids.size + len(output_ids), np.int32),
+        "prompt_length": scalar_tensor(prompt_ids.size, np.int32),
+        "request_output_len": scalar_tensor(max_tokens - len(output_ids), np.int32),
+    }
+
+
+def _check_place(
+    output_ids: TokenIds, stop_words: list[bytes], min_tokens: int, vocabulary: Vocabulary
+) -> None:
+    """Refuse an output after which the rest of the text could not be sent as it would have been."""
+    text = vocabulary.join(output_ids[max(0, min_tokens) :].tolist())
+    if cut_at_stop_word(text, stop_words) != text:
+        raise InvalidRequestError(
+            "the answer is complete: it contains a stop word",
+            values=f"{_RESUME_INPUT} has {len(output_ids)} tokens",
+            limit="an answer ends at its first stop word",
+            remedy="take the answer as complete, or send the stop words with which it began",
+        )
+    boundary = ChunkBoundary(vocabulary, stop_words, max(0, min_tokens))
+    num_whole = len(boundary.release(output_ids.tolist(), is_final=False))
+    if num_whole < len(output_ids):
+        raise InvalidRequestError(
+            f"{_RESUME_INPUT} ends inside a character or a possible stop word",
+            values=f"the last {len(output_ids) - num_whole} of {len(output_ids)} tokens",
+            limit="the tokens of whole chunks, whose text the client has",
+            remedy="leave these tokens out; the server generates them again",
         )

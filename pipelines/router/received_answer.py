@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.router.observation import Difference
-from pipelines.router.outputs import spell
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.answer import spell
 from pipelines.wire.calls import Tensors
 
 _LOG_PROBS = ("output_log_probs", "top_log_prob_ids", "top_log_probs")

@@ -1,4 +1,4 @@
-"""Routes each request to an arm, and to another arm if that one fails.
+"""One way to an answer: tokenizes, chooses an arm, falls back to another one if it fails, and observes.
 
 If the client sends no seed, the router draws one and sends it to every arm. So arms with the same target give
 the same answer: a fallback can take over in mid-stream, and a replay on the candidate can be compared token
@@ -7,21 +7,24 @@ by token. An arm with another target continues from the tokens that the client h
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from pipelines.errors import DraftproofError
+from pipelines.errors import DraftproofError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import FAILURES, Breaker
+from pipelines.router.engine_arm import EngineArms
 from pipelines.router.failover import answer_over
 from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
 from pipelines.router.observation import FallbackReason, Observation
@@ -34,14 +37,45 @@ from pipelines.router.observing import (
     with_chunk_check,
 )
 from pipelines.router.open_requests import OpenRequests, unix_time_s
+from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.received_answer import ReceivedAnswer
 from pipelines.router.replay_queue import is_replayed
 from pipelines.router.shadow_traffic import ShadowTraffic
-from pipelines.router.socket_arm_client import Response, SocketArmClient, joined
 from pipelines.speculation.sampling.params import draw_seed
-from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.calls import Call, Responses, Tensors
-from pipelines.wire.tensors import read_id, read_scalar, scalar_tensor, text_tensor
+from pipelines.time_limit import within
+from pipelines.wire.admission import OpenLimit
+from pipelines.wire.answer import Response, TextOutputs, joined
+from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.tensors import Inputs, read_id, read_scalar, scalar_tensor, text_tensor
+
+_NUM_TOKENIZING = 2
+"""Threads for long texts; the tokenizer releases Python's lock."""
+
+
+_NUM_ENGINES = 3
+"""Stable pair, candidate and target alone, each with its own limits."""
+
+
+def max_open_requests(max_batch_size: int, max_queue_size: int) -> int:
+    """Return how many requests a router takes at a time; engines would refuse those beyond it."""
+    return _NUM_ENGINES * (max_batch_size + max_queue_size)
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A request for text.
+
+    Attributes:
+        inputs: Its tensors (``wire.request.TEXT_INPUTS``).
+        request_id: The client's id; need not be unique.
+        timeout_us: Time limit in microseconds; 0 for none.
+        arm: The arm that alone may answer; "" to choose one, and others if it fails.
+    """
+
+    inputs: Inputs
+    request_id: str = ""
+    timeout_us: int = 0
+    arm: str = ""
 
 
 @dataclass
@@ -77,23 +111,30 @@ class Router:
             client disconnected, its deadline passed, the request was refused, or every queue was full.
         num_fallbacks: Requests that another arm answered, by the arm they were routed to.
         log: The log of observations.
+        vocabulary: Bytes of the target's tokens.
 
     Args:
+        preprocessing: Turns requests for text into requests for tokens.
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        vocabulary: Bytes of the tokens.
+        max_open: Most requests at a time.
     """
 
-    def __init__(self, arms: LiveArms, log: ObservationLog, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing, arms: LiveArms, log: ObservationLog, max_open: int
+    ) -> None:
         self.num_requests: Counter[tuple[Arm, str]] = Counter()
         self.num_fallbacks: Counter[Arm] = Counter()
         self.log = log
+        self.vocabulary = preprocessing.vocabulary
+        self._preprocess = preprocessing
         self._arms = arms
-        self._vocabulary = vocabulary
         self._open = OpenRequests()
+        self._open_limit = OpenLimit(max_open)
+        self._tokenizing = ThreadPoolExecutor(_NUM_TOKENIZING, thread_name_prefix="tokenize")
         self._breakers: dict[str, Breaker] = {}
         self._next_hedge_s = 0.0
-        self._replays = ShadowTraffic(arms, self._open, self._note, vocabulary)
+        self._replays = ShadowTraffic(arms, self._open, self._note, self.vocabulary)
 
     @property
     def table(self) -> ArmTable:
@@ -116,17 +157,70 @@ class Router:
         breaker = self._breakers.get(setting.socket) if setting else None
         return breaker is not None and breaker.state(time.monotonic()) != "closed"
 
-    async def answer(self, call: Call) -> Responses:
-        """Stream the tokens of one answer; the last response names the arm.
+    async def answer(self, request: TextRequest) -> AsyncGenerator[Response, None]:
+        """Stream the responses of one answer; the last one names the arm.
 
         Raises:
             InvalidRequestError: The request is invalid, or names an arm that is not served.
             DraftproofError: No arm answered; this is the error of the last one.
         """
-        visit = self._begin(call)
+        with ExitStack() as place:
+            place.enter_context(self._open_limit.place())
+            call = await self._tokenized(request)
+            skip = bool(read_scalar(request.inputs, "skip_special_tokens", bool, True))
+            outputs = TextOutputs(self.vocabulary, skip_special_tokens=skip)
+            named = request.arm or read_id(request.inputs, "arm")
+            answered = self.answer_tokens(call, named, is_alone=bool(request.arm))
+            async with aclosing(answered) as responses:
+                async for response in responses:
+                    if response[1]:
+                        place.close()  # a client that has its answer may send the next request
+                    yield outputs.of(response)
+
+    async def close(self) -> None:
+        """Stop all replays."""
+        await self._replays.end()
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+    async def _tokenized(self, request: TextRequest) -> Call:
+        """Return the request to an engine; a long text is tokenized on a thread."""
+        began_s = time.monotonic()
+        if self._preprocess.is_quick(request.inputs):
+            tensors = self._preprocess(request.inputs)
+        else:
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._tokenizing, self._preprocess, request.inputs)
+            try:
+                tensors = await within(request.timeout_us / 1e6 or None, work)
+            except asyncio.TimeoutError:
+                raise RequestTimeoutError(
+                    "the request's deadline passed before its text was tokenized",
+                    values=f"timeout={request.timeout_us} microseconds",
+                    limit="the timeout sent with the request",
+                    remedy="allow more time, shorten the prompt, or send fewer long prompts concurrently",
+                ) from None
+        timeout_us = request.timeout_us
+        if timeout_us:
+            timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - began_s)))
+        return Call(tensors, request.request_id, timeout_us)
+
+    async def answer_tokens(
+        self, call: Call, named: str = "", *, is_alone: bool = False
+    ) -> AsyncGenerator[Response, None]:
+        """Stream the responses of engines to a request for tokens.
+
+        Args:
+            call: The request to an engine.
+            named: The arm that the client chose; "" to choose one by weight.
+            is_alone: Whether no other arm may answer.
+
+        Raises:
+            DraftproofError: See ``answer``.
+        """
+        visit = self._begin(call, named)
         ended: Literal["answered", "error", "left"] = "left"
         asked = self._client(visit)
-        order = fallback_order(visit.wanted, visit.table.settings)
+        order = (visit.wanted,) if is_alone else fallback_order(visit.wanted, visit.table.settings)
         healthy = healthy_first(
             order, lambda arm: self._breaker(visit.table, arm).lets_through(time.monotonic())
         )
@@ -144,7 +238,7 @@ class Router:
                         passed = skipped_arms(order, arm, asked.outcomes)
                         self._answered(visit, arm, passed, is_alone=len(asked.outcomes) == 1)
                         ended = "answered"
-                        outputs = {**outputs, **_told(arm, [each for each, _ in passed])}
+                        outputs = {**outputs, **_of_arms(arm, [each for each, _ in passed])}
                     yield outputs, is_final
         except DraftproofError as error:
             if failure_of(error):
@@ -157,17 +251,13 @@ class Router:
             self._end(visit, ended)
 
     def _over(
-        self, order: tuple[Arm, ...], asked: SocketArmClient, visit: _RoutedRequest
+        self, order: tuple[Arm, ...], asked: EngineArms, visit: _RoutedRequest
     ) -> AsyncGenerator[tuple[Arm, Response], None]:
         return answer_over(order, asked, visit.table.slow_after_s, streaming=visit.is_streamed)
 
-    async def end(self) -> None:
-        """Stop all replays."""
-        await self._replays.end()
-
-    def _begin(self, call: Call) -> _RoutedRequest:
+    def _begin(self, call: Call, named: str) -> _RoutedRequest:
         table = self._arms.read()
-        session_id, named = (read_id(call.tensors, name) for name in ("session_id", "arm"))
+        session_id = read_id(call.tensors, "session_id")
         own_id = f"{call.request_id}/{secrets.token_hex(8)}"
         key = session_id or call.request_id or own_id
         if "seed" not in call.tensors:
@@ -179,14 +269,14 @@ class Router:
         num_draft_tokens = read_scalar(call.tensors, "num_draft_tokens", int, None)
         arrived = Arrived(own_id, key, session_id, named, prompt_id(call.tensors), num_draft_tokens)
         number, observation = begin_observation(arrived, table, self._open)
-        received = ReceivedAnswer(self._vocabulary)
+        received = ReceivedAnswer(self.vocabulary)
         return _RoutedRequest(call, table, observation.arm, number, observation, is_streamed(call), received)
 
-    def _client(self, visit: _RoutedRequest) -> SocketArmClient:
+    def _client(self, visit: _RoutedRequest) -> EngineArms:
         settings = visit.table.settings
         sockets = {arm: Path(setting.socket) for arm, setting in settings.items()}
         breakers = {arm: self._breaker(visit.table, arm) for arm in settings}
-        return SocketArmClient(visit.call, sockets, breakers, self._vocabulary, self._may_hedge)
+        return EngineArms(visit.call, sockets, breakers, self.vocabulary, self._may_hedge)
 
     def _breaker(self, table: ArmTable, arm: Arm) -> Breaker:
         socket = table.settings[arm].socket
@@ -232,7 +322,7 @@ class Router:
         )
         if arm == "candidate" and is_alone:
             visit.observation = with_chunk_check(
-                visit.observation, visit.call, visit.received, self._vocabulary
+                visit.observation, visit.call, visit.received, self.vocabulary
             )
         self.num_fallbacks.update(each for each, _ in passed)
         setting = visit.table.shadow
@@ -254,6 +344,6 @@ class Router:
             self.log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
 
 
-def _told(arm: Arm, fallback_from: list[Arm]) -> Tensors:
+def _of_arms(arm: Arm, fallback_from: list[Arm]) -> Tensors:
     """Return the outputs that the router adds."""
     return {"arm": text_tensor(arm), "fallback_from": text_tensor(",".join(fallback_from))}

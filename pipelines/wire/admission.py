@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from pipelines.errors import RequestTimeoutError, ServerBusyError
 from pipelines.time_limit import within
@@ -25,27 +25,27 @@ class OpenLimit:
         self._num_open = 0
         self._lock = threading.Lock()
 
-    def enter(self) -> None:
-        """Admit a request.
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold the place of one request.
 
         Raises:
             ServerBusyError: Too many requests are open.
         """
         with self._lock:
-            if self._num_open < self._max_open:
-                self._num_open += 1
-                return
-        raise ServerBusyError(
-            "too many requests are open",
-            values=f"{self._max_open} requests are open",
-            limit=f"at most {self._max_open} in one model",
-            remedy="send the request again later, or serve with a larger max_queue_size",
-        )
-
-    def leave(self) -> None:
-        """Release the place of a request."""
-        with self._lock:
-            self._num_open -= 1
+            if self._num_open >= self._max_open:
+                raise ServerBusyError(
+                    "too many requests are open",
+                    values=f"{self._max_open} requests are open",
+                    limit=f"at most {self._max_open} in one model",
+                    remedy="send the request again later, or serve with a larger max_queue_size",
+                )
+            self._num_open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_open -= 1
 
 
 class Admission:

@@ -27,7 +27,7 @@ from pipelines.router.arms import read_table
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.triton.engine.in_process_engines import InProcessEngines
 from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import text_tensor
 
 _Outputs = dict[str, Any]

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 
 from build.repository import render_recipe
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import processes_with
@@ -17,6 +16,7 @@ from pipelines.deploy.server import Server
 from pipelines.errors import PortInUseError
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
+from pipelines.wire.request import CompletionRequest
 from tests.fleet_drills.doors import Doors
 from tests.fleet_drills.network import bring_up, mount_small_disk, reserve, unmount
 from tests.integration.conftest import tiny_recipe

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
+from pipelines.router.socket_arm_client import Response, SocketArmClient
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
@@ -21,7 +22,6 @@ from pipelines.router.arms import ArmSetting, ArmTable, Bands, ShadowSetting, wr
 from pipelines.router.breaker import Breaker
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
-from pipelines.router.socket_arm_client import Response, SocketArmClient
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.calls import Call
 from pipelines.wire.tensors import scalar_tensor

@@ -128,6 +128,22 @@ def _as_text(data: str | bytes) -> str:
     return data.decode("utf-8") if isinstance(data, bytes) else data
 
 
+class FakeMetricFamily:
+    """Takes metrics and forgets them."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def Metric(self, **_: Any) -> Any:
+        return SimpleNamespace(set=_ignore, increment=_ignore, observe=_ignore)
+
+
+def _ignore(value: float) -> None:
+    pass
+
+
 def fake_backend() -> Any:
     """Return the module, as far as serving uses it."""
     return SimpleNamespace(
@@ -135,6 +151,7 @@ def fake_backend() -> Any:
         Tensor=FakeTensor,
         InferenceResponse=FakeResponse,
         TritonError=FakeTritonError,
+        MetricFamily=FakeMetricFamily,
     )
 
 

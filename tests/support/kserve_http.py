@@ -16,13 +16,10 @@ from pipelines.client import Client
 from pipelines.client.connection import KEY_HEADER, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.refusals import refusal, timed_out, unreachable
-from pipelines.client.request import CompletionRequest, InputTensor
 from pipelines.errors import DraftproofError
+from pipelines.wire.request import CompletionRequest
 
 _EVENT_PREFIX = "data:"
-_MANY_VALUES = frozenset(
-    {"input_ids", "resume_output_ids", "stop_words", "bad_words", "logit_bias_ids", "logit_bias_values"}
-)
 
 
 def connect(url: str, timeouts: Timeouts | None = None, key: str = "") -> Client:
@@ -179,7 +176,8 @@ def generate_body(request: CompletionRequest, timeouts: Timeouts, *, streaming: 
     Raises:
         InvalidRequestError: The request cannot be sent.
     """
-    body = {tensor.name: _json_value(tensor) for tensor in request.tensors(streaming=streaming)}
+    values = request.values(streaming=streaming)
+    body = {tensor.name: list(each) if tensor.is_list else each[0] for tensor, each in values}
     # The gateway cancels a request whose client disconnects; the deadline ends what goes unnoticed.
     body["timeout"] = timeouts.total_us
     return body
@@ -194,10 +192,6 @@ def _lines(response: httpx.Response) -> Iterator[str]:
             yield line.decode("utf-8")
     if pending:
         yield pending.decode("utf-8")
-
-
-def _json_value(tensor: InputTensor) -> Any:
-    return list(tensor.values) if tensor.name in _MANY_VALUES else tensor.values[0]
 
 
 def _json_object(body: str) -> dict[str, Any]:

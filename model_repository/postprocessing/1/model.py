@@ -1,11 +1,11 @@
-"""Tokens to text for the ensemble; see pipelines/triton/text/postprocessing_model.py."""
+"""Tokens to text for the ensemble; see pipelines/triton/text/ensemble_steps.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.text.postprocessing_model import PostprocessingModel
+from pipelines.triton.text.ensemble_steps import PostprocessingModel
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Text to tokens for the ensemble; see pipelines/triton/text/preprocessing_model.py."""
+"""Text to tokens for the ensemble; see pipelines/triton/text/ensemble_steps.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.text.preprocessing_model import PreprocessingModel
+from pipelines.triton.text.ensemble_steps import PreprocessingModel
 
 
 class TritonPythonModel:

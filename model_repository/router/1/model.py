@@ -1,16 +1,16 @@
-"""Routes each request to an arm; see pipelines/router/router.py."""
+"""Answers with text; see pipelines/triton/text/model.py."""
 
 from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.text.router_model import load_router_model
+from pipelines.triton.text.model import TextModel
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = load_router_model(ModelParameters.from_triton(args), pb_utils)
+        self._model = TextModel(ModelParameters.from_triton(args), pb_utils)
 
     def execute(self, requests: list[object]) -> None:
         self._model.execute(requests)

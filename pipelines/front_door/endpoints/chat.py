@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.document import MessageDocument
 from pipelines.front_door.messages.parts import Part
@@ -32,6 +31,7 @@ from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.tokens.log_probs import chat_log_probs
 from pipelines.front_door.tokens.sources import runs_by_source
 from pipelines.front_door.usage import Totals
+from pipelines.wire.request import CompletionRequest
 
 
 async def answer_chat(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:

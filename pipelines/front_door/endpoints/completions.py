@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.answer_format import content_guide
 from pipelines.front_door.requests.body import read_body
@@ -30,6 +29,7 @@ from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.tokens.log_probs import CompletionLogProbs
 from pipelines.front_door.tokens.sources import runs_by_source
 from pipelines.front_door.usage import Totals
+from pipelines.wire.request import CompletionRequest
 
 
 async def answer_completion(

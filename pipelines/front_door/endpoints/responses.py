@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.parts import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
@@ -22,6 +21,7 @@ from pipelines.front_door.requests.sampling import check_model, sampling_request
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.tokens.text_log_probs import TextLogProbs
+from pipelines.wire.request import CompletionRequest
 
 
 async def answer_response(

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import ServerStartError, ServerUnavailableError
 from pipelines.front_door.fleet.addresses import Addresses
@@ -22,6 +21,7 @@ from pipelines.front_door.fleet.server import FleetServer
 from pipelines.front_door.router_calls import GatewayCalls, all_of
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
+from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 

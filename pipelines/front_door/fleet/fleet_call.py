@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import (
     ProcessEndedError,
     RequestCancelledError,
@@ -20,6 +19,7 @@ from pipelines.front_door.fleet.retry_budget import RetryBudget
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.router.breaker import Outcome
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.request import CompletionRequest
 
 
 class FleetCall:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import ServerBusyError
 from pipelines.front_door.fleet.server import FleetServer
+from pipelines.wire.request import CompletionRequest
 
 _MOST_OF_MEAN = 1.25
 

@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import DraftproofError
+from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 

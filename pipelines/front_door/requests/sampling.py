@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.messages.answer_format import guide_of_format
 from pipelines.front_door.served_model import SAMPLING_PARAMETERS, ServedModel
+from pipelines.wire.request import CompletionRequest
 
 MAX_CHOICES = 128
 MAX_LOG_PROBS = 20

@@ -15,7 +15,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.wire.calls import Call
-from pipelines.wire.generation_call import GenerationCall, parse_call
+from pipelines.wire.engine_request import GenerationCall, parse_call
 from pipelines.wire.responder import Outlet, Responder, unique_number
 
 

@@ -14,7 +14,7 @@ from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
 from pipelines.triton.engine.grammars import Grammars
 from pipelines.triton.engine.model import Outputs
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 
 

@@ -14,7 +14,7 @@ from pipelines.text.grammar import RequestGrammar
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 
 _NUM_THREADS = 2
 """So that one large schema does not hold up all others; llguidance lets go of Python's lock."""

@@ -14,7 +14,7 @@ from pipelines.speculation.loop import EngineStream
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.engine_answerer import EngineAnswerer, executor_limits
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 
 _NUM_LANES = {"draft": 1, "target": 2}
 _CONTROL_LANE = 1

@@ -8,22 +8,22 @@ socket belong to no client.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
-from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.backend.header import ServerKey, read_header
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
+from pipelines.triton.engine.answering import Answering
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
-from pipelines.wire.generation_call import is_stop
+from pipelines.wire.engine_request import is_stop
 from pipelines.wire.responder import Responder, unique_number
 
 CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
@@ -31,22 +31,14 @@ CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
 Outputs = dict[str, npt.NDArray[Any]]
 
 
-class Service(Protocol):
-    """Answers calls: with an engine of this process (``Answering``), or that of another (``Relay``)."""
-
-    loop: AsyncioThread
-
-    def begin(self, call: Call, responder: Responder, number: str) -> Future[None]:
-        """Start answering a call; ``number`` makes its id unique."""
-
-
 class GenerationModel:
-    """Passes Triton's requests to a service.
+    """Answers Triton's requests for tokens.
 
     Args:
         parameters: The model's settings.
         wire: Converts Triton's requests and responses.
-        service: Answers; its loop runs, and is stopped by ``close``.
+        services: Who answers, by the arm that the gateway adds, "" without one. All have the same loop,
+            which runs, and is stopped by ``close``.
         sockets: Answer the calls of other models with the same engines; closed by ``close``.
         on_close: Called at the end of ``close``.
     """
@@ -55,14 +47,14 @@ class GenerationModel:
         self,
         parameters: ModelParameters,
         wire: TritonWire,
-        service: Service,
+        services: Mapping[str, Answering],
         sockets: Sequence[CallServer] = (),
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._parameters = parameters
         self._wire = wire
-        self._service = service
-        self._loop = service.loop
+        self._services = services
+        self._loop = services[""].loop
         self._sockets = sockets
         self._on_close = on_close
         self._outbox = Outbox()
@@ -85,7 +77,7 @@ class GenerationModel:
                     responder.finish()
                 else:
                     call = Call(inputs, header.client_id, header.timeout_us)
-                    running = self._service.begin(call, responder, number)
+                    running = self._service(header.arm).begin(call, responder, number)
                     self._running[running] = header.client_id
                     running.add_done_callback(lambda done: self._running.pop(done, None))
             except Exception as error:
@@ -99,6 +91,16 @@ class GenerationModel:
         self._outbox.close(CLOSE_TIMEOUT_S)
         gc.collect()  # Triton's objects crash the process if they are freed later
         self._on_close()
+
+    def _service(self, arm: str) -> Answering:
+        if arm not in self._services:
+            raise InvalidRequestError(
+                "this model has no such arm",
+                values=f"arm={arm!r:.100}",
+                limit=", ".join(filter(None, self._services)) or "none",
+                remedy="send the request to another model",
+            )
+        return self._services[arm]
 
     def _show_life(self, responder: Responder) -> None:
         """Answer a ping on the step loop, or directly while an engine step blocks the loop."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.asyncio_thread import AsyncioThread
-from pipelines.errors import RepositoryError
+from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.by_trial import TriedDraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
@@ -40,7 +40,7 @@ from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 
 
@@ -108,6 +108,7 @@ class SpeculativeAnswerer:
     def check(self, call: GenerationCall) -> None:
         """Refuse a request that cannot be answered."""
         self._setting.read().check(call.num_draft_tokens)
+        _refuse_verification(call)
         self._engines.check(call)
 
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
@@ -179,6 +180,24 @@ class SpeculativeAnswerer:
         finally:
             if wanted is None:
                 self._lengths.end(length)
+
+
+def _refuse_verification(call: GenerationCall) -> None:
+    """Refuse what only the target alone does, for a loop outside of the server."""
+    request = call.request
+    given = {
+        "draft_input_ids": bool(request.draft_input_ids.size),
+        "draft_logits": request.draft_logits is not None,
+        "independent_noise": request.independent_noise,
+        "return_generation_logits": request.return_generation_logits,
+    }
+    if any(given.values()):
+        raise InvalidRequestError(
+            "the draft-then-verify loop takes no drafts and returns no logits",
+            values=", ".join(name for name, is_given in given.items() if is_given),
+            limit="these inputs are for the model target",
+            remedy="leave them out, or send the request to target",
+        )
 
 
 def count_tensors(counts: SpeculationStatistics) -> Outputs:
@@ -267,17 +286,18 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     gauges.add("draftproof_requests_running", lambda: admission.num_running, engine="pair")
     gauges.add("draftproof_requests_waiting", lambda: admission.num_waiting, engine="pair")
     gauges.add("draftproof_max_queue_size", lambda: max_queue_size, engine="pair")
-    pair = Answering(engines.loop, answerer, TokenTimes(gauges))
-    services = {"socket": pair}
+    services = {"": Answering(engines.loop, answerer, TokenTimes(gauges))}
+    sockets = {"": "socket"}
     if isinstance(engines, InProcessEngines):
         engines.executors["target"].has_open_rounds = lambda: admission.num_running > 0
         watch_control(gauges, engines)
         times = TokenTimes(gauges, model=parameters.path("target_socket").stem)
-        services["target_socket"] = Answering(engines.loop, engines.control, times)
+        services["control"] = Answering(engines.loop, engines.control, times)
+        sockets["control"] = "target_socket"
     engines.start()
     gauges.start()
-    sockets = [CallServer(parameters.path(name), each.take_call) for name, each in services.items()]
-    return GenerationModel(parameters, wire, pair, sockets, gauges.stop)
+    listening = [CallServer(parameters.path(name), services[arm].take_call) for arm, name in sockets.items()]
+    return GenerationModel(parameters, wire, services, listening, gauges.stop)
 
 
 def watch_control(gauges: Gauges, engines: InProcessEngines) -> None:

@@ -33,7 +33,7 @@ from pipelines.triton.tensorrt_llm.tensors import (
     proposal_logits,
     verification_tensors,
 )
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 
 DRAFT_TIMEOUT_S = 5.0  # same as the embedded runtime: requests continue without a draft that hangs
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.request import GenerationRequest
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 
 MAX_TOP_K = 1024  # TOP_K_MAX of samplingTopKKernels.h, which clips larger values
 

@@ -20,7 +20,7 @@ from pipelines.triton.tensorrt_llm.server_calls import ServerCalls
 from pipelines.triton.tensorrt_llm.target import TensorRtLlmTarget
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 
 
 class TargetAloneAnswerer:
@@ -77,4 +77,4 @@ def load_target_alone_model(parameters: ModelParameters, backend: Any) -> Genera
     gauges.start()
     service = Answering(loop, TargetAloneAnswerer(target, admission), times)
     sockets = [CallServer(parameters.path("socket"), service.take_call)]
-    return GenerationModel(parameters, wire, service, sockets, gauges.stop)
+    return GenerationModel(parameters, wire, {"": service}, sockets, gauges.stop)

@@ -14,8 +14,7 @@ from build.rendering.templates import TEMPLATES, config_templates, render_reposi
 from build.repository import render_recipe
 from pipelines.errors import EngineLoadError, RepositoryError
 from pipelines.manifest import EngineFiles, engine_digest, sha256_file
-from pipelines.router.preprocessing import TEXT_INPUTS
-from pipelines.wire.sampling_tensors import PASSED_ON
+from pipelines.wire.request import ENGINE_INPUTS, NOT_OF_ENSEMBLE, PASSED_ON, TEXT_INPUTS
 
 
 def write_template(templates: Path, model: str, text: str) -> None:
@@ -97,7 +96,7 @@ def test_nothing_to_render_is_an_error(tmp_path: Path) -> None:
 def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
     names = {path.name for path in rendered.iterdir()}
     assert names == {
-        *("generate", "generate_target", "router", "speculative", "target"),
+        *("router", "speculative"),
         *("ensemble", "preprocessing", "postprocessing"),
     }
     for model in rendered.iterdir():
@@ -130,9 +129,8 @@ def test_models_name_the_digests_of_what_they_were_rendered_for(tmp_path: Path) 
     configs = {path.parent.name: path.read_text() for path in repository.glob("*/config.pbtxt")}
     told = {model: dict(re.findall(r'key: "(\w+)" .*"([^"]*)" }', text)) for model, text in configs.items()}
     assert [told["speculative"][f"{role}_engine_digest"] for role in digests] == [*digests.values()]
-    assert not {"engine_dir", "engine_digest"} & told["target"].keys()  # the loop's process holds the engine
     texts = [parameters for parameters in told.values() if "tokenizer_file" in parameters]
-    assert [each["tokenizer_sha256"] for each in texts] == [tokenizer] * 5
+    assert [each["tokenizer_sha256"] for each in texts] == [tokenizer] * 3
 
 
 def tensors(config: str, kind: str) -> dict[str, str]:
@@ -141,33 +139,27 @@ def tensors(config: str, kind: str) -> dict[str, str]:
     return dict(re.findall(pattern, config, re.MULTILINE))
 
 
-TEXT_MODELS = {"generate": "speculative", "generate_target": "target", "router": "speculative"}
-
-
-def test_text_models_reach_an_engine_and_have_its_tensors(rendered: Path) -> None:
-    of_preprocessing = set(TEXT_INPUTS) - set(PASSED_ON)
-    for model, engine in TEXT_MODELS.items():
-        ours, theirs = ((rendered / name / "config.pbtxt").read_text() for name in (model, engine))
-        socket = re.search(r'key: "(?:engine|stable)_socket" value: { string_value: "([^"]+)"', ours)
-        assert socket and f'socket" value: {{ string_value: "{socket[1]}"' in theirs
-        inputs, outputs = tensors(ours, "input"), tensors(ours, "output")
-        assert of_preprocessing <= set(inputs)
-        passed_on = set(inputs) - of_preprocessing - {"arm"}
-        of_the_loop = {"num_draft_tokens", "use_draft_logits", "session_id"}
-        assert passed_on == set(PASSED_ON) - (of_the_loop if model == "generate_target" else set())
-        assert {PASSED_ON[name]: inputs[name] for name in passed_on}.items() <= tensors(
-            theirs, "input"
-        ).items()
-        given = tensors(theirs, "output")
-        for name in set(outputs) - {"text_output", "arm", "fallback_from"}:
-            assert outputs[name].split()[0] == given[name].split()[0], name
+def test_the_text_model_reaches_the_engine_and_has_its_tensors(rendered: Path) -> None:
+    ours, theirs = ((rendered / name / "config.pbtxt").read_text() for name in ("router", "speculative"))
+    for arm, name in (("stable", "socket"), ("control", "target_socket")):
+        socket = re.search(rf'key: "{arm}_socket" value: {{ string_value: "([^"]+)"', ours)
+        assert socket and f'key: "{name}" value: {{ string_value: "{socket[1]}"' in theirs
+    inputs, outputs = tensors(ours, "input"), tensors(ours, "output")
+    assert set(inputs) == set(TEXT_INPUTS)
+    given = tensors(theirs, "input")
+    assert {engine: inputs[name] for name, engine in PASSED_ON.items()}.items() <= given.items()
+    given = tensors(theirs, "output")
+    for name in set(outputs) - {"text_output", "arm", "fallback_from"}:
+        assert outputs[name].split()[0] == given[name].split()[0], name
 
 
 def test_the_ensemble_has_the_tensors_of_generate_and_hands_on_all_of_them(rendered: Path) -> None:
-    ours, generate = ((rendered / name / "config.pbtxt").read_text() for name in ("ensemble", "generate"))
+    ours, generate = ((rendered / name / "config.pbtxt").read_text() for name in ("ensemble", "router"))
     expected = {kind: tensors(generate, kind) for kind in ("input", "output")}
-    for name in ("skip_special_tokens", "resume_output_ids"):  # see ``preprocessing_model``
+    for name in NOT_OF_ENSEMBLE:
         del expected["input"][name]
+    for name in ("arm", "fallback_from"):
+        del expected["output"][name]
     assert {kind: tensors(ours, kind) for kind in expected} == expected
     steps = dict(re.findall(r'model_name: "(\w+)"(.*?)\}\]', ours, re.DOTALL))
     assert list(steps) == ["preprocessing", "speculative", "postprocessing"]
@@ -178,7 +170,10 @@ def test_the_ensemble_has_the_tensors_of_generate_and_hands_on_all_of_them(rende
     }
     for (model, kind), mapped in maps.items():
         theirs = tensors((rendered / model / "config.pbtxt").read_text(), kind)
-        assert set(mapped) == set(theirs) - {"stop"}, "which is for those who ask speculative itself"
+        own = {name for name, each in ENGINE_INPUTS.items() if each.part == "verification"}
+        assert set(mapped) == set(theirs) - own - {"stop", "generation_logits"}, (
+            "of those who ask speculative"
+        )
     handed_in = {name for model in steps for name in maps[model, "input"].values()}
     made = {name for model in steps for name in maps[model, "output"].values()}
     assert handed_in - made == set(tensors(ours, "input"))

@@ -12,13 +12,13 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines.client.grpc_transport import tensor_values
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import DraftproofError
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.request import CompletionRequest
 
 OWN = ServerIdentity("demo", "0" * 64, "embedded", "some processor", 2)
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))

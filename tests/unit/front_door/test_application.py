@@ -13,11 +13,11 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door.access.key_file import add_key
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.observing.exchange import Exchange
+from pipelines.wire.request import CompletionRequest
 
 _WITHIN_S = 60.0
 BODY = json.dumps({"prompt": [1], "max_tokens": 2}).encode()

@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import (
     DraftproofError,
@@ -27,6 +26,7 @@ from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall
 from pipelines.front_door.fleet.retry_budget import RetryBudget
 from pipelines.front_door.observing.fleet_metrics import FleetMetrics
+from pipelines.wire.request import CompletionRequest
 from tests.unit.front_door.fleet_world import (
     OWN,
     PLACEMENT,

@@ -15,7 +15,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door import application
 from pipelines.front_door.access.clients import Client, set_client
@@ -24,6 +23,7 @@ from pipelines.front_door.delivery import WRITE_TIMEOUT
 from pipelines.front_door.endpoints.completions import answer_completion
 from pipelines.front_door.endpoints.tokens import tokenize
 from pipelines.front_door.observing.exchange import watching
+from pipelines.wire.request import CompletionRequest
 
 NUM_TOKENS = 50
 

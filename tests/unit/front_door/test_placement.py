@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import ServerBusyError
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
+from pipelines.wire.request import CompletionRequest
 
 PLACEMENT = Placement(prefix_tokens=32)
 NO_CALLS: Any = None

@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipelines import kserve_stream
 from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.front_door.router_calls import GatewayCalls, merged
+from pipelines.wire.request import CompletionRequest
 
 BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
 ENDS_AFTER_S = 0.1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,10 @@ class World:
             self.behave[arm] = answers()
             self._servers.append(CallServer(folder / arm, self._serve(arm)))
         self.log = ObservationLog(folder / "log")
-        self.router = Router(LiveArms(folder / "arms.json", self.table()), self.log, VOCABULARY)
+        self.router = self.make_router(LiveArms(folder / "arms.json", self.table()))
+
+    def make_router(self, arms: LiveArms) -> Router:
+        return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log, 64)  # type: ignore[arg-type]
 
     def table(self, candidate: float | None = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
         def setting(name: Arm, weight: float) -> ArmSetting:
@@ -162,7 +166,8 @@ def call_of(prompt: bytes = b"x", *, streaming: bool = True, request_id: str = "
 
 async def ask(world: World, call: Call) -> tuple[bytes, Tensors]:
     text, last = b"", {}
-    async with aclosing(world.router.answer(call)) as responses:
+    named = bytes(call.tensors.pop("arm").item()).decode() if "arm" in call.tensors else ""
+    async with aclosing(world.router.answer_tokens(call, named)) as responses:
         async for outputs, _ in responses:
             text += bytes(outputs["output_ids"].reshape(-1).astype(np.uint8))
             last = outputs
@@ -174,7 +179,7 @@ def run(world: World, work: Any) -> Any:
         try:
             return await asyncio.wait_for(work, 20)
         finally:
-            await world.router.end()
+            await world.router.close()
 
     return asyncio.run(to_the_end())
 

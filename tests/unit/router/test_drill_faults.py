@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.router.received_answer import ReceivedAnswer, first_difference
 from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
-from pipelines.wire.generation_call import parse_call
+from pipelines.wire.engine_request import parse_call
 from pipelines.wire.tensors import scalar_tensor
 from tests.drills import faults
 from tests.drills.drill import DRILLS

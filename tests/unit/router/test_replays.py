@@ -334,7 +334,7 @@ def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World, st
         threading.Thread(target=behave, args=[call, responder]).start()
 
     async def read() -> None:
-        async with aclosing(world.router.answer(call_of(streaming=streaming))) as responses:
+        async with aclosing(world.router.answer_tokens(call_of(streaming=streaming))) as responses:
             async for _ in responses:
                 received.release()
 

@@ -17,10 +17,11 @@ import pytest
 
 from pipelines.executor.step_loop import StepLoop
 from pipelines.router.breaker import Breaker
-from pipelines.router.socket_arm_client import Response, SocketArmClient
+from pipelines.router.engine_arm import EngineArms
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.engine_answerer import EngineAnswerer
 from pipelines.triton.engine.token_times import TokenTimes
+from pipelines.wire.answer import Response
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
 from pipelines.wire.tensors import scalar_tensor
@@ -119,7 +120,7 @@ def told(responses: list[Response]) -> tuple[list[int], bytes, list[Any], Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
     async def scenario() -> None:
-        arms = SocketArmClient(
+        arms = EngineArms(
             call_of(CASES[case]), {"stable": socket}, {"stable": Breaker("stable")}, letters(), lambda: False
         )
         whole = await all_of(arms.ask("stable"))

@@ -20,13 +20,11 @@ from pipelines.errors import (
     TransportError,
 )
 from pipelines.router.arms import LiveArms
-from pipelines.router.router import Router
 from pipelines.wire.calls import Call
 from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.unit.router.router_world import (
     ANSWER,
-    VOCABULARY,
     World,
     answers,
     arm_of,
@@ -46,10 +44,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_without_a_rollout_the_stable_pair_answers_and_nothing_is_noted(world: World) -> None:
-    router = Router(
-        LiveArms(world.folder / "absent", world.table(generation=0, canary_id="")), world.log, VOCABULARY
+    world.router = world.make_router(
+        LiveArms(world.folder / "absent", world.table(generation=0, canary_id=""))
     )
-    world.router = router
     text, last = run(world, ask(world, call_of()))
     assert (text, arm_of(last), last["fallback_from"].item()) == (ANSWER, "stable", b"")
     assert world.close() == []
@@ -230,8 +227,6 @@ def test_a_burst_takes_no_arm_out(world: World) -> None:
 def test_a_request_id_or_session_that_is_too_long_is_refused(world: World) -> None:
     with pytest.raises(InvalidRequestError, match="the session_id is too long"):
         run(world, ask(world, call_of(session_id=text_tensor(b"x" * 1000))))
-    with pytest.raises(InvalidRequestError, match="the arm is too long"):
-        run(world, ask(world, call_of(arm=text_tensor(b"x" * 1000))))
 
 
 def test_a_whole_answer_comes_from_one_arm(world: World) -> None:
@@ -309,7 +304,7 @@ def test_a_client_that_leaves_is_not_noted_and_its_arm_is_told(world: World) -> 
     world.behave["stable"] = lambda call, responder: responder.send(outputs_of(b"de", 2), is_final=False)
 
     async def leave() -> None:
-        async with aclosing(world.router.answer(call_of())) as responses:
+        async with aclosing(world.router.answer_tokens(call_of())) as responses:
             await anext(responses)
 
     run(world, leave())

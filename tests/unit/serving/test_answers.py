@@ -33,7 +33,7 @@ from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.wire.admission import Admission
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call, stream
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
@@ -72,7 +72,7 @@ def serve() -> Iterator[Callable[[ScriptedAnswerer], GenerationModel]]:
         parameters = ModelParameters("target", {}, input_names=("input_ids",))
         times = TokenTimes(RecordedGauges())  # type: ignore[arg-type]
         answering = Answering(loop, answerer, times)
-        model = GenerationModel(parameters, TritonWire(fake_backend()), answering)
+        model = GenerationModel(parameters, TritonWire(fake_backend()), {"": answering})
         models.append(model)
         return model
 
@@ -246,7 +246,7 @@ def test_stop_does_not_reach_what_another_model_asked_for(tmp_path: Path) -> Non
     answering = Answering(loop, answerer, TokenTimes(RecordedGauges()))  # type: ignore[arg-type]
     server = CallServer(socket, answering.take_call)
     parameters = ModelParameters("target", {}, input_names=("input_ids",))
-    model = GenerationModel(parameters, TritonWire(fake_backend()), answering, [server])
+    model = GenerationModel(parameters, TritonWire(fake_backend()), {"": answering}, [server])
 
     async def scenario() -> None:
         async with aclosing(stream(socket, Call(engine_tensors([1], 3), "mine", 0))) as responses:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.router.outputs import spell
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
@@ -19,7 +18,8 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
 from pipelines.triton.engine.engine_answerer import chunk_tensors
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.answer import spell
+from pipelines.wire.engine_request import GenerationCall
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
 WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")

@@ -12,11 +12,10 @@ import pytest
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, ServerBusyError, from_wire
 from pipelines.manifest import sha256_file
 from pipelines.router import preprocessing
-from pipelines.router.outputs import StreamedOutputs
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.text.postprocessing_model import PostprocessingModel
-from pipelines.triton.text.preprocessing_model import PreprocessingModel
+from pipelines.triton.text.ensemble_steps import PostprocessingModel, PreprocessingModel
+from pipelines.wire.answer import TextOutputs
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeResponse, fake_backend
 from tests.support.tiny_engines import write_tokenizer
@@ -157,7 +156,7 @@ def test_the_last_step_spells_a_chunk_as_generate_does(
             "text_length": scalar_tensor(num_bytes, np.int32),
             "output_log_probs": np.empty((1, 1, 0), np.float32),
         }
-        expected = StreamedOutputs(vocabulary).of(outputs, is_final=False)["text_output"]
+        expected = TextOutputs(vocabulary).of((outputs, False))[0]["text_output"]
         assert response.tensors["OUTPUT"].tolist() == expected.tolist()
     assert expected.item() == "naïve ☕ stop".encode()
 

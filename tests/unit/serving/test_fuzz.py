@@ -6,7 +6,6 @@ Types are those of the models' configurations, which Triton checks itself; shape
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +25,6 @@ from pipelines.errors import (
 )
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
-from pipelines.manifest import sha256_file
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
@@ -34,12 +32,11 @@ from pipelines.triton.engine.engine_answerer import EngineAnswerer
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.text.model import TextModel
-from tests.conftest import REPOSITORY_ROOT
+from pipelines.wire.request import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
-from tests.support.tiny_engines import write_tokenizer
-from tests.unit.serving.test_text_model import Answerer
+from tests.unit.serving.test_text_model import EchoEngine, start_text_model
 
 FUZZED = settings(derandomize=True, max_examples=300, deadline=None)
 
@@ -59,7 +56,7 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "UINT64": (np.uint64, st.integers(0, 2**64 - 1)),
     "FP32": (np.float32, REALS),
     "BOOL": (np.bool_, st.booleans()),
-    "STRING": (np.object_, TEXTS),
+    "BYTES": (np.object_, TEXTS),
 }
 SHAPES = st.sampled_from([(), (0,), (1,), (0, 1), (1, 0), (1, 2), (2, 1), (1, 1, 1), (1, 2, 3), (1, 3, 0)])
 LIKELY = st.integers(0, 9).map(bool)
@@ -81,10 +78,8 @@ PARAMETERS = st.one_of(
 
 def inputs_of(model: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return type and shape of each input of a model."""
-    folder = REPOSITORY_ROOT / "model_repository" / model
-    config = next(path for name in ("", ".embedded") if (path := folder / f"config{name}.pbtxt").exists())
-    found = re.findall(r'input \[{ name: "(\w+)" data_type: TYPE_(\w+) dims: \[(.*?)\]', config.read_text())
-    return {name: (kind, tuple(map(int, dims.split(",")))) for name, kind, dims in found}
+    inputs = TEXT_INPUTS if model == "router" else ENGINE_INPUTS
+    return {name: (each.datatype, each.dims) for name, each in inputs.items()}
 
 
 @st.composite
@@ -137,22 +132,12 @@ def check(sent: list[FakeRequest]) -> None:
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    write_tokenizer(path)
-    values = {
-        "tokenizer_file": str(path),
-        "tokenizer_sha256": sha256_file(path),
-        "max_seq_len": "400",
-        "max_batch_size": "8",
-        "max_queue_size": "8",
-    }
-    model = TextModel(
-        ModelParameters("router", values, tuple(inputs_of("router"))),
-        fake_backend(),
-        Answerer(),  # type: ignore[arg-type]
-    )
+    folder = tmp_path_factory.mktemp("text")
+    engine = EchoEngine(folder / "engine.sock")
+    model = start_text_model(folder, engine.path, max_seq_len=400, max_batch_size=8, max_queue_size=8)
     yield model
     model.close()
+    engine.close()
 
 
 GOOD_TEXT = {
@@ -166,7 +151,7 @@ GOOD_TEXT = {
 def test_a_text_model_answers_anything(text_model: TextModel, sent: list[FakeRequest]) -> None:
     text_model.execute(sent)
     check(sent)
-    assert text_model._open._num_open == 0
+    assert wait_until(lambda: text_model._router._open_limit._num_open == 0)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +162,7 @@ def engine_model() -> Iterator[tuple[GenerationModel, Executor]]:
     model = GenerationModel(
         ModelParameters("target", {}, tuple(inputs_of("target"))),
         TritonWire(fake_backend()),
-        Answering(loop, EngineAnswerer(executor, None), TokenTimes(RecordedGauges())),  # type: ignore[arg-type]
+        {"": Answering(loop, EngineAnswerer(executor, None), TokenTimes(RecordedGauges()))},  # type: ignore[arg-type]
     )
     yield model, executor
     model.close()
@@ -235,5 +220,5 @@ def test_the_fuzzer_sees_a_request_that_is_forgotten(text_model: TextModel) -> N
 
 
 def test_the_inputs_are_those_of_the_configurations() -> None:
-    assert inputs_of("router")["text_input"] == ("STRING", (1,))
+    assert inputs_of("router")["text_input"] == ("BYTES", (1,))
     assert inputs_of("target")["draft_logits"] == ("FP32", (-1, -1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -28,8 +27,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
-from pipelines.wire.generation_call import is_stop, parse_call
-from pipelines.wire.sampling_tensors import GUIDE_TENSORS, PASSED_ON
+from pipelines.wire.engine_request import is_stop, parse_call
 from pipelines.wire.word_list import WordKind, pack_words, unpack_words
 from tests.support.fake_triton import engine_tensors, fake_backend
 from tests.support.tiny_engines import write_tokenizer
@@ -143,11 +141,12 @@ def test_a_request_without_seed_gets_one_that_readers_of_json_keep() -> None:
     assert all(0 <= seed == int(float(seed)) for seed in seeds)
 
 
-def test_every_sampling_parameter_is_passed_on_from_the_text_level() -> None:
-    others = {"logit_bias_ids", "logit_bias_values", "return_log_probs", "num_log_probs", "end_id"}
-    others |= {*GUIDE_TENSORS, "return_prompt_log_probs"}
-    fields = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}
-    assert set(PASSED_ON) == fields | others | {"num_draft_tokens", "use_draft_logits", "session_id"}
+def test_stop_token_ids_end_the_answer_besides_the_end_tokens() -> None:
+    request = parse(engine_tensors([1], 5, stop_token_ids=[3, 4])).request
+    assert request.end_ids[-2:] == (3, 4) and len(request.end_ids) > 2
+    assert parse(engine_tensors([1], 5, end_id=-1, stop_token_ids=[3])).request.end_ids == (3,)
+    with pytest.raises(InvalidRequestError, match="stop_token_ids cannot be used"):
+        parse(engine_tensors([1], 5, stop_token_ids=[-1]))
 
 
 def test_a_negative_end_id_means_no_end_token() -> None:

@@ -17,7 +17,7 @@ from pipelines.speculation.request import GenerationRequest
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.triton.engine import grammars as grammars_module
 from pipelines.triton.engine.grammars import Grammars
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from tests.support.recording_engine import VOCAB_SIZE, letters
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import DraftproofError, InvalidRequestError, ServerBusyError, from_wire
+from pipelines.errors import InvalidRequestError, ServerBusyError, from_wire
 from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.header import (
@@ -19,8 +19,7 @@ from pipelines.triton.backend.header import (
     read_header,
 )
 from pipelines.wire.admission import OpenLimit
-from pipelines.wire.generation_call import parse_call
-from pipelines.wire.sampling_tensors import check_bias
+from pipelines.wire.engine_request import check_bias, parse_call
 from pipelines.wire.tensors import MAX_ID_BYTES, read_id, read_scalar, text_tensor
 from pipelines.wire.word_list import WordKind, unpack_words
 from tests.support.fake_triton import FakeRequest, engine_tensors
@@ -184,12 +183,9 @@ def test_a_text_for_a_client_is_bounded_whatever_it_quotes() -> None:
 
 def test_requests_beyond_the_limit_are_refused_and_places_come_back() -> None:
     limit = OpenLimit(2)
-    limit.enter()
-    limit.enter()
-    with pytest.raises(ServerBusyError, match="at most 2") as caught:
-        limit.enter()
-    assert caught.value.values and caught.value.remedy
-    limit.leave()
-    limit.enter()
-    with pytest.raises(DraftproofError):
-        limit.enter()
+    with limit.place():
+        with limit.place(), pytest.raises(ServerBusyError, match="at most 2") as caught, limit.place():
+            pass
+        assert caught.value.values and caught.value.remedy
+        with limit.place(), pytest.raises(ServerBusyError), limit.place():
+            pass

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
-from pipelines.router.outputs import spell
-from pipelines.router.resumption import resumed
+from pipelines.router.preprocessing import _resumed as resumed
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
@@ -23,6 +22,7 @@ from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
+from pipelines.wire.answer import spell
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine
 from tests.unit.executor.test_executor import request, run
 from tests.unit.executor.test_parameters import sampling_params

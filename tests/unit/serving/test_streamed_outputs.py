@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk, chunk_from_outputs, join_chunks
-from pipelines.router.outputs import StreamedOutputs
 from pipelines.speculation import loop
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
@@ -19,7 +18,8 @@ from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import ChunkStream
 from pipelines.triton.engine.engine_answerer import chunk_tensors
 from pipelines.triton.engine.speculative_model import count_tensors, round_tensors
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.answer import TextOutputs
+from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import text_tensor
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
@@ -49,7 +49,7 @@ def responses(
     call = GenerationCall(request, True, None, False, "")
     chunks = ChunkStream(VOCABULARY, request, streaming=True)
     statistics = SpeculationStatistics(4)
-    outputs_of = StreamedOutputs(VOCABULARY)
+    outputs_of = TextOutputs(VOCABULARY)
     sent = []
     counts = [(num_drafted, num_accepted) for _, num_drafted, num_accepted in rounds]
     for number, (data, num_drafted, num_accepted) in enumerate(rounds, start=1):
@@ -70,7 +70,7 @@ def responses(
             outputs["token_sources"] = chunk.sources.reshape(1, -1)
             outputs |= {**count_tensors(statistics), "draft_length": text_tensor("adaptive")}
             outputs |= round_tensors(counts) if chunk.is_final else {}
-        sent.append(outputs_of.of(outputs, is_final=chunk.is_final))
+        sent.append(outputs_of.of((outputs, chunk.is_final))[0])
     return sent
 
 

@@ -1,11 +1,9 @@
-"""Tests of a text model: open requests are counted and limited, and long texts delay nobody else."""
+"""Tests of the text model: open requests are counted and limited, and long texts delay nobody else."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +19,48 @@ from pipelines.errors import (
 )
 from pipelines.manifest import sha256_file
 from pipelines.router import preprocessing
-from pipelines.triton.backend.header import Header
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.model import TextModel
+from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.request import TEXT_INPUTS
+from pipelines.wire.responder import Outlet, Responder
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, fake_backend
-from tests.support.lost_cancellations import turns_that_lose_a_cancellation
 from tests.support.tiny_engines import write_tokenizer
 
 MAX_BATCH_SIZE, MAX_QUEUE_SIZE = 1, 2
 MAX_OPEN = 3 * (MAX_BATCH_SIZE + MAX_QUEUE_SIZE)  # as many as three engines accept
-INPUT_NAMES = ("text_input", "max_tokens", "stream", "session_id", "stop_words", "logit_bias_ids")
 LONG = b"import os\n" * 1000
 
-Start = Callable[..., TextModel]
+
+class EchoEngine:
+    """A socket that answers with the prompt: at once, or when a test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.calls: list[Call] = []
+        self.is_waiting = False
+        self._held: list[tuple[Call, Outlet]] = []
+        self._server = CallServer(path, self._take)
+        self.path = path
+
+    def answer_held(self) -> None:
+        self.is_waiting = False
+        for call, outlet in self._held:
+            Responder(outlet, call.request_id).send(echo(call), is_final=True)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _take(self, call: Call, outlet: Outlet) -> None:
+        self.calls.append(call)
+        if self.is_waiting:
+            self._held.append((call, outlet))
+        else:
+            Responder(outlet, call.request_id).send(echo(call), is_final=True)
 
 
-def outputs_of(call: Call) -> Tensors:
-    """Return an answer that repeats the prompt."""
+def echo(call: Call) -> Tensors:
     return {
         "output_ids": call.tensors["input_ids"][np.newaxis],
         "text_length": scalar_tensor(10**6, np.int32),
@@ -49,55 +70,37 @@ def outputs_of(call: Call) -> Tensors:
     }
 
 
-class Answerer:
-    """Answers immediately, or when a test says so."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-
-    async def __call__(self, call: Call) -> AsyncIterator[tuple[Tensors, bool]]:
-        self.calls.append(call)
-        await self.may_answer.wait()
-        yield outputs_of(call), True
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    write_tokenizer(path)
-    return path
+def start_text_model(folder: Path, engine: Path, **sizes: int) -> TextModel:
+    """Start a text model with a tiny tokenizer whose arms are both at one socket's folder."""
+    tokenizer = folder / "tokenizer.json"
+    write_tokenizer(tokenizer)
+    values = {
+        **{"tokenizer_file": str(tokenizer), "tokenizer_sha256": sha256_file(tokenizer)},
+        **{"stable_socket": str(engine), "control_socket": str(engine.with_name("absent.sock"))},
+        **{"arms_file": str(folder / "arms.json"), "observations_file": str(folder / "observations")},
+        **{name: str(value) for name, value in sizes.items()},
+    }
+    return TextModel(ModelParameters("router", values, tuple(TEXT_INPUTS)), fake_backend())
 
 
 @pytest.fixture
-def start(tokenizer: Path) -> Iterator[Start]:
-    models = []
-
-    def make(answerer: Answerer) -> TextModel:
-        values = {
-            "tokenizer_file": str(tokenizer),
-            "tokenizer_sha256": sha256_file(tokenizer),
-            "max_seq_len": "100000",
-            "max_batch_size": str(MAX_BATCH_SIZE),
-            "max_queue_size": str(MAX_QUEUE_SIZE),
-        }
-        parameters = ModelParameters("generate", values, INPUT_NAMES)
-        models.append(TextModel(parameters, fake_backend(), answerer))  # type: ignore[arg-type]
-        return models[-1]
-
-    yield make
-    for model in models:
-        model.close()
+def engine(tmp_path: Path) -> Iterator[EchoEngine]:
+    engine = EchoEngine(tmp_path / "engine.sock")
+    yield engine
+    engine.close()
 
 
-def request_of(text: bytes = b"x", request_id: str = "", **others: Any) -> FakeRequest:
+@pytest.fixture
+def model(tmp_path: Path, engine: EchoEngine) -> Iterator[TextModel]:
+    sizes = {"max_seq_len": 100_000, "max_batch_size": MAX_BATCH_SIZE, "max_queue_size": MAX_QUEUE_SIZE}
+    model = start_text_model(tmp_path, engine.path, **sizes)
+    yield model
+    model.close()
+
+
+def request_of(text: bytes = b"x", request_id: Any = "", **others: Any) -> FakeRequest:
     parameters = others.pop("parameters", "")
-    tensors = {
-        "text_input": text_tensor(text),
-        "max_tokens": scalar_tensor(4, np.int32),
-        **others,
-    }
+    tensors = {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32), **others}
     return FakeRequest(tensors, request_id, parameters, requested=("text_output",))
 
 
@@ -112,27 +115,26 @@ def error_of(request: FakeRequest) -> Any:
 
 
 @pytest.mark.parametrize("text", [b"import os", LONG])
-def test_short_and_long_texts_are_answered_alike(start: Start, text: bytes) -> None:
-    answerer = Answerer()
+def test_short_and_long_texts_are_answered_alike(model: TextModel, engine: EchoEngine, text: bytes) -> None:
     request = request_of(text, "mine", parameters='{"timeout": 50000000}')
-    start(answerer).execute([request])
+    model.execute([request])
     assert text_of(request) == text
-    (call,) = answerer.calls
+    (call,) = engine.calls
     assert call.request_id == "mine" and 0 < call.timeout_us <= 50_000_000
 
 
-def test_nobody_waits_while_long_texts_are_tokenized(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on, threads = threading.Event(), set()
+def test_nobody_waits_while_long_texts_are_tokenized(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
     tokenize = preprocessing.Preprocessing.__call__
 
     def slow(self: Any, inputs: Any) -> Any:
-        threads.add((self.is_quick(inputs), threading.current_thread().name.partition("_")[0]))
         if not self.is_quick(inputs):
             assert may_go_on.wait(120)
         return tokenize(self, inputs)
 
     monkeypatch.setattr(preprocessing.Preprocessing, "__call__", slow)
-    model = start(Answerer())
     long_ones = [request_of(LONG) for _ in range(4)]
     model.execute(long_ones)
     short_ones = [request_of(b"import os") for _ in range(4)]
@@ -141,100 +143,59 @@ def test_nobody_waits_while_long_texts_are_tokenized(start: Start, monkeypatch: 
     assert not any(request.sender.sent for request in long_ones)
     may_go_on.set()
     assert [text_of(request) for request in long_ones] == [LONG] * 4
-    assert threads == {(True, "MainThread"), (False, "tokenize")}
 
 
 def test_a_deadline_passes_while_a_text_waits_to_be_tokenized(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = threading.Event()
     monkeypatch.setattr(preprocessing.Preprocessing, "__call__", lambda *_: may_go_on.wait(120) and {})
     request = request_of(LONG, parameters='{"timeout": 1000}')
-    start(Answerer()).execute([request])
+    model.execute([request])
     error = error_of(request)
     may_go_on.set()
     assert type(error) is RequestTimeoutError and str(error).count("; ") == 3
 
 
-def test_a_long_text_that_is_refused_is_refused_from_the_pool_too(start: Start) -> None:
-    request = request_of(LONG + b"\xff")
-    start(Answerer()).execute([request])
-    assert type(error_of(request)) is InvalidRequestError
-
-
-def test_a_burst_is_answered_or_busy_and_the_places_come_back(start: Start) -> None:
-    answerer = Answerer()
-    answerer.may_answer.clear()
-    model = start(answerer)
+def test_a_burst_is_answered_or_busy_and_the_places_come_back(model: TextModel, engine: EchoEngine) -> None:
+    engine.is_waiting = True
     burst = [request_of(LONG if number % 7 == 0 else b"x") for number in range(500)]
     model.execute(burst)
     for busy in burst[MAX_OPEN:]:
         error = error_of(busy)
         assert type(error) is ServerBusyError and str(error).count("; ") == 3
-    model._loop.spawn(set_event(answerer.may_answer)).result()
+    while len(engine.calls) < MAX_OPEN:
+        pass
+    engine.answer_held()
     assert [text_of(request) in (LONG, b"x") for request in burst[:MAX_OPEN]] == [True] * MAX_OPEN
-    assert model._open._num_open == 0
     again = [request_of() for _ in range(MAX_OPEN)]
     model.execute(again)
     assert [text_of(request) for request in again] == [b"x"] * MAX_OPEN
 
 
-async def set_event(event: asyncio.Event) -> None:
-    event.set()
-
-
 @pytest.mark.parametrize("text", [b"x", LONG])
-def test_places_of_clients_that_leave_are_freed(start: Start, text: bytes) -> None:
-    answerer = Answerer()
-    answerer.may_answer.clear()
-    model = start(answerer)
+def test_places_of_clients_that_leave_are_freed(model: TextModel, engine: EchoEngine, text: bytes) -> None:
+    engine.is_waiting = True
     gone = [request_of(text) for _ in range(MAX_OPEN)]
     model.execute(gone)
     for request in gone:
         request.sender.cancelled = True
     assert {type(error_of(request)) for request in gone} == {RequestCancelledError}
-    assert model._open._num_open == 0
+    while model._router._open_limit._num_open:
+        pass
+    engine.is_waiting = False
+    again = [request_of() for _ in range(MAX_OPEN)]
+    model.execute(again)
+    assert [text_of(request) for request in again] == [b"x"] * MAX_OPEN
 
 
-class Tokenizing(Executor):
-    """A thread pool whose work is done when a future is.
-
-    Args:
-        until: The future; its result is that of the work.
-    """
-
-    def __init__(self, until: asyncio.Future[Tensors]) -> None:
-        self._until = until
-
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:
-        work: Future[Any] = Future()
-        self._until.add_done_callback(lambda done: work.set_result(done.result()))
-        return work
-
-
-def test_a_client_that_leaves_when_its_text_is_tokenized_is_not_answered(start: Start) -> None:
-    answerer = Answerer()
-    answerer.may_answer.clear()
-    model = start(answerer)
-    tokenize = model._tokenizing
-    responder: Any = None
-    outputs: Any = None
-
-    def begin(tokens: asyncio.Future[Tensors]) -> Coroutine[Any, Any, None]:
-        model._tokenizing = Tokenizing(tokens)  # type: ignore[assignment]
-        return model._tokenize_and_answer({}, Header("", 60_000_000), True, responder, outputs)
-
-    assert turns_that_lose_a_cancellation(begin, {}) == []
-    model._tokenizing = tokenize
-
-
-def test_refusals_take_no_place(start: Start) -> None:
-    model = start(Answerer())
-    for _ in range(3 * MAX_OPEN):
-        request = request_of(session_id=text_tensor(b"s" * 300))
-        model.execute([request])
-        assert "the session_id is too long" in str(error_of(request))
-    assert model._open._num_open == 0
+def test_the_arm_of_the_gateway_answers_alone(model: TextModel) -> None:
+    alone = request_of(parameters='{"draftproof_arm": "control"}')
+    model.execute([alone])
+    assert error_of(alone) is not None, "its socket does not exist, and the stable pair may not stand in"
+    chosen = request_of(parameters='{"draftproof_arm": "stable"}')
+    model.execute([chosen])
+    assert text_of(chosen) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -242,9 +203,11 @@ def test_refusals_take_no_place(start: Start) -> None:
     [
         ({"text_input": np.empty((1, 0), np.object_)}, "text_input must be one value"),
         ({"text_input": text_tensor(b"x" * 10**7)}, "text_input has 10000000 bytes"),
+        ({"text_input": text_tensor(LONG + b"\xff")}, "text_input is not valid UTF-8"),
         ({"max_tokens": np.empty((1, 0), np.int32)}, "max_tokens must be one value"),
         ({"session_id": np.empty((1, 0), np.object_)}, "session_id must be one value"),
         ({"session_id": text_tensor(b"\xff")}, "session_id is not valid UTF-8"),
+        ({"session_id": text_tensor(b"s" * 300)}, "the session_id is too long"),
         ({"arm": text_tensor(b"a" * 10**6)}, "the arm is too long; 1000000 bytes"),
         ({"seed": np.empty((1, 0), np.uint64)}, "seed must be one value"),
         ({"temperature": np.zeros((1, 2), np.float32)}, "temperature must be one value"),
@@ -260,20 +223,20 @@ def test_refusals_take_no_place(start: Start) -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_refused_without_a_call(
-    start: Start, tensors: dict[str, Any], words: str
+    model: TextModel, engine: EchoEngine, tensors: dict[str, Any], words: str
 ) -> None:
-    answerer = Answerer()
     request = request_of(**tensors)
-    start(answerer).execute([request])
+    model.execute([request])
     assert words in str(error_of(request)) and len(str(error_of(request))) < 1000
-    assert isinstance(error_of(request), InvalidRequestError) and answerer.calls == []
+    assert isinstance(error_of(request), InvalidRequestError) and engine.calls == []
 
 
 @pytest.mark.parametrize("request_id", [b"\xff", "x" * 70_000])
-def test_an_id_that_is_none_gets_an_answer_and_reaches_no_engine(start: Start, request_id: Any) -> None:
-    answerer = Answerer()
+def test_an_id_that_is_none_gets_an_answer_and_reaches_no_engine(
+    model: TextModel, engine: EchoEngine, request_id: Any
+) -> None:
     request = request_of(request_id=request_id)
-    start(answerer).execute([request])
+    model.execute([request])
     assert isinstance(error_of(request), InvalidRequestError)
     assert request.sender.error.code() == fake_backend().TritonError.INVALID_ARG
-    assert answerer.calls == []
+    assert engine.calls == []

@@ -16,7 +16,7 @@ from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.triton.tensorrt_llm.tensors import plain_tensors
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
 

@@ -27,7 +27,7 @@ from pipelines.triton.tensorrt_llm import engines as tensorrt_llm_engines
 from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.tensors import plain_tensors
-from pipelines.wire.generation_call import GenerationCall
+from pipelines.wire.engine_request import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
 

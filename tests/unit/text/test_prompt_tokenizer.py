@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipelines.errors import EngineLoadError, InvalidRequestError
-from pipelines.router.outputs import StreamedOutputs
 from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.text.special_names import MARK, mark_user_names
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.answer import StreamedOutputs
 from pipelines.wire.tensors import scalar_tensor
 from tests.support.trained_tokenizers import TOKENIZERS, unigram, with_bos
 

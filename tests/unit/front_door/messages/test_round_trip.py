@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.client.request import CompletionRequest
 from pipelines.errors import ChatTemplateError
 from pipelines.front_door.chat_renderers import ChatRenderers
 from pipelines.front_door.messages.document import MessageDocument
@@ -22,6 +21,7 @@ from pipelines.front_door.messages.tools import tools_for_template
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt
 from pipelines.front_door.served_model import ServedModel
 from pipelines.text.chat_template import ChatTemplate
+from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import CHATML
 from tests.support.tool_templates import LLAMA_3_1, MISTRAL_3, MISTRAL_11
 from tests.unit.front_door.messages.cases import CALLS, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS

@@ -1,17 +1,22 @@
-"""The model ``preprocessing``, first step of ``ensemble``: text to tokens.
+"""The ends of ``ensemble``: ``preprocessing`` turns text into tokens, ``postprocessing`` one chunk into text.
 
 Tensor names are those of NVIDIA's inflight_batcher_llm. ``Preprocessing`` checks and tokenizes, as it does
-for ``generate``.
+for the text model. The last step keeps nothing between two chunks: ``speculative`` sends only what can be
+spelled on its own (``pipelines/text/chunk_boundary.py``), and where a stop word cuts it (``text_length``).
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
-from pipelines.router.preprocessing import NUM_THREADS, TEXT_INPUTS
-from pipelines.router.resumption import RESUME_INPUT
+from pipelines.errors import DraftproofError
+from pipelines.manifest import read_checked
+from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.header import ServerKey, read_header
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
@@ -19,8 +24,13 @@ from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.model import CLOSE_TIMEOUT_S
 from pipelines.wire.admission import OpenLimit
-from pipelines.wire.responder import Responder, unique_number
-from pipelines.wire.tensors import Inputs
+from pipelines.wire.answer import spell
+from pipelines.wire.request import NOT_OF_ENSEMBLE, TEXT_INPUTS
+from pipelines.wire.responder import Responder, internal_error, unique_number
+from pipelines.wire.tensors import Inputs, text_tensor
+
+_LOG = logging.getLogger(__name__)
+_NUM_THREADS = 2  # for long texts; the tokenizer releases Python's lock
 
 # Name here -> name at the text level.
 _INPUTS = {
@@ -33,9 +43,7 @@ _INPUTS = {
     "ADD_SPECIAL_TOKENS": "add_special_tokens",
     "PARSE_SPECIAL_TOKENS": "parse_special_tokens",
 }
-# In Triton 2.51 a step behind a decoupled one may have no input of the ensemble itself. NVIDIA's tensors
-# between the steps cannot say where the prompt ends.
-_KNOWN = tuple(name for name in TEXT_INPUTS if name not in ("skip_special_tokens", RESUME_INPUT))
+_KNOWN = tuple(name for name in TEXT_INPUTS if name not in NOT_OF_ENSEMBLE)
 # Name at an engine -> name here.
 _OUTPUTS = {
     "input_ids": "INPUT_ID",
@@ -63,7 +71,7 @@ class PreprocessingModel:
         self._wire = TritonWire(backend)
         self._outbox = Outbox()
         self._open = OpenLimit(parameters.integer("max_batch_size") + parameters.integer("max_queue_size"))
-        self._tokenizing = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._tokenizing = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
         self._key = ServerKey()
 
     def execute(self, requests: list[Any]) -> None:
@@ -76,8 +84,9 @@ class PreprocessingModel:
                 if read_header(request, _KNOWN, self._key).is_ping:
                     responder.send({}, is_final=True)
                     continue
-                self._open.enter()
-                responder.at_end(self._open.leave)
+                place = ExitStack()
+                place.enter_context(self._open.place())
+                responder.at_end(place.close)
                 inputs = {_INPUTS[name]: array for name, array in self._wire.inputs(request).items()}
                 if self._preprocess.is_quick(inputs):
                     self._answer(inputs, responder)
@@ -95,3 +104,41 @@ class PreprocessingModel:
     def _answer(self, inputs: Inputs, responder: Responder) -> None:
         tensors = self._preprocess(inputs)
         responder.send({outer: tensors[inner] for inner, outer in _OUTPUTS.items()}, is_final=True)
+
+
+class PostprocessingModel:
+    """Answers Triton's requests.
+
+    Args:
+        parameters: The model's settings.
+        backend: The module ``triton_python_backend_utils``.
+
+    Raises:
+        EngineLoadError: The tokenizer cannot be read, or is not the one that the model was rendered for.
+        RepositoryError: A setting is missing.
+    """
+
+    def __init__(self, parameters: ModelParameters, backend: Any) -> None:
+        path = parameters.path("tokenizer_file")
+        content = read_checked(path, parameters.text("tokenizer_sha256"))
+        self._vocabulary = Vocabulary.parse(content, path)
+        self._wire = TritonWire(backend)
+        self._key = ServerKey()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer requests from Triton, one chunk each."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            if self._key.check(json.loads(request.parameters() or "{}")):
+                return self._wire.response({})
+            inputs = self._wire.inputs(request)
+            outputs = {"output_ids": inputs["TOKENS_BATCH"], "text_length": inputs["TEXT_LENGTH"]}
+            return self._wire.response({"OUTPUT": text_tensor(spell(outputs, self._vocabulary))})
+        except DraftproofError as error:
+            return self._wire.error_response(error)
+        except Exception:
+            number = unique_number()
+            _LOG.exception("request %s failed", number)
+            return self._wire.error_response(internal_error(number))

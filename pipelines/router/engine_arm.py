@@ -16,29 +16,12 @@ from pipelines.errors import RequestTimeoutError
 from pipelines.router.arms import Arm
 from pipelines.router.breaker import Breaker, Outcome
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.calls import Call, Tensors, stream
+from pipelines.wire.answer import Response, continued, without_first
+from pipelines.wire.calls import Call, stream
 from pipelines.wire.tensors import read_scalar, scalar_tensor
 
-Response = tuple[Tensors, bool]
 
-# Outputs with one entry per token of the response: name -> axis of the tokens.
-_BY_TOKEN = {
-    "output_ids": 2,
-    "output_log_probs": 2,
-    "top_log_prob_ids": 1,
-    "top_log_probs": 1,
-    "accepted_mask": 1,
-    "token_sources": 1,
-}
-
-# The same for tokens of the prompt; empty after the first response.
-_BY_PROMPT_TOKEN = {"prompt_log_probs": 2, "prompt_top_log_prob_ids": 1, "prompt_top_log_probs": 1}
-
-# Outputs that accumulate over the answer.
-_SUMS = ("sequence_length", "cum_log_probs")
-
-
-class SocketArmClient:
+class EngineArms:
     """The ``ArmClient`` of one request.
 
     Attributes:
@@ -94,13 +77,8 @@ class SocketArmClient:
         if num_known:
             tensors.pop("return_prompt_log_probs", None)  # the client has them
         async with aclosing(self._stream(arm, tensors)) as responses:
-            async for outputs, is_last in responses:
-                whole = {
-                    name: (outputs[name] + last[0][name]).astype(outputs[name].dtype)
-                    for name in _SUMS
-                    if name in outputs
-                }
-                yield {**outputs, **whole}, is_last
+            async for response in responses:
+                yield continued(response, last)
 
     async def _stream(
         self, arm: Arm, tensors: Mapping[str, npt.NDArray[Any]]
@@ -146,25 +124,4 @@ class SocketArmClient:
 
     def without_first(self, chunk: Response, num_tokens: int) -> Response:
         """Return the response without its first tokens and their text."""
-        outputs, is_last = chunk
-        cut_off = self._vocabulary.join(self.output_ids(chunk)[:num_tokens])
-        text_length = max(0, int(outputs["text_length"].item()) - len(cut_off))
-        cut: dict[str, npt.NDArray[Any]] = {"text_length": scalar_tensor(text_length, np.int32)}
-        for name, axis in _BY_TOKEN.items():
-            if name in outputs and outputs[name].size:
-                cut[name] = np.delete(outputs[name], np.s_[:num_tokens], axis=axis)
-        for name, axis in _BY_PROMPT_TOKEN.items():
-            if name in outputs:  # the client has them
-                cut[name] = np.delete(outputs[name], np.s_[:], axis=axis)
-        return {**outputs, **cut}, is_last
-
-
-def joined(responses: Sequence[Response]) -> Response:
-    """Join all responses of an answer into one."""
-    outputs, is_last = responses[-1]
-    text_length = sum(int(each["text_length"].item()) for each, _ in responses)
-    whole: dict[str, npt.NDArray[Any]] = {"text_length": scalar_tensor(text_length, np.int32)}
-    for name, axis in (_BY_TOKEN | _BY_PROMPT_TOKEN).items():
-        if name in outputs:
-            whole[name] = np.concatenate([each[name] for each, _ in responses], axis=axis)
-    return {**outputs, **whole}, is_last
+        return without_first(chunk, num_tokens, self._vocabulary)

@@ -1,12 +1,12 @@
-"""Parses the tensors of a request to ``target`` or ``speculative``.
+"""Reads the tensors of a request to an engine; ``request.ENGINE_INPUTS`` declares them.
 
-Names, types and shapes are those of TensorRT-LLM's model ``tensorrt_llm``, plus ``prompt_length``,
-``independent_noise``, ``num_draft_tokens`` and ``use_draft_logits``. Ranges are checked later, where the
-limits are known.
+Names, types and shapes are those of TensorRT-LLM's model ``tensorrt_llm``. Ranges are checked later, where
+the limits are known.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -14,12 +14,25 @@ import numpy as np
 
 from pipelines.errors import InvalidRequestError
 from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.params import MAX_LOGIT_BIASES, SamplingParams, draw_seed
 from pipelines.speculation.token_ids import Logits
 from pipelines.text.guides import GUIDE_TYPES, Guide
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.sampling_tensors import GUIDE_TENSORS, read_sampling
+from pipelines.wire.request import PASSED_ON, CompletionRequest
 from pipelines.wire.tensors import Inputs, decode_utf8, read_id, read_scalar, read_token_ids, without_batch
 from pipelines.wire.word_list import WordKind, unpack_words
+
+_GUIDE_TENSORS = "guided_decoding_guide_type", "guided_decoding_guide"
+BIAS_TENSORS = "logit_bias_ids", "logit_bias_values"
+MAX_STOP_TOKEN_IDS = 32
+
+_SAMPLING = {
+    field.name: (PASSED_ON[request_field.metadata["tensors"][0].name], type(request_field.default))
+    for field in dataclasses.fields(SamplingParams)
+    for request_field in dataclasses.fields(CompletionRequest)
+    if request_field.name == field.name != "logit_bias"
+}
+"""Name at engines and type of each number of ``SamplingParams``."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ def parse_call(
     own_end_id = read_scalar(inputs, "end_id", int, None)
     if own_end_id is not None:
         end_ids = (own_end_id,) if own_end_id >= 0 else ()
+    end_ids = (*end_ids, *_read_stop_token_ids(inputs, vocabulary))
     request = GenerationRequest(
         request_id=request_id,
         input_ids=input_ids,
@@ -77,7 +91,7 @@ def parse_call(
         prompt_length=read_scalar(inputs, "prompt_length", int, num_input),
         draft_input_ids=read_token_ids(inputs, "draft_input_ids"),
         draft_logits=_read_draft_logits(inputs),
-        sampling=read_sampling(inputs),
+        sampling=_read_sampling(inputs),
         end_ids=end_ids,
         stop_words=_read_words(inputs, vocabulary, WordKind.STOP),
         bad_words=_read_words(inputs, vocabulary, WordKind.BAD),
@@ -108,13 +122,13 @@ def _read_words(inputs: Inputs, vocabulary: Vocabulary, kind: WordKind) -> tuple
 
 
 def _read_guide(inputs: Inputs) -> Guide | None:
-    kind, text = (decode_utf8(read_scalar(inputs, name, bytes, b""), name) for name in GUIDE_TENSORS)
+    kind, text = (decode_utf8(read_scalar(inputs, name, bytes, b""), name) for name in _GUIDE_TENSORS)
     if not kind and not text:
         return None
     if not kind or (not text and kind != "json"):
         raise InvalidRequestError(
             "a guide needs its type and its text",
-            values=f"{GUIDE_TENSORS[0]}={kind!r:.100}, {GUIDE_TENSORS[1]} of {len(text)} characters",
+            values=f"{_GUIDE_TENSORS[0]}={kind!r:.100}, {_GUIDE_TENSORS[1]} of {len(text)} characters",
             limit=f"both tensors; the type is one of {', '.join(GUIDE_TYPES)}, and only json has no text",
             remedy="send both, or neither",
         )
@@ -138,3 +152,56 @@ def _read_num_log_probs(inputs: Inputs) -> int | None:
 def _read_draft_logits(inputs: Inputs) -> Logits | None:
     array = without_batch(inputs, "draft_logits")
     return None if array is None else np.ascontiguousarray(array, dtype=np.float32)
+
+
+def check_bias(inputs: Inputs) -> None:
+    """Refuse a bias that is too long, or whose ids and values differ in number, before it is read.
+
+    Raises:
+        InvalidRequestError: There are more than ``MAX_LOGIT_BIASES`` entries, or the tensors differ in
+            length.
+    """
+    num_ids, num_values = (inputs[name].size if name in inputs else 0 for name in BIAS_TENSORS)
+    if num_ids != num_values:
+        raise InvalidRequestError(
+            "logit_bias_ids and logit_bias_values have different lengths",
+            values=f"{num_ids} ids, {num_values} values",
+            limit="one value for each id",
+            remedy="send both with the same length, or neither",
+        )
+    if num_ids > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            "logit_bias has too many entries",
+            values=f"{num_ids} ids",
+            limit=f"at most {MAX_LOGIT_BIASES}",
+            remedy="send the most important ones; use bad_words to forbid texts",
+        )
+
+
+def _read_sampling(inputs: Inputs) -> SamplingParams:
+    """Read the sampling parameters; without ``seed`` one is drawn. Ranges are checked later."""
+    given = {
+        name: read_scalar(inputs, tensor, float if kind is float else int, None)
+        for name, (tensor, kind) in _SAMPLING.items()
+        if tensor in inputs
+    }
+    given.setdefault("seed", draw_seed())
+    return SamplingParams(**given, logit_bias=_read_logit_bias(inputs))
+
+
+def _read_stop_token_ids(inputs: Inputs, vocabulary: Vocabulary) -> tuple[int, ...]:
+    ids = read_token_ids(inputs, "stop_token_ids")
+    if len(ids) > MAX_STOP_TOKEN_IDS or (ids.size and (ids.min() < 0 or ids.max() >= vocabulary.size)):
+        raise InvalidRequestError(
+            "stop_token_ids cannot be used",
+            values=f"{len(ids)} ids: {ids.tolist()!r:.200}",
+            limit=f"at most {MAX_STOP_TOKEN_IDS}, each from 0 to {vocabulary.size - 1}",
+            remedy="send tokens of the model's vocabulary",
+        )
+    return tuple(ids.tolist())
+
+
+def _read_logit_bias(inputs: Inputs) -> tuple[tuple[int, float], ...]:
+    check_bias(inputs)
+    ids, values = (inputs[name].reshape(-1).tolist() if name in inputs else [] for name in BIAS_TENSORS)
+    return tuple(zip(ids, values, strict=True))
