@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipelines.errors import DraftproofError, RequestTimeoutError
+from pipelines.errors import DraftproofError, InvalidRequestError, RequestTimeoutError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import FAILURES, Breaker
@@ -46,6 +46,7 @@ from pipelines.time_limit import within
 from pipelines.wire.admission import OpenLimit
 from pipelines.wire.answer import Response, TextOutputs, joined
 from pipelines.wire.calls import Call, Tensors
+from pipelines.wire.request import TEXT_INPUTS
 from pipelines.wire.tensors import Inputs, read_id, read_scalar, scalar_tensor, text_tensor
 
 _NUM_TOKENIZING = 2
@@ -164,6 +165,8 @@ class Router:
             InvalidRequestError: The request is invalid, or names an arm that is not served.
             DraftproofError: No arm answered; this is the error of the last one.
         """
+        if request.arm == "control":
+            _refuse_inputs_of_drafts(request.inputs)
         with ExitStack() as place:
             place.enter_context(self._open_limit.place())
             call = await self._tokenized(request)
@@ -199,6 +202,8 @@ class Router:
                     limit="the timeout sent with the request",
                     remedy="allow more time, shorten the prompt, or send fewer long prompts concurrently",
                 ) from None
+        streaming = read_scalar(request.inputs, "stream", bool, False)
+        tensors = {**tensors, "streaming": scalar_tensor(streaming, np.bool_)}
         timeout_us = request.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - int(1e6 * (time.monotonic() - began_s)))
@@ -342,6 +347,17 @@ class Router:
         oldest_open_at_s = self._open.end(number)
         if is_wanted and observation.generation:  # otherwise there is no rollout to judge
             self.log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
+
+
+def _refuse_inputs_of_drafts(inputs: Inputs) -> None:
+    of_drafts = [name for name in inputs if TEXT_INPUTS[name].part == "draft"]
+    if of_drafts:
+        raise InvalidRequestError(
+            "the target alone has no such input",
+            values=", ".join(of_drafts),
+            limit="inputs about drafts are for the pair",
+            remedy="leave them out, or send the request to generate",
+        )
 
 
 def _of_arms(arm: Arm, fallback_from: list[Arm]) -> Tensors:

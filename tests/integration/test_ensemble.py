@@ -48,8 +48,8 @@ LONG = CompletionRequest("def main(", max_tokens=480, end_id=-1)
 
 
 def told(generation: Generation) -> dict[str, object]:
-    """Return what an answer contains, except for times and the division into chunks."""
-    times = {"ttft_s", "e2e_latency_s", "draft_lengths"}
+    """Return what an answer contains, except for times, the arm and the division into chunks."""
+    times = {"ttft_s", "e2e_latency_s", "draft_lengths", "arm", "fallback_from"}
     return {name: value for name, value in vars(generation).items() if name not in times}
 
 
