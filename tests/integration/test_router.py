@@ -20,9 +20,11 @@ from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.router.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
 from pipelines.router.breaker import Breaker
+from pipelines.router.engine_arm import EngineArms
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from pipelines.text.vocabulary import Vocabulary
+from pipelines.wire.answer import Response
 from pipelines.wire.calls import Call
 from pipelines.wire.tensors import scalar_tensor
 from tests.integration.conftest import grpc_client, http_client, kserve_inputs, read_gauge, wait_until
@@ -235,7 +237,7 @@ def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
         **GOES_ON[case],
     }
     call = Call(tensors, "r", 0)
-    asked = SocketArmClient(
+    asked = EngineArms(
         call, {"stable": directory / f"{arm}.sock"}, {"stable": Breaker(arm)}, Vocabulary(()), lambda: False
     )
 
