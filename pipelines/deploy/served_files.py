@@ -69,10 +69,8 @@ class ServedFiles:
             EngineLoadError: The tokenizer has changed since.
         """
         repository = directory / "model_repository"
-        path = repository / ROUTER / "config.pbtxt"
+        parameters = router_parameters(directory)
         try:
-            config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-            parameters = {name: value.string_value for name, value in config.parameters.items()}
             pair = json.loads((repository / _PAIR).read_text(encoding="utf-8"))
             engine = Path(pair["target_engine_dir"])
             manifest = json.loads(_text(engine / "engine.json") or "{}")
@@ -82,19 +80,14 @@ class ServedFiles:
                 target_digest=pair["target_digest"],
                 max_seq_len=int(parameters["max_seq_len"]),
                 max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
-                created_s=int(path.stat().st_mtime),
+                created_s=int((repository / ROUTER / "config.pbtxt").stat().st_mtime),
                 kv_block_size=manifest.get("kv_block_size"),
                 tokenizer=tokenizer.decode(),
                 chat=_text(engine / _CHAT),
                 sampling=_text(engine / _SAMPLING),
             )
-        except (OSError, ValueError, KeyError, TypeError, text_format.ParseError) as error:
-            raise ServerStartError(
-                "the rendered repository cannot be read",
-                values=f"{repository}: {error!r}",
-                limit="must be rendered by this version",
-                remedy="run 'draftproof repository'",
-            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(repository, error) from None
 
     def to_wire(self) -> bytes:
         """Return it for ``of_wire``."""
@@ -113,6 +106,32 @@ class ServedFiles:
         """
         remedy = "run the same version of Draftproof on servers and front doors"
         return configuration.parse_versioned(cls, content, address, _FORMAT, ServerStartError, remedy)
+
+
+def router_parameters(directory: Path) -> dict[str, str]:
+    """Return the parameters of the model ``router`` of a rendered repository, by name.
+
+    Args:
+        directory: ``.run/<recipe>``.
+
+    Raises:
+        ServerStartError: The repository is missing or was not rendered by this version.
+    """
+    path = directory / "model_repository" / ROUTER / "config.pbtxt"
+    try:
+        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise _unreadable(path, error) from None
+    return {name: value.string_value for name, value in config.parameters.items()}
+
+
+def _unreadable(path: Path, error: Exception) -> ServerStartError:
+    return ServerStartError(
+        "the rendered repository cannot be read",
+        values=f"{path}: {error!r}",
+        limit="must be rendered by this version",
+        remedy="run 'draftproof repository'",
+    )
 
 
 def _text(path: Path) -> str | None:

@@ -9,33 +9,20 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import NamedTuple
 
 import uvloop
 
-from pipelines.client.connection import Timeouts
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.deploy.served_files import ServedFiles
+from pipelines.deploy.served_files import ServedFiles, router_parameters
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.observing.metrics_page import MetricsPage
-from pipelines.front_door.router_calls import GatewayCalls, RouterCalls
+from pipelines.front_door.own_server import OwnServer
+from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import fleet_of, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.triton.supervision.guard import end_with_the_gateway
-
-
-class Gateway(NamedTuple):
-    """Addresses of the gateway.
-
-    Attributes:
-        grpc: ``host:port`` of its gRPC server.
-        metrics: ``host:port`` of its metrics.
-    """
-
-    grpc: str
-    metrics: str
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,22 +33,21 @@ def main(arguments: list[str] | None = None) -> int:
     def work() -> int:
         settings = FrontDoorSettings.read(options.settings)
         directory = options.directory.resolve()
-        gateway = Gateway(options.gateway, options.metrics)
-        uvloop.run(_serve(directory, settings, gateway, options.fd, options.drain_s))
+        uvloop.run(_serve(directory, settings, options.metrics, options.fd, options.drain_s))
         return EXIT_PASS
 
     return run_program(work)
 
 
 async def _serve(
-    directory: Path, settings: FrontDoorSettings, gateway: Gateway, listening: int, drain_s: float
+    directory: Path, settings: FrontDoorSettings, metrics_address: str, listening: int, drain_s: float
 ) -> None:
     """Serve until this process receives a signal to stop.
 
     Args:
         directory: ``.run/<recipe>`` with the rendered repository.
         settings: Who may use it, and its limits.
-        gateway: Where the gateway serves this process.
+        metrics_address: ``host:port`` of the gateway's metrics.
         listening: File descriptor of the listening socket, which outlives this process.
         drain_s: How long to wait for running requests after the signal.
 
@@ -74,7 +60,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     threading.Thread(target=end_with_the_gateway, daemon=True).start()
     model = await asyncio.to_thread(lambda: ServedModel.of(ServedFiles.read(directory)))
-    metrics = MetricsPage(model, gateway.metrics)
+    metrics = MetricsPage(model, metrics_address)
     router: RouterCalls
     if settings.has_fleet:
         own = ServerIdentity.read(directory)
@@ -82,14 +68,14 @@ async def _serve(
         addresses = Addresses(settings.servers, settings.server_name)
         router = await fleet_of(settings, addresses, model, own, metrics)
     else:
-        router = GatewayCalls(gateway.grpc, Timeouts(), model.max_requests)
+        router = own_server = OwnServer(model, router_parameters(directory))
+        metrics.publish(own_server)
     await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pipelines.front_door", description=__doc__)
     parser.add_argument("directory", type=Path, help="run directory with a rendered repository")
-    parser.add_argument("--gateway", required=True, help="host:port of the gateway's gRPC server")
     parser.add_argument("--metrics", required=True, help="host:port of the gateway's metrics")
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the listening socket")
     parser.add_argument("--settings", type=Path, help="YAML file (default: the defaults of each setting)")

@@ -1,4 +1,4 @@
-"""Stores observations on disk: one process appends, another reads, and both may be killed at any time.
+"""Stores observations on disk: processes append, another reads, and all may be killed at any time.
 
 The log is a sequence of files (segments). Each is named after its offset in the whole log, as in Apache
 Kafka: ``observations.jsonl.000000000000000`` and so on. So a single number says how far a reader has come,
@@ -31,9 +31,8 @@ _OWN = 0o600  # the log contains prompts and answers
 class ObservationLog:
     """Appends observations on a thread of its own, so that callers never wait for the disk.
 
-    One process appends at a time. A second one, such as a model that Triton loads before it unloads the old
-    instance, waits until the first has ended. Observations survive the end of the process. Nothing is synced,
-    so a crash of the machine may lose the latest ones.
+    Several processes may append: the front door and Triton's text model each have a router. Observations
+    survive the end of the process. Nothing is synced, so a crash of the machine may lose the latest ones.
 
     Attributes:
         num_dropped: Observations that were lost because the queue or the disk was full.
@@ -71,30 +70,32 @@ class ObservationLog:
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        segment: io.FileIO | None = None
         while (observation := self._queue.get()) is not None:
             try:
-                segment = segment or _open_last(self._path)
-                _write(segment, observation.to_line())
-                if segment.tell() >= self._max_segment_bytes:
-                    segment = self._next(segment)
+                self._append(observation.to_line())
                 self._is_failing = False
             except Exception:  # the disk may have room again later, and the next observation may be valid
                 self._count_lost()
-                if segment is not None:
-                    segment.close()
-                    segment = None
-        if segment is not None:
-            segment.close()
 
-    def _next(self, segment: io.FileIO) -> io.FileIO:
-        """Begin a new segment and delete the oldest ones."""
-        begin = _begin(Path(segment.name)) + segment.tell()
-        following = _open_locked(_segment(self._path, begin))
-        segment.close()
-        for old in _segments(self._path)[: -self._max_segments]:
-            old.unlink()
-        return following
+    def _append(self, line: bytes) -> None:
+        """Append a line to the newest segment."""
+        while True:
+            newest = _newest(self._path)
+            with _open(newest) as segment:
+                fcntl.flock(segment, fcntl.LOCK_EX)  # until it is closed
+                if newest == _newest(self._path):  # else another process has begun the next one
+                    segment.truncate(_num_whole_bytes(newest))  # without what a kill left
+                    _write(segment, line)
+                    self._begin_next(segment)
+                    return
+
+    def _begin_next(self, segment: io.FileIO) -> None:
+        """Begin a new segment after a full one, and delete the oldest ones."""
+        size = segment.seek(0, os.SEEK_END)
+        if size >= self._max_segment_bytes:
+            _open(_segment(self._path, _begin(Path(segment.name)) + size)).close()
+            for old in _segments(self._path)[: -self._max_segments]:
+                old.unlink()
 
     def _count_lost(self) -> None:
         self.num_dropped += 1
@@ -164,27 +165,18 @@ def _read(segment: Path, begin: int) -> bytes | None:
         return None
 
 
-def _open_last(path: Path) -> io.FileIO:
-    """Open the newest segment and cut off a line that was left incomplete by a kill or a full disk."""
+def _newest(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        segment = (_segments(path) or [_segment(path, 0)])[-1]
-        file = _open_locked(segment)
-        if _segments(path)[-1:] == [segment]:
-            file.truncate(_num_whole_bytes(segment))
-            return file
-        file.close()  # the process that held the lock has begun another segment
+    return (_segments(path) or [_segment(path, 0)])[-1]
 
 
 def _segment(path: Path, begin: int) -> Path:
     return path.with_name(f"{path.name}.{begin:0{_DIGITS}}")
 
 
-def _open_locked(segment: Path) -> io.FileIO:
-    """Open a segment to append; waits until no other process does."""
+def _open(segment: Path) -> io.FileIO:
     file = io.FileIO(segment, "a", opener=lambda path, flags: os.open(path, flags, _OWN))
     os.fchmod(file.fileno(), _OWN)  # an earlier version may have created it
-    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 

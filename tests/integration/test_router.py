@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from pipelines.router.socket_arm_client import Response, SocketArmClient
 
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server

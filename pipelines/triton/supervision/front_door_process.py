@@ -65,7 +65,7 @@ class FrontDoorProcess:
         host = f"[{near}]" if ":" in near else near
         self._url = f"{settings.url(endpoint.ports.openai)}/health"
         self._options = [
-            *("--gateway", f"{host}:{endpoint.ports.grpc}", "--metrics", f"{host}:{endpoint.ports.metrics}"),
+            *("--metrics", f"{host}:{endpoint.ports.metrics}"),
             *("--drain-s", str(endpoint.drain_s)),
         ]
         if endpoint.front_door is not None:

@@ -289,20 +289,18 @@ def test_a_reader_beside_writers_that_are_killed_sees_whole_lines_in_order(tmp_p
         assert len(found) >= 200
 
 
-def test_a_second_writer_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_two_writers_append_whole_lines_to_the_same_segments(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    size = len(numbered(1).to_line())
-    first = ObservationLog(path, max_segment_bytes=2 * size)
-    first.put(numbered(1))
-    while log_end(path) < size:
-        time.sleep(0.001)
-    second = ObservationLog(path)
-    second.put(numbered(9))
-    time.sleep(0.05)
-    for number in (2, 3):  # meanwhile it begins a segment
-        first.put(numbered(number))
-    while log_end(path) < 3 * size:
-        time.sleep(0.001)
-    first.close()
-    second.close()
-    assert ids(read_all(path)[0]) == ["r1", "r2", "r3", "r9"]
+    size = len(numbered(100).to_line())
+    logs = [ObservationLog(path, max_segment_bytes=5 * size, max_segments=1000) for _ in range(2)]
+    for number in range(100, 300):
+        logs[number % 2].put(numbered(number))
+    for log in logs:
+        log.close()
+    found = ids(read_all(path)[0])
+    assert sorted(found) == [f"r{number}" for number in range(100, 300)]
+    for first in (0, 1):
+        assert [each for each in found if int(each[1:]) % 2 == first] == sorted(
+            each for each in found if int(each[1:]) % 2 == first
+        )
+    assert len(list(tmp_path.iterdir())) > 30

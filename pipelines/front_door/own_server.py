@@ -1,0 +1,113 @@
+"""Answers requests with the engines of this machine, through the router in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pipelines.client import Chunk
+from pipelines.client.connection import Timeouts
+from pipelines.client.generation import chunk_from_outputs
+from pipelines.front_door.router_calls import all_of
+from pipelines.front_door.served_model import ServedModel
+from pipelines.router.arms import Arm, LiveArms, pair_in_service
+from pipelines.router.observation_log import ObservationLog
+from pipelines.router.preprocessing import Preprocessing
+from pipelines.router.router import Router, TextRequest, max_open_requests
+from pipelines.wire.answer import Response
+from pipelines.wire.calls import is_listening
+from pipelines.wire.request import CompletionRequest
+
+
+class OwnServer(Collector):
+    """The engines of this machine (``RouterCalls``). Used on one event loop.
+
+    Attributes:
+        max_requests: Most requests that the pair answers or keeps waiting at a time; it refuses others.
+
+    Args:
+        model: The model.
+        settings: Parameters of the model ``router`` (``deploy.served_files.router_parameters``).
+    """
+
+    def __init__(self, model: ServedModel, settings: Mapping[str, str]) -> None:
+        self.max_requests = model.max_requests
+        max_batch_size = int(settings["max_batch_size"])
+        pair = pair_in_service(settings["stable_socket"], settings["control_socket"], max_batch_size)
+        self._arms = LiveArms(Path(settings["arms_file"]), pair)
+        self._log = ObservationLog(Path(settings["observations_file"]))
+        max_open = max_open_requests(max_batch_size, int(settings["max_queue_size"]))
+        self._router = Router(
+            Preprocessing(model.tokenizer, model.max_seq_len), self._arms, self._log, max_open
+        )
+
+    async def close(self) -> None:
+        """Stop replays and write the last observations."""
+        await self._router.close()
+        await asyncio.to_thread(self._log.close)
+
+    async def is_ready(self) -> bool:
+        """Return whether the process of the pair in service takes requests."""
+        return await is_listening(Path(self._arms.read().stable.socket))
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
+        """Answer one request and stream its chunks; closing the generator cancels the request.
+
+        Raises:
+            DraftproofError: The request was refused, or no arm answered.
+        """
+        async with aclosing(self._responses(request, streaming=True)) as responses:
+            async for response in responses:
+                yield _chunk(response)
+
+    async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
+        """Answer requests concurrently, each in one chunk; the first error cancels the others.
+
+        Raises:
+            DraftproofError: As for ``stream``.
+        """
+        return await all_of(map(self._generate, requests))
+
+    async def _generate(self, request: CompletionRequest) -> Chunk:
+        async with aclosing(self._responses(request, streaming=False)) as responses:
+            return [_chunk(response) async for response in responses][-1]
+
+    def _responses(self, request: CompletionRequest, *, streaming: bool) -> AsyncGenerator[Response, None]:
+        tensors = request.tensors(streaming=streaming)
+        return self._router.answer(TextRequest(tensors, timeout_us=Timeouts().total_us))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the requests of this front door by arm."""
+        requests = CounterMetricFamily(
+            "draftproof_front_door_arm_requests", "Requests, by arm and outcome", labels=("arm", "outcome")
+        )
+        for (arm, outcome), number in sorted(self._router.num_requests.items()):
+            requests.add_metric((arm, outcome), number)
+        fallbacks = CounterMetricFamily(
+            "draftproof_front_door_fallbacks",
+            "Requests that fell back to another arm, by the arm they left",
+            labels=("arm",),
+        )
+        out = GaugeMetricFamily(
+            "draftproof_front_door_arm_out", "1 while an arm is avoided because it failed", labels=("arm",)
+        )
+        for arm in get_args(Arm):
+            fallbacks.add_metric((arm,), self._router.num_fallbacks[arm])
+            out.add_metric((arm,), self._router.is_out(arm))
+        dropped = CounterMetricFamily(
+            "draftproof_front_door_observations_dropped", "Observations that could not be written"
+        )
+        dropped.add_metric((), self._log.num_dropped)
+        yield from (requests, fallbacks, out, dropped)
+
+
+def _chunk(response: Response) -> Chunk:
+    values = {name: array.reshape(-1).tolist() for name, array in response[0].items()}
+    return chunk_from_outputs(values, asyncio.get_running_loop().time())
