@@ -165,8 +165,8 @@ class Router:
             InvalidRequestError: The request is invalid, or names an arm that is not served.
             DraftproofError: No arm answered; this is the error of the last one.
         """
-        if request.arm == "control":
-            _refuse_inputs_of_drafts(request.inputs)
+        if request.arm:
+            _refuse_choices(request)
         with ExitStack() as place:
             place.enter_context(self._open_limit.place())
             call = await self._tokenized(request)
@@ -349,14 +349,18 @@ class Router:
             self.log.put(replace(observation, oldest_open_at_s=oldest_open_at_s))
 
 
-def _refuse_inputs_of_drafts(inputs: Inputs) -> None:
-    of_drafts = [name for name in inputs if TEXT_INPUTS[name].part == "draft"]
-    if of_drafts:
+def _refuse_choices(request: TextRequest) -> None:
+    """Refuse an arm where one is given, and what the target alone cannot follow."""
+    parts = {name: TEXT_INPUTS[name].part for name in request.inputs}
+    unknown = [name for name, part in parts.items() if part == "draft" and request.arm == "control"]
+    if "arm" in parts:
+        unknown.append("arm")
+    if unknown:
         raise InvalidRequestError(
-            "the target alone has no such input",
-            values=", ".join(of_drafts),
-            limit="inputs about drafts are for the pair",
-            remedy="leave them out, or send the request to generate",
+            f"the input '{unknown[0]}' has no meaning for this model",
+            values=f"{', '.join(unknown)}; the model is answered by {request.arm}",
+            limit="generate has no arm, generate_target neither arm nor draft",
+            remedy="leave it out, or send the request to router",
         )
 
 

@@ -99,7 +99,7 @@ def render(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
         run = tmp_path_factory.mktemp("run")
         repository = render_recipe(tiny_recipe(name), *tiny_pair, run)
         if text_models:
-            keep_models(repository, "speculative", "target", *text_models)
+            keep_models(repository, "speculative", *text_models)
         return repository.parent
 
     return make

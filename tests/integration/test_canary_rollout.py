@@ -126,7 +126,7 @@ def traffic(server: Server) -> Iterator[Traffic]:
 
 @pytest.fixture
 def server(render: Callable[..., Path]) -> Iterator[Server]:
-    with ready_server(render("tiny-rollout", "router", "generate_target")) as running:
+    with ready_server(render("tiny-rollout", "router")) as running:
         yield running
 
 

@@ -203,7 +203,7 @@ def test_the_demonstration_shows_equal_answers(server: Server, capsys: pytest.Ca
 def test_a_server_of_its_own_is_started_and_stopped_and_its_death_is_noticed(
     render: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = render("own", "generate")
+    directory = render("own", "router")
     monkeypatch.setattr(running_server, "run_directory", lambda recipe: directory)
     monkeypatch.setattr(running_server, "build_recipe", lambda module, recipe, report: None)
     with running_server.running_server("", "own") as address:

@@ -169,7 +169,7 @@ def models_of(server: Server) -> list[str]:
 
 
 def test_a_killed_server_leaves_no_client_waiting(render: Callable[..., Path]) -> None:
-    server = Server.start(render("tiny-killed", "generate"), Ports.free())
+    server = Server.start(render("tiny-killed", "router"), Ports.free())
     try:
         server.wait_ready()
         with grpc_client(server) as grpc, http_client(server) as http:
@@ -196,7 +196,7 @@ def test_a_server_that_is_stopped_under_streams_ends_in_good_order(
 ) -> None:
     """Clients ask until they get an error; no call may keep Triton from unloading its model."""
     patience_s = 30  # unloading is slow on a busy machine; a blocked model would never unload
-    server = Server.start(render("tiny-stopped", "generate"), Ports.free(), exit_timeout_s=patience_s)
+    server = Server.start(render("tiny-stopped", "router"), Ports.free(), exit_timeout_s=patience_s)
     refusals: list[str] = []
 
     def ask(client: Client) -> None:
@@ -226,7 +226,7 @@ def test_a_server_that_is_stopped_under_streams_ends_in_good_order(
 def test_a_server_that_dies_at_start_shows_what_its_log_says(render: Callable[..., Path]) -> None:
     from pipelines.deploy.ports import Ports
 
-    directory = render("tiny-broken", "generate")
+    directory = render("tiny-broken", "router")
     config = directory / "model_repository" / "speculative" / "config.pbtxt"
     text = config.read_text()
     config.write_text(text.replace('value: { string_value: "128" }', 'value: { string_value: "many" }'))

@@ -33,7 +33,7 @@ CLIENTS = grpc_client, http_client
 @pytest.fixture(scope="module")
 def obedient(render: Callable[..., Path]) -> Iterator[tuple[Server, Path]]:
     """Return a server whose draft obeys a file, and that file."""
-    directory = render("tiny-faults", "generate", "generate_target")
+    directory = render("tiny-faults", "router")
     state = add_faults(directory, "speculative")
     with ready_server(directory) as server:
         yield server, state

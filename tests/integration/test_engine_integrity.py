@@ -34,10 +34,10 @@ def engines(tiny_pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return copies
 
 
-def render(engines: tuple[Path, Path], run: Path, *text_models: str) -> Path:
-    """Render a repository with a pair and these text models."""
+def render(engines: tuple[Path, Path], run: Path) -> Path:
+    """Render a repository with a pair and the text model."""
     repository = render_recipe(tiny_recipe("tiny"), *engines, run)
-    keep_models(repository, "speculative", "target", *text_models)
+    keep_models(repository, "speculative", "router")
     return repository.parent
 
 
@@ -58,7 +58,7 @@ def test_a_server_does_not_see_what_becomes_of_its_engines(
     engines: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """With memory-mapped engines, damage changed tokens, and truncation killed both models' processes."""
-    directory = render(engines, tmp_path / "run", *MODELS)
+    directory = render(engines, tmp_path / "run")
     with ready_server(directory) as server:
         right = answers(server, 1)
         for engine in engines:

@@ -52,7 +52,7 @@ def test_the_process_of_a_container_is_the_server_and_ends_well(
     exit_timeout_s: int, render: Callable[..., Path]
 ) -> None:
     """Triton itself exits with 1 if its models unload too slowly, as on a busy machine."""
-    directory = render("tiny-foreground", "generate")
+    directory = render("tiny-foreground", "router")
     with foreground(directory, exit_timeout_s) as (process, server):
         server.wait_ready()
         live = f"http://127.0.0.1:{server.ports.http}/v2/health/live"
@@ -67,7 +67,7 @@ def test_the_process_of_a_container_is_the_server_and_ends_well(
 
 
 def test_a_container_that_is_told_to_end_while_it_loads_ends_well(render: Callable[..., Path]) -> None:
-    directory = render("tiny-foreground", "generate")
+    directory = render("tiny-foreground", "router")
     with foreground(directory, 10) as (process, _):
         log = directory / "foreground.log"
         assert wait_until(lambda: "loading" in log.read_text()), "Triton begins to load its models"
@@ -77,7 +77,7 @@ def test_a_container_that_is_told_to_end_while_it_loads_ends_well(render: Callab
 
 def test_a_gateway_whose_port_is_taken_ends_with_its_triton(render: Callable[..., Path]) -> None:
     """Triton is started before the gateway listens."""
-    directory = render("tiny-foreground", "generate")
+    directory = render("tiny-foreground", "router")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         ports = replace(Ports.free(), grpc=taken.getsockname()[1])
         command = [

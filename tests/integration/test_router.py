@@ -117,7 +117,7 @@ def test_kserve_calls_are_routed_too(routed: Server, follow: Callable[..., None]
     result = kserve.infer("router", kserve_inputs(b"def main(", 20))
     kserve.close()
     with grpc_client(routed) as client:
-        expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate_target")
+        expected = client.generate(CompletionRequest("def main(", max_tokens=20), "generate")
     assert tuple(result.as_numpy("output_ids").ravel().tolist()) == expected.output_ids
     assert result.as_numpy("arm").item() == b"candidate"
 
@@ -155,13 +155,13 @@ def test_a_candidate_that_nobody_serves_loses_no_request(
     with grpc_client(routed) as client:
         for request in REQUESTS:
             answer = client.stream(request, "router").result()
-            assert answer.output_ids == client.generate(request, "generate_target").output_ids
+            assert answer.output_ids == client.generate(request, "generate").output_ids
             assert (answer.arm, answer.fallback_from) == ("stable", ("candidate",))
     assert read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") in (0, 1)
     assert wait_until(
         lambda: read_gauge(routed, "draftproof_router_arm_out", model="router", arm="candidate") == 1
     )
-    reasons = [each.fallback_reasons for each in noted(len(REQUESTS))]
+    reasons = [each.fallback_reasons for each in noted(2 * len(REQUESTS)) if not each.overridden]
     assert reasons[:5] == [("error",)] * 5 and ("out",) in reasons[5:]  # a slow machine tries it again
 
 
@@ -190,7 +190,7 @@ def test_a_client_names_its_arm(client_of_router: Client) -> None:
     assert (answer.arm, answer.num_rounds) == ("control", 0)
     with pytest.raises(InvalidRequestError, match="there is no such arm"):
         client_of_router.generate(CompletionRequest("def f(", arm="candidate"), "router")
-    with pytest.raises(InvalidRequestError, match="'arm'"):
+    with pytest.raises(InvalidRequestError, match="the input 'arm'"):
         client_of_router.generate(CompletionRequest("def f(", arm="stable"), "generate")
 
 

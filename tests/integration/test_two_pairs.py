@@ -69,7 +69,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def one_pair(render: Callable[..., Path]) -> Iterator[Server]:
-    with ready_server(render("tiny-beside", "generate", "generate_target")) as server:
+    with ready_server(render("tiny-beside", "router")) as server:
         yield server
 
 
@@ -299,7 +299,7 @@ def test_what_is_asked_again_is_done_once(served: Served) -> None:
 def test_a_server_that_starts_again_loads_no_pair_on_trial(
     render: Callable[..., Path], other_draft: tuple[Path, Path]
 ) -> None:
-    run = render("tiny-again", "generate")
+    run = render("tiny-again", "router")
     with ready_server(run) as server, repository_api(server) as api:
         model = second_pair(run, other_draft).pair.speculative_model
         api.load(model)
