@@ -108,15 +108,15 @@ gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine wi
 
 .PHONY: drills
 drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour)
-	@$(venv) -m tests.drills --output results/canary-drills.json $(ARGS)
+	@$(venv) -m tests.drills $(ARGS)
 
 .PHONY: drills-faults
 drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes)
-	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" --output results/fault-drills.json $(ARGS)
+	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: drills-fleet
 drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour)
-	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills --output results/fleet-drills.json $(ARGS)
+	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills $(ARGS)
 
 .PHONY: check
 check: .venv/test.stamp ## run the lint, format, type and architecture checks

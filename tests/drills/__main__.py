@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.harness import conditions_line, markdown
 from build.built_pair import measure_pair
 from build.engines import build_engines
 from build.recipe import load_recipe
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if options.output:
         write_whole(options.output, json.dumps(document, indent=1) + "\n")
+    print(_table(results), conditions_line(context), sep="\n\n")
     print(json.dumps({"verdict": document["verdict"], "drills": len(results)}))
     return EXIT_CODES[document["verdict"]]
 
@@ -80,6 +82,18 @@ def _setting(name: str) -> Setting:
     measure_pair(recipe, draft, target)
     document = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
     return Setting(document, draft, target, demo_requests(), PLAN, drill_limits())
+
+
+def _table(results: Sequence[Result]) -> str:
+    heads = ["Candidate", "Ended", "Decided in", "Client requests until then", "Seconds"]
+    rows = [
+        [
+            *(each.drill, each.phase.replace("_", " "), each.decided_in, each.num_requests, each.seconds),
+            *(each.num_asked, each.num_fallbacks, each.num_lost, each.num_wrong),
+        ]
+        for each in results
+    ]
+    return markdown([*heads, "Requests of the drill", "By another arm", "Lost", "Wrong"], rows)
 
 
 def _line(result: Result) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import conditions_line, markdown
 from pipelines.atomic_file import write_whole
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if options.output:
         write_whole(options.output, json.dumps(document, indent=1) + "\n")
+    print(_table(results), conditions_line(context), sep="\n\n")
     print(json.dumps({name: document[name] for name in ("verdict", "seconds")} | {"drills": len(results)}))
     return EXIT_CODES[document["verdict"]]
 
@@ -77,6 +79,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--soak-s", type=float, default=120.0, help="seconds of the soak (%(default)s)")
     parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
     return parser.parse_args(arguments)
+
+
+def _table(results: Sequence[dict[str, Any]]) -> str:
+    counted = ("drill", "requests", "equal", "wrong", "hung", "lost")
+    timed = ("not_ready_s", "ready_s", "last_error_s")
+    rows = [
+        [
+            *(each[name] for name in counted),
+            ", ".join(f"{count} `{name}`" for name, count in each["errors"].items()) or "-",
+            *("-" if each[name] is None else f"{each[name]:.2f} s" for name in timed),
+        ]
+        for each in results
+    ]
+    heads = ["Drill", "Requests", "Equal", "Wrong", "Hung", "Lost", "Errors by class"]
+    return markdown([*heads, "Not ready after", "Ready again after", "Last error after"], rows)
 
 
 def _line(result: dict[str, Any]) -> str:

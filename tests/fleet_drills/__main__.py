@@ -1,13 +1,11 @@
 """Runs the drills of a fleet: ``python -m tests.fleet_drills`` (``make drills-fleet``).
 
-Exits with 0 if no answer was lost or wrong. ``--output`` writes the results as JSON after each drill, and
-keeps those of other drills that the file has, so that an hour of drills can be divided.
+Exits with 0 if no answer was lost or wrong. ``--drills`` divides the hour that all take.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -16,16 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.atomic_file import write_whole
+from benchmarks.harness import conditions_line, markdown
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import stopped_by_signals
 from tests.fleet_drills.crowd import Asked, Crowd
-from tests.fleet_drills.doors import NUM_DOORS
 from tests.fleet_drills.faults import FAULTS, kill_front_door
 from tests.fleet_drills.place import NUM_SERVERS, Place
 
-FORMAT = 3
 _NUM_CLIENTS = 3  # of each server
 _BETWEEN_S = 2.0
 
@@ -40,30 +36,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Place(Path(folder)) as place,
     ):
         crowd = Crowd(place.doors.url)
-        engines = engine_conditions({"target": place.target})
+        about = conditions("tests.fleet_drills", sys.argv[1:])
+        about["engines"] = engine_conditions({"target": place.target})
         for name in options.drills:
-            about = {**conditions("tests.fleet_drills", sys.argv[1:]), "engines": engines}
-            result = _drill(place, crowd, FAULTS[name], options.num_requests)
-            results.append({"drill": name, **result, "conditions": about})
+            results.append({"drill": name, **_drill(place, crowd, FAULTS[name], options.num_requests)})
             print(results[-1], flush=True)
-            if options.output:
-                _write(options.output, results)
+    print(_table(results), conditions_line(about), sep="\n\n")
     return int(not all(map(_is_well, results)))
 
 
-def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
-    """Write results, and what the file has of other drills, in the order of the drills."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = known["drills"] if known.get("format") == FORMAT else []
-    found = {each["drill"]: each for each in (*kept, *results)}
-    document = {
-        "format": FORMAT,
-        "num_servers": NUM_SERVERS,
-        "num_front_doors": NUM_DOORS,
-        "num_clients": NUM_SERVERS * _NUM_CLIENTS,
-        "drills": [found[name] for name in FAULTS if name in found],
-    }
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+def _table(results: Sequence[Mapping[str, Any]]) -> str:
+    counts = ("drill", "rounds", "num_requests", "num_lost", "num_wrong", "num_broken", "num_interrupted")
+    pauses = ("median_pause_s", "longest_pause_s")
+    rows = [
+        [
+            *(each[name] for name in counts),
+            *("-" if each[name] is None else f"{each[name]:.2f} s" for name in pauses),
+        ]
+        for each in results
+    ]
+    heads = ["Drill", "Times", "Requests", "Lost", "Wrong", "Sent again", "Interrupted streams"]
+    return markdown([*heads, "Pause, median", "Longest"], rows)
 
 
 def _is_well(result: Mapping[str, Any]) -> bool:
@@ -134,7 +127,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="at least this many requests in each drill (%(default)s)",
     )
     parser.add_argument("--drills", nargs="+", choices=FAULTS, default=list(FAULTS), help="(default: all)")
-    parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
     return parser.parse_args(arguments)
 
 

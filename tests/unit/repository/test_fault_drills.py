@@ -9,8 +9,7 @@ import pytest
 from pipelines.client.refusals import timed_out, unreachable
 from pipelines.errors import EngineFailedError, InternalError, RequestTimeoutError, from_wire
 from tests.fault_drills.asking import EQUAL, Heard, Tally, class_of
-from tests.fault_drills.drill import BUSY, DIED, Drill, Outcome, judge
-from tests.fault_drills.watching import figures
+from tests.fault_drills.drill import DIED, Drill, Outcome, judge
 
 DRILL = Drill("a death", lambda place: Outcome(), DIED, replaces=True)
 PASSED = Outcome(
@@ -51,10 +50,6 @@ def test_whatever_is_not_as_it_has_to_be_is_said(changes: dict[str, object], wor
     assert word in fault
 
 
-def test_errors_are_excused_by_class() -> None:
-    assert judge(dataclasses.replace(DRILL, excused=BUSY), PASSED) == ["clients heard {'engine_failed': 1}"]
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -69,14 +64,3 @@ def test_errors_are_excused_by_class() -> None:
 )
 def test_an_error_says_what_became_of_the_request(error: EngineFailedError, outcome: str) -> None:
     assert class_of(error) == outcome
-
-
-def test_series_of_a_model_are_added_up() -> None:
-    text = (
-        '# HELP a b\na 2\ndraftproof_router_arm_out{model="router",arm="stable"} 1\n'
-        'draftproof_router_arm_out{model="router",arm="control"} 1\ndraftproof_gateway_requests_open 3\n'
-    )
-    assert figures(text) == {
-        ("draftproof_router_arm_out", "router"): 2.0,
-        ("draftproof_gateway_requests_open", ""): 3.0,
-    }
