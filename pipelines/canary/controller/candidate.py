@@ -18,6 +18,7 @@ from pipelines.building import package_arguments
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError, DraftproofError
+from pipelines.manifest import MANIFEST_NAME, read_manifest
 
 STABLE_MODEL = "speculative"
 
@@ -37,18 +38,15 @@ def engine_manifest(pair: PairRecord, role: str) -> dict[str, Any]:
     Raises:
         CanaryError: The file cannot be read.
     """
-    path = Path(getattr(pair, f"{role}_engine_dir")) / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
+    directory = Path(getattr(pair, f"{role}_engine_dir"))
+    manifest = read_manifest(directory)
+    if manifest is None:
         raise CanaryError(
             "the manifest of an engine cannot be read",
-            values=f"{path}: {error!r}",
+            values=str(directory / MANIFEST_NAME),
             limit="an engine directory as 'draftproof engines' leaves it",
             remedy="run 'draftproof engines' for the recipe",
-        ) from None
+        )
     return manifest
 
 
@@ -85,7 +83,7 @@ class CandidatePair:
 
 
 def render_beside(
-    recipe: str, run_directory: Path, free: int, runtime: str = "", public_key: Path | None = None
+    recipe: str, run_directory: Path, free: int, public_key: Path | None = None
 ) -> CandidatePair:
     """Build and measure a pair, or check its package, and render it beside the one in service.
 
@@ -93,13 +91,12 @@ def render_beside(
         recipe: Name of a recipe, path of a YAML file, or path of a package.
         run_directory: ``.run/<recipe of the pair in service>``.
         free: Bytes of memory that the server may still use; this process may have other limits.
-        runtime: ``embedded`` or ``tensorrt_llm``; "" for the recipe's own. A package has one already.
         public_key: PEM file of the key that must have signed a package; None to accept any package.
 
     Raises:
         CanaryError: The build failed; the error quotes its message.
     """
-    of_recipe = ["--recipe", recipe, "--runtime", runtime]
+    of_recipe = ["--recipe", recipe]
     is_package = "/" in recipe and Path(recipe).is_dir()
     source = package_arguments(Path(recipe), public_key) if is_package else of_recipe
     command = [sys.executable, "-m", "build.repository", *source]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,7 +10,6 @@ from build import repository
 from build.files import write_manifest
 from build.recipe import load_recipe
 from build.rendering import second_pair
-from pipelines.canary.controller import candidate as candidates
 from pipelines.canary.controller.candidate import (
     CandidatePair,
     engine_manifest,
@@ -23,7 +20,7 @@ from pipelines.canary.controller.candidate import (
 )
 from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.pair_record import PAIR_FILE
-from pipelines.errors import CanaryError, RepositoryError
+from pipelines.errors import CanaryError
 
 DEMO = load_recipe("demo")
 
@@ -46,11 +43,6 @@ def rendered(tmp_path: Path, run: Path, target: str = "target-2") -> CandidatePa
     engines = [write_engine(tmp_path / "new" / name, name) for name in ("draft-2", target)]
     record = second_pair.render_second_pair(DEMO, *engines, run)
     return CandidatePair.read(run, record.speculative_model)
-
-
-def test_the_models_of_a_pair_are_named_by_its_hash(tmp_path: Path, run: Path) -> None:
-    pair = rendered(tmp_path, run).pair
-    assert pair.speculative_model == f"speculative_{pair.hash}"
 
 
 def test_it_knows_whether_answers_must_be_equal(tmp_path: Path, run: Path) -> None:
@@ -120,18 +112,3 @@ def test_a_recipe_that_cannot_be_rendered_is_refused_with_the_reason(run: Path) 
         CanaryError, match=r"could not be rendered .*; there is no recipe demmo.*did you mean"
     ):
         render_beside("demmo", run, 0)
-
-
-def test_the_plan_gets_the_memory_of_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = MagicMock(return_value=MagicMock(returncode=1, stdout="", stderr=""))
-    monkeypatch.setattr(candidates.subprocess, "run", program)
-    with pytest.raises(CanaryError, match="could not be rendered"):
-        render_beside("demo", run, 123)
-    assert program.call_args.args[0][-2:] == ["--free-bytes", "123"]
-
-
-def test_a_run_directory_without_a_repository_is_refused(tmp_path: Path) -> None:
-    engines = [write_engine(tmp_path / name, name) for name in ("draft-2", "target-2")]
-    with pytest.raises(RepositoryError, match=r"pair\.json: cannot be read"):
-        second_pair.render_second_pair(DEMO, *engines, tmp_path)
-    assert json.loads((engines[0] / "manifest.json").read_text())["fingerprint"] == "draft-2"

@@ -169,19 +169,6 @@ def test_a_candidate_whose_process_was_replaced_between_two_looks_is_rolled_back
     assert store.record().transitions[-1].reason == "its process ended and was replaced"
 
 
-def test_a_promoted_pair_whose_process_ends_gives_its_place_back(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path)
-
-    def crash(cycle: Cycle) -> None:
-        if cycle.position.phase == "promoting" and world._crash_at is None:
-            world._crash_at = len(world.state["candidates"]) + 5
-
-    record = roll_out(world, act=crash)
-    assert phases(record)[-3:] == ["promoting", "rolling_back", "rolled_back"]
-    assert world.table.stable.socket == STABLE
-    assert judgement(record).verdict == "fail"
-
-
 def test_a_pause_is_kept_and_a_resume_leads_to_promotion(tmp_path: Path) -> None:
     world = SimulatedWorld(tmp_path)
     looks_paused = 0
@@ -209,13 +196,6 @@ def test_an_abort_takes_the_candidate_away(phase: str, tmp_path: Path) -> None:
     assert judgement(record).verdict == "inconclusive"
     assert world.table.stable.socket == STABLE
     assert not world.state["is_loaded"]
-
-
-def test_an_operator_may_promote_early(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path)
-    record = roll_out(world, act=ordering(world, {"shadow": "promote"}))
-    assert phases(record)[-3:] == ["promoting", "settling", "promoted"]
-    assert record.transitions[-3].reason == "an operator promoted it"
 
 
 @pytest.mark.parametrize(
@@ -266,13 +246,6 @@ def test_without_a_controller_the_candidate_gets_no_requests(tmp_path: Path) -> 
     assert rollout is not None
     controller_of(store, rollout, world).run(lambda cycle: None, world.sleep)
     assert phases(store.record())[-2:] == ["settling", "promoted"]
-
-
-def test_requests_of_testers_count_for_nothing(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path, overridden_share=0.3)
-    record = roll_out(world)
-    assert phases(record)[-1] == "promoted"
-    assert not any(each.failure for each in record.requests)
 
 
 def test_what_the_log_has_of_an_earlier_rollout_counts_for_nothing(tmp_path: Path) -> None:
@@ -371,15 +344,3 @@ def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(t
     assert looks[0].position.pause_reason == "acceptance_rate 0.45, 0.50 at the build"
     assert phases(store.record())[3:] == ["paused", "rolling_back", "aborted"]
     assert not world.state["is_loaded"]
-
-
-def test_a_waiting_candidate_whose_process_ends_is_rolled_back(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path, held=True)
-
-    def crash(cycle: Cycle) -> None:
-        if cycle.position.phase == "paused":
-            world._crash_at = 0
-
-    record = roll_out(world, act=crash)
-    assert phases(record)[3:] == ["paused", "rolling_back", "rolled_back"]
-    assert "its socket has refused connections" in record.transitions[-2].reason

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from pipelines import available_resources
@@ -44,48 +42,29 @@ def test_small_changes_are_not_published(monkeypatch: pytest.MonkeyPatch) -> Non
     assert published_bytes() == 192 * MIB
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[[str], str]]:
-    """Serve a text as a metrics port; return its address."""
-    running = []
-
-    def start(text: str) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        running.append(server)
-        return f"http://127.0.0.1:{server.server_port}/metrics"
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    """Let a metrics port answer with a text; return its address."""
+    request = httpx.Request("GET", "http://x/metrics")
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, text=text, request=request))
+    return str(request.url)
 
 
-def test_the_least_of_what_a_server_says_counts(serve: Callable[[str], str]) -> None:
+def test_the_least_of_what_a_server_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FIGURE in _DESCRIPTIONS
     text = f"# HELP {FIGURE} x\n" + "".join(
         f'{FIGURE}{{model="{model}"}} {value}\n'
         for model, value in (("router", "6.7108864e+08"), ("generate", "603979776.000000"))
     )
-    assert free_bytes(serve(text)) == 603979776
+    assert free_bytes(answering(monkeypatch, text)) == 603979776
 
 
 @pytest.mark.parametrize("text", ["", f"# HELP {FIGURE} x\n", f'{FIGURE}{{model="router"}} much\n'])
-def test_a_server_that_does_not_say_is_an_error(serve: Callable[[str], str], text: str) -> None:
+def test_a_server_that_does_not_say_is_an_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A server of another version, or without a router, does not report its free memory."""
     with pytest.raises(CanaryError, match="available memory of the server cannot be read"):
-        free_bytes(serve(text))
+        free_bytes(answering(monkeypatch, text))
 
 
-def test_a_server_that_does_not_answer_is_an_error(serve: Callable[[str], str]) -> None:
+def test_a_server_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(CanaryError, match=r"available memory of the server cannot be read.*ConnectError"):
         free_bytes("http://127.0.0.1:1/metrics")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from pipelines.triton.backend.gauges import Gauges
 from tests.unit.canary.requests import LIMITS, SLO, samples
 from tests.unit.canary.simulated_world import PLAN, SimulatedWorld, begun
 from tests.unit.canary.test_controller import phases, roll_out
+from tests.unit.serving.test_gauges import Backend, publishing, wait_until
 
 NUM_RUNS = 100
 
@@ -250,64 +249,20 @@ def test_a_rollout_whose_figures_cannot_be_read_says_so_and_does_not_pass(tmp_pa
 # In a model's process --------------------------------------------------------------------------------------
 
 
-class _Backend:
-    """A stand-in for Triton's backend that keeps the values."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        values = self.values
-
-        class Family:
-            COUNTER, GAUGE, HISTOGRAM = range(3)
-
-            def __init__(self, name: str, description: str, kind: int) -> None:
-                assert description
-                self._name = name
-
-            def Metric(self, labels: dict[str, str]) -> Any:
-                assert labels["model"] == "m"
-                return _Metric(values, self._name)
-
-        self.MetricFamily = Family
-
-
-class _Metric:
-    def __init__(self, values: dict[str, float], name: str) -> None:
-        self._values, self._name = values, name
-
-    def set(self, value: float) -> None:
-        self._values[self._name] = value
-
-    def increment(self, value: float) -> None:
-        self._values[self._name] = self._values.get(self._name, 0.0) + value
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_every_model_publishes_what_its_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "INTERVAL_S", 0.01)
-    backend = _Backend()
-    published = Gauges(backend, "m")
+    backend = Backend()
+
+    def value(name: str) -> float:
+        return backend.values.get((f"draftproof_process_{name}", (("model", "m"),)), 0.0)
+
     gc.collect()  # what earlier tests left would be freed meanwhile
-    published.start()
-    try:
-        wait_until(lambda: "draftproof_process_resident_memory_bytes" in backend.values)
-        before = backend.values["draftproof_process_resident_memory_bytes"]
-        assert before > 20 << 20 and before % (1 << 20) == 0
+    with publishing(Gauges(backend, "m")):
+        wait_until(lambda: value("resident_memory_bytes") > 20 << 20)
+        before, begun_s = value("resident_memory_bytes"), value("cpu_seconds_total")
         kept = bytearray(b"x") * (256 << 20)
-        wait_until(
-            lambda: backend.values["draftproof_process_resident_memory_bytes"] >= before + len(kept) / 2
-        )
-        begun_s = backend.values["draftproof_process_cpu_seconds_total"]
+        wait_until(lambda: value("resident_memory_bytes") >= before + len(kept) / 2)
         assert begun_s <= time.process_time()
         while time.process_time() < begun_s + 0.5:
             pass
-        wait_until(lambda: backend.values["draftproof_process_cpu_seconds_total"] > begun_s + 0.4)
-        assert threading.active_count() > 1
-    finally:
-        published.stop()
+        wait_until(lambda: value("cpu_seconds_total") > begun_s + 0.4)
