@@ -185,5 +185,5 @@ def _check_same(state: Path, rollout: Rollout, candidate: str) -> None:
             values=f"{rollout.canary_id} of {rollout.recipe_candidate}; requested: {candidate}",
             limit="one rollout at a time",
             remedy=f"resume it with the candidate {rollout.recipe_candidate}; to end it, run "
-            f"'python -m pipelines.canary abort --state {state}' first",
+            f"'draftproof canary abort --state {state}' first",
         )

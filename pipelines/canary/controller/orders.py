@@ -35,8 +35,7 @@ def sole_controller(state: Path) -> Iterator[None]:
                 "a rollout is already running",
                 values=f"{state} has a controller",
                 limit="one rollout at a time",
-                remedy="wait until it ends, or end it with "
-                f"'python -m pipelines.canary abort --state {state}'",
+                remedy=f"wait until it ends, or end it with 'draftproof canary abort --state {state}'",
             ) from None
         yield
 
@@ -72,7 +71,7 @@ def give_order(state: Path, order: Order) -> str:
                 f"the rollout cannot carry out the order {order}",
                 values=f"{state}: {'no rollout' if position is None else f'phase {position.phase}'}",
                 limit=_WHEN[order],
-                remedy=f"see 'python -m pipelines.canary status --state {state}'",
+                remedy=f"see 'draftproof canary status --state {state}'",
             )
         store.give(rollout, order)
     finally:

@@ -31,7 +31,7 @@ def show_cycle(recipe: str, cycle: Cycle) -> None:
         return
     lines = [_transition(cycle.transition)]
     if cycle.position.pause_reason:
-        resume = f"python -m pipelines.canary resume --recipe {shlex.quote(recipe)}"
+        resume = f"draftproof canary resume --recipe {shlex.quote(recipe)}"
         lines.append(f"to decide: {resume}, or promote or abort instead")
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 

@@ -157,7 +157,7 @@ def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
     reason = "acceptance_rate 0.45, 0.50 at the build"
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2].endswith(reason)
-    decide = "python -m pipelines.canary resume --recipe 'two words', or promote or abort instead"
+    decide = "draftproof canary resume --recipe 'two words', or promote or abort instead"
     assert lines[-1] == f"to decide: {decide}"
     state = ["--state", str(state_file(run))]
     assert command.main(["verdict", *state]) == 3

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": {
         *("errors", "program", "client", "text", "command_line", "bench", "atomic_file", "deploy"),
     },
-    "canary": 3_200{
+    "canary": {
         *("errors", "program", "manifest", "client", "deploy", "router", "text"),
         *("command_line", "bench", "atomic_file", "building", "configuration", "engine_memory"),
         "socket_path",
