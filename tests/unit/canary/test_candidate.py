@@ -71,7 +71,7 @@ def test_a_record_of_another_version_is_refused(run: Path, text: str | None) -> 
         path.write_text(text)
     with pytest.raises(
         CanaryError,
-        match=r"pair.json: (cannot be read|a key is missing); .*; .*; run 'draftproof repository'",
+        match=r"pair.json: (cannot be read|a key is missing); .*; .*; run 'draftproof stop'",
     ):
         read_pair(run)
 
