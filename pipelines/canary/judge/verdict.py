@@ -10,10 +10,10 @@ from typing import Literal
 from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.e_values import adjusted
 from pipelines.canary.judge.limits import Limits
+from pipelines.canary.judge.measures import Bounds, bounds, trials_lacking
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
-from pipelines.canary.judge.sequences import Bounds, bounds, trials_lacking
 
 Word = Literal["pass", "fail", "inconclusive"]
 Action = Literal["promote", "roll_back", "hold", "go_on"]

@@ -27,8 +27,9 @@ from pipelines.canary.judge.measures import (
     MedianRatio,
     QuantileRatio,
     Rate,
+    bounds,
+    trials_lacking,
 )
-from pipelines.canary.judge.sequences import bounds, trials_lacking
 from tests.unit.canary.simulate import first
 
 ALPHA = 0.05
