@@ -112,13 +112,13 @@ BREAKAGES: tuple[Breakage, ...] = (
         "sampling: the temperature is forgotten",
         "scores = scores / sampling.temperature",
         "scores = scores.copy()",
-        _SAMPLING,
+        "test_processing.py",
     ),
     _one(
         "sampling: the frequency penalty rewards",
         "scores -= sampling.frequency_penalty * counts.in_output",
         "scores += sampling.frequency_penalty * counts.in_output",
-        _SAMPLING,
+        "test_processing.py",
     ),
     _one(
         "sampling: min_tokens is ignored",
@@ -346,12 +346,9 @@ BREAKAGES: tuple[Breakage, ...] = (
         "controller: a decision is acted on before it is stored",
         (
             (
-                "        self._store.advance(self._rollout, progress, found, transition, order and order[0])\n"
-                "        self._progress = progress\n"
-                "        self._write_arms()\n",
-                "        self._progress = progress\n"
-                "        self._write_arms()\n"
-                "        self._store.advance(self._rollout, progress, found, transition, order and order[0])\n",
+                "        self._store.advance(self._rollout, progress, found,",
+                "        self._progress = progress\n        self._write_arms()\n"
+                "        self._store.advance(self._rollout, progress, found,",
             ),
             (
                 "        self._store.advance(\n            self._rollout,",
