@@ -77,7 +77,7 @@ def _worktree(commit: str) -> Iterator[Path]:
 
 
 def _try(tree: Path, breakage: Breakage) -> tuple[str, str]:
-    """Plant a breakage, run its tests and mend the tree; returns the result and a detail."""
+    """Plant a breakage, run its tests and restore the file; returns the result and a detail."""
     place = _place(tree, breakage)
     if place is None:
         return "unclear", "its text does not stand in exactly one place"
