@@ -27,6 +27,18 @@ _ABOUT_SPECIAL_TOKENS = {
     "skip_special_tokens": "leave special tokens out of the text",
 }
 
+_NUMBERS = {
+    "max_tokens": "most output tokens",
+    "temperature": "0 is greedy",
+    "top_k": "0 means all tokens",
+    "top_p": "in (0, 1]",
+    "min_p": "in [0, 1]",
+    "repetition_penalty": "above 0",
+    "presence_penalty": "in [-2, 2]",
+    "frequency_penalty": "in [-2, 2]",
+    "min_tokens": "least output tokens",
+}
+
 DEFAULT_URL = "grpc://127.0.0.1:8001"  # Triton's own gRPC port on this machine
 
 
@@ -34,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    defaults = CompletionRequest("")
     try:
         address_of(options.url)
         timeouts = Timeouts(connect_s=options.connect_timeout, total_s=options.timeout)
@@ -42,34 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not options.prompt and not options.prompt_ids:
         parser.error("a prompt or --prompt-ids is required")
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    request = dataclasses.replace(
-        defaults,
-        prompt=prompt,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        stop_words=tuple(options.stop_word),
-        end_id=options.end_id,
-        num_draft_tokens=options.num_draft_tokens,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        min_tokens=options.min_tokens,
-        bad_words=tuple(options.bad_word),
-        logit_bias=tuple(options.logit_bias),
-        guide=tuple(options.guide) if options.guide else None,
-        num_log_probs=options.log_probs,
-        return_prompt_log_probs=options.prompt_log_probs,
-        use_draft_logits=options.use_draft_logits,
-        session_id=options.session_id,
-        arm=options.arm,
-        prompt_ids=options.prompt_ids,
-        **{name: getattr(options, name) for name in _ABOUT_SPECIAL_TOKENS},
-    )
+    fields = {field.name for field in dataclasses.fields(CompletionRequest)}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(options).items()
+        if name in fields
+    }
+    given["prompt"] = sys.stdin.read() if options.prompt == "-" else options.prompt
+    request = CompletionRequest(**given)
 
     def work() -> int:
         with Client.connect(options.url, timeouts) as client:  # interrupted, it cancels the request
@@ -106,6 +97,7 @@ def _ask(client: Client, request: CompletionRequest, options: argparse.Namespace
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser; options of a request have the names of its fields."""
     defaults = CompletionRequest("")
     parser = argparse.ArgumentParser(
         prog="draftproof ask", description="Continue a text with a Draftproof server."
@@ -127,26 +119,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print the answer with its figures as one JSON line"
     )
-    parser.add_argument(
-        "--max-tokens", type=int, default=defaults.max_tokens, help="most output tokens (%(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=defaults.temperature, help="0 is greedy (%(default)s)"
-    )
-    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 means all tokens (%(default)s)")
-    parser.add_argument("--top-p", type=float, default=defaults.top_p, help="in (0, 1] (%(default)s)")
-    parser.add_argument("--min-p", type=float, default=defaults.min_p, help="in [0, 1] (%(default)s)")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=defaults.repetition_penalty, help="above 0 (%(default)s)"
-    )
-    for name in ("presence", "frequency"):
-        parser.add_argument(f"--{name}-penalty", type=float, default=0.0, help="in [-2, 2] (%(default)s)")
-    parser.add_argument(
-        "--min-tokens", type=int, default=defaults.min_tokens, help="least output tokens (%(default)s)"
-    )
-    parser.add_argument(
-        "--bad-word", action="append", default=[], help="text that the answer must not contain; repeatable"
-    )
+    for name, text in _NUMBERS.items():
+        default = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{text} (%(default)s)"
+        )
+    for option, name, text in (
+        ("--stop-word", "stop_words", "text before which the answer ends; repeatable"),
+        ("--bad-word", "bad_words", "text that the answer must not contain; repeatable"),
+    ):
+        parser.add_argument(option, dest=name, metavar="TEXT", action="append", default=[], help=text)
     parser.add_argument(
         "--logit-bias",
         action="append",
@@ -156,10 +138,17 @@ def _parser() -> argparse.ArgumentParser:
         help="value to add to the logit of a token; repeatable",
     )
     parser.add_argument(
-        "--log-probs", type=int, metavar="N", help="return log probabilities with N alternatives; see --json"
+        "--log-probs",
+        dest="num_log_probs",
+        type=int,
+        metavar="N",
+        help="return log probabilities with N alternatives; see --json",
     )
     parser.add_argument(
-        "--prompt-log-probs", action="store_true", help="return those of the prompt too; with --log-probs"
+        "--prompt-log-probs",
+        dest="return_prompt_log_probs",
+        action="store_true",
+        help="return those of the prompt too; with --log-probs",
     )
     parser.add_argument(
         "--guide",
@@ -171,9 +160,6 @@ def _parser() -> argparse.ArgumentParser:
         "--use-draft-logits", action="store_true", help="accept draft tokens by the ratio rule"
     )
     parser.add_argument("--seed", type=int, help="the same seed gives the same answer (default: random)")
-    parser.add_argument(
-        "--stop-word", action="append", default=[], help="text before which the answer ends; repeatable"
-    )
     parser.add_argument("--end-id", type=int, help="token that ends the answer (default: the engine's)")
     parser.add_argument(
         "--session-id",
@@ -184,14 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-draft-tokens", type=int, help="draft tokens per round; 0 is off (default: the server's)"
     )
+    limits = Timeouts()
     parser.add_argument(
-        "--timeout",
-        type=float,
-        default=Timeouts().total_s,
-        help="seconds for the whole request (%(default)s)",
+        "--timeout", type=float, default=limits.total_s, help="seconds for the whole request (%(default)s)"
     )
     parser.add_argument(
-        "--connect-timeout", type=float, default=Timeouts().connect_s, help="seconds to connect (%(default)s)"
+        "--connect-timeout", type=float, default=limits.connect_s, help="seconds to connect (%(default)s)"
     )
     return parser
 

@@ -56,6 +56,14 @@ def test_a_recipe_names_prompts_beside_itself_and_an_option_beats_it(tmp_path: P
     assert choose_prompts(tmp_path / "other.txt", str(recipe)).all[0].text == "other text"
 
 
+def test_calibration_never_saw_prompts_that_are_not_the_recipes(tmp_path: Path) -> None:
+    text = next(text for text in map(str, range(99)) if Prompt("", text).is_for_calibration)
+    (tmp_path / "mine.txt").write_text(text)
+    (tmp_path / "own.yaml").write_text("prompts: mine.txt")
+    assert len(choose_prompts(tmp_path / "mine.txt", "demo").for_judging().all) == 1
+    assert not choose_prompts(tmp_path / "mine.txt", str(tmp_path / "own.yaml")).for_judging().all
+
+
 def test_a_recipe_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"absent\.yaml: cannot be read"):
         choose_prompts(None, str(tmp_path / "absent.yaml"))
@@ -95,14 +103,9 @@ def test_prompts_are_drawn_from_all_sets_in_turns() -> None:
     drawn = made(a=5, b=2).draw(5)
     assert [prompt.prompt_id for prompt in drawn.all] == ["a-0", "b-0", "a-1", "b-1", "a-2"]
     assert Counter(prompt.prompt_id[0] for prompt in made(a=5, b=2).draw(99).all) == {"a": 5, "b": 2}
+    assert list(made(a=5, b=2).of_largest_set().sets) == ["a"]
     with pytest.raises(InvalidRequestError, match=r"too few prompts; 7 of made.*; at least 8; add"):
         made(a=5, b=2).draw(9, least=8)
-
-
-def test_the_largest_set_alone_can_be_used() -> None:
-    largest = made(a=5, b=2).of_largest_set()
-    assert (list(largest.sets), largest.notes) == (["a"], ("other sets are not used: b",))
-    assert largest.of_largest_set() == largest
 
 
 def test_a_report_says_which_prompts_were_used() -> None:
