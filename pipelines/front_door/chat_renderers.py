@@ -1,10 +1,9 @@
-"""Renders conversations in a few processes, so that one that takes long does not hold up all others."""
+"""Renders conversations in a process of its own, so that one that takes long does not hold up all others."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -13,9 +12,8 @@ from pipelines.errors import ServerBusyError
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.time_limit import within
 
-_NUM_PROCESSES = 2  # a conversation takes milliseconds, a hostile one a second
 _MAX_OPEN = 64
-_WITHIN_S = 10.0
+_WITHIN_S = 10.0  # a conversation takes milliseconds, a hostile one a second
 
 
 class ChatRenderers:
@@ -37,10 +35,9 @@ class ChatRenderers:
         self._max_open = max_open
         self._within_s = within_s
         self._num_open = 0
-        self._idle = asyncio.Semaphore(_NUM_PROCESSES)
-        self._of_thread = threading.local()
-        self._renderers: list[ChatRenderer] = []
-        self._threads = ThreadPoolExecutor(_NUM_PROCESSES, "chat", self._add_renderer)
+        self._is_idle = asyncio.Semaphore(1)
+        self._renderer = ChatRenderer(template)
+        self._thread = ThreadPoolExecutor(1, "chat")
 
     async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation; see ``ChatRenderer.render``.
@@ -53,33 +50,24 @@ class ChatRenderers:
             raise self._busy(f"{self._num_open} conversations")
         self._num_open += 1
         try:
-            work = partial(self._render, messages, options)
-            return await within(self._within_s, self._in_turn(work))
+            return await within(
+                self._within_s, self._in_turn(partial(self._renderer.render, messages, **options))
+            )
         except asyncio.TimeoutError:
             raise self._busy(f"waited {self._within_s:g} s") from None
         finally:
             self._num_open -= 1
 
     def close(self) -> None:
-        """End the processes."""
-        self._threads.shutdown(cancel_futures=True)
-        for renderer in self._renderers:
-            renderer.close()
+        """End the process."""
+        self._thread.shutdown(cancel_futures=True)
+        self._renderer.close()
 
-    def _add_renderer(self) -> None:
-        """Give a new thread a process of its own."""
-        self._of_thread.renderer = ChatRenderer(self.template)
-        self._renderers.append(self._of_thread.renderer)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        renderer: ChatRenderer = self._of_thread.renderer
-        return renderer.render(messages, **options)
-
-    async def _in_turn(self, work: Callable[[], str]) -> str:
-        """Render when a process is idle: in the queue of the thread pool, it would outlive its client."""
-        await self._idle.acquire()
-        rendering = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        rendering.add_done_callback(lambda _: self._idle.release())
+    async def _in_turn(self, work: partial[str]) -> str:
+        """Render when the process is idle: in the queue of the thread, it would outlive its client."""
+        await self._is_idle.acquire()
+        rendering = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        rendering.add_done_callback(lambda _: self._is_idle.release())
         return await asyncio.shield(rendering)  # goes on if the client leaves
 
     def _busy(self, values: str) -> ServerBusyError:

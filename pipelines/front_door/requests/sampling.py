@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import JsonValue
 
 from pipelines.errors import InvalidRequestError, ModelNotFoundError
 from pipelines.front_door.messages.answer_format import guide_of_format
-from pipelines.front_door.served_model import SAMPLING_PARAMETERS, ServedModel
-from pipelines.wire.request import CompletionRequest
+from pipelines.front_door.served_model import ServedModel
+from pipelines.wire.request import OPENAI_FIELDS, CompletionRequest
 
 MAX_CHOICES = 128
+"""Most answers of one request: prompts times ``n``."""
+
 MAX_LOG_PROBS = 20
 """Maximum number of alternatives per token: the models' limit, and that of OpenAI's API."""
-"""Most answers of one request: prompts times ``n``."""
 
 _SEED_BITS = 53  # exactly representable by JSON parsers that only have doubles
 
@@ -43,41 +46,35 @@ class StreamOptions:
         return {"usage": None} if self.include_usage else {}
 
 
+_TYPES = typing.get_type_hints(CompletionRequest)
+_PassedOn: Any = dataclasses.make_dataclass(
+    "_PassedOn", [(name, _TYPES[name] | None, None) for name in OPENAI_FIELDS], frozen=True, kw_only=True
+)
+"""Fields that reach the router as they are; None where a request leaves one out."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class SamplingFields:
+class SamplingFields(_PassedOn):  # type: ignore[misc]
     """The fields of OpenAI's API that all requests share, vLLM's further ones, and ours.
 
-    The fields at the end mean nothing here. Clients send them to every server, so they are not refused.
+    Those that are passed on as they are stand in ``wire.request``. The fields at the end mean nothing here.
+    Clients send them to every server, so they are not refused.
     """
 
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
     stop: JsonValue = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, JsonValue] | None = None
 
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
     ignore_eos: bool = False
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
     return_token_ids: bool = False
     structured_outputs: dict[str, JsonValue] | None = None
 
     # ours
-    num_draft_tokens: int | None = None
-    session_id: str = ""
-    arm: str = ""
     return_token_sources: bool = False
 
     # without effect
@@ -133,27 +130,17 @@ def sampling_request(
             limit="stream=true",
             remedy="send stream=true, or leave stream_options out",
         )
-    chosen = {
-        name: getattr(defaults, name) if getattr(fields, name) is None else getattr(fields, name)
-        for name in SAMPLING_PARAMETERS
-    }
-    if chosen["top_k"] == -1:  # vLLM's and OpenAI-style clients' way to write all tokens
+    chosen = {name: value for name in OPENAI_FIELDS if (value := getattr(fields, name)) is not None}
+    chosen.setdefault("seed", secrets.randbits(_SEED_BITS))
+    if chosen.get("top_k") == -1:  # vLLM's and OpenAI-style clients' way to write all tokens
         chosen["top_k"] = 0
-    return CompletionRequest(
-        max_tokens=max_tokens,
+    return replace(
+        defaults,
         **chosen,
-        seed=secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed,
+        max_tokens=max_tokens,
         stop_words=_stop_words(fields.stop),
         end_id=-1 if fields.ignore_eos else None,
-        num_draft_tokens=fields.num_draft_tokens,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        min_tokens=fields.min_tokens,
-        bad_words=fields.bad_words,
         logit_bias=_logit_bias(fields.logit_bias or {}),
-        session_id=fields.session_id,
-        arm=fields.arm,
-        skip_special_tokens=fields.skip_special_tokens,
     )
 
 
