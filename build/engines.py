@@ -19,6 +19,7 @@ from typing import Any
 
 from build.checkpoints.engine_texts import engine_text_digests
 from build.command_line import add_engines, add_runtime, print_line, recipe_parser, run_command
+from build.digests import file_digests
 from build.fetch import fetch_checkpoints
 from build.files import EnginePlan, Need, check_space, exclusive, plan_engine
 from build.hub.repository import pin_recipe
@@ -70,11 +71,7 @@ def checkpoint_digests(sources: Iterable[EngineSource], report: Callable[[str], 
     progress = TimeLeft(
         total, report, lambda done: f"checkpoints: {done / 1e9:.1f} of {total / 1e9:.1f} GB read"
     )
-    digests = {}
-    for path in sorted(paths):
-        digests[path] = sha256_file(path)
-        progress.advance(path.stat().st_size)
-    return digests
+    return file_digests(paths, progress.advance)
 
 
 def engine_identity(

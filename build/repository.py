@@ -18,6 +18,7 @@ from typing import Any
 
 from build.built_pair import build_pair
 from build.command_line import add_public_key, add_runtime, print_line, recipe_parser, run_command
+from build.digests import known_engine
 from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
@@ -32,7 +33,6 @@ from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import RepositoryError
-from pipelines.manifest import checked_engine
 from pipelines.socket_path import is_listening
 
 RUN = REPOSITORY_ROOT / ".run"
@@ -68,7 +68,7 @@ def render_recipe(
         RecipeError: The memory does not hold the pair.
         RepositoryError: See ``render_repository`` and ``models_of_other_pairs``.
     """
-    draft, target = checked_engine(draft_engine), checked_engine(target_engine)
+    draft, target = known_engine(draft_engine), known_engine(target_engine)
     manifests = draft.manifest, target.manifest
     destination = run / (name or recipe.name) / "model_repository"
     names = PairNames()
@@ -145,7 +145,7 @@ def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
             "a server uses this run directory with another pair",
             values=str(run_directory),
             limit=f"only a server of {package.directory} may run there",
-            remedy="stop it with 'draftproof stop' before another package is served",
+            remedy=f"stop it ('draftproof stop --recipe {run_directory.name}') before you serve another one",
         )
     (run_directory / "arms.json").unlink(missing_ok=True)
     remove_directory(repository)

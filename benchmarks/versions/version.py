@@ -129,6 +129,7 @@ class Version:
         ports = Ports.free(with_openai=True)
         started_s = time.monotonic()
         try:
+            self._run("build.repository", "--recipe", self.recipe)  # newer versions of `serve` do it
             self._run(
                 *("pipelines.deploy", "serve", "--recipe", self.recipe, "--http-port", str(ports.http)),
                 *("--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)),

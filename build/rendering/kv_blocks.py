@@ -27,8 +27,8 @@ def num_kv_blocks(
 ) -> Mapping[str, int] | None:
     """Return the blocks by role: the recipe's, or those that the memory holds.
 
-    A pair that is rendered already keeps its blocks, since its own server may use the memory at this moment.
-    The plan, or that blocks were kept, is printed.
+    A pair that is rendered already keeps its blocks, since its own server may use the memory at this moment;
+    remove the folder of its loop to plan anew. A plan is printed.
 
     Args:
         recipe: The pair.
@@ -56,12 +56,7 @@ def num_kv_blocks(
     except RepositoryError:  # there is none, or one of another version
         served = None
     if served and served.fingerprint == pair_fingerprint(recipe, draft.manifest, target.manifest):
-        kept = served.num_kv_blocks
-        print_line(
-            f"KV caches: kept {kept['target']} blocks for the target and {kept['draft']} for the draft, as "
-            f"rendered earlier; remove {rendered} to plan the memory anew"
-        )
-        return kept
+        return served.num_kv_blocks
     plan = plan_memory(
         EngineMemory.of_engine(target.directory, given["target"]),
         EngineMemory.of_engine(draft.directory, given["draft"]),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from build.digests import known_engine
 from build.recipe import Recipe
 from build.rendering.kv_blocks import num_kv_blocks
 from build.rendering.pair_record import engine_fingerprint, pair_fingerprint, pair_record
@@ -24,7 +25,7 @@ from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.pair_record import PairRecord, short_hash
 from pipelines.engine_memory import PROCESS_BYTES
 from pipelines.errors import RepositoryError
-from pipelines.manifest import checked_engine, engine_digest, read_manifest
+from pipelines.manifest import engine_digest, read_manifest
 from pipelines.socket_path import check_socket_path
 
 
@@ -57,7 +58,7 @@ def render_second_pair(
     repository = run_directory / "model_repository"
     served = PairRecord.read(repository / PairNames().speculative)
     _check_runtime(recipe, served)
-    files = checked_engine(draft_engine), checked_engine(target_engine)
+    files = known_engine(draft_engine), known_engine(target_engine)
     draft, target = (each.manifest for each in files)
     fingerprint = pair_fingerprint(recipe, draft, target)
     if fingerprint == served.fingerprint:

@@ -7,7 +7,6 @@ in the background.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -17,10 +16,10 @@ from pipelines.building import build_recipe, package_arguments, run_build
 from pipelines.deploy.doctor import examine, print_findings
 from pipelines.deploy.live_settings import ADAPTIVE, set_draft_length, set_lookup_corpus
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
-from pipelines.deploy.server import RUN, Server, find_server, lock_run_directory, run_directory
+from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command, rank_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
-from pipelines.deploy.triton.launch import RUNTIMES, Launch
+from pipelines.deploy.triton.launch import RUNTIMES
 from pipelines.deploy.triton.nvidia_triton import RANK_VARIABLE
 from pipelines.errors import ServerStartError
 from pipelines.program import run_program
@@ -36,7 +35,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text in (
-        ("serve", _serve, "build what the server of a recipe lacks, start it, and wait until it is ready"),
+        ("serve", _serve, "build what a recipe lacks, start its server and wait until it is ready"),
         ("ready", _ready, "wait until the server is ready"),
         ("stop", _stop, "stop the server"),
         ("draft-length", _draft_length, "set the draft length, also of a running server"),
@@ -86,7 +85,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 "--runtime",
                 choices=("", *RUNTIMES),
                 default="",
-                help="fail if the rendered repository has another runtime (default: accept any)",
+                help="runtime (default: the recipe's)",
             )
         if name in ("serve", "run", "rank"):
             sub.add_argument(
@@ -137,26 +136,22 @@ def _ports(options: argparse.Namespace) -> Ports:
 
 def _serve(options: argparse.Namespace) -> int:
     if options.package is None:
-        build_recipe("build.repository", options.recipe, _report, ("--runtime", options.runtime))
-        directory = run_directory(options.recipe)
+        Server.check_none_runs(run_directory(options.recipe))
+        runtime = ("--runtime", options.runtime)
+        done = build_recipe("build.repository", options.recipe, _report, runtime)
     else:
-        directory = _render_package(options.package, options.public_key)
-    _check_runtime(directory, options.runtime)
+        done = run_build("build.repository", package_arguments(options.package, options.public_key), _report)
+    directory = Path(done["model_repository"]).parent
     server = Server.start(directory, _ports(options), front_door=options.front_door)
-    print(f"starting process {server.process.pid}; log {server.log}", flush=True)
+    _report(f"starting; log {server.log}")
     try:
-        seconds = server.wait_ready(options.timeout_s)
+        seconds = server.wait_ready(options.timeout_s, _report)
     except BaseException:  # not ready, or interrupted: leave nothing behind
         server.stop()
         raise
-    print(f"ready after {seconds:.1f} s; stop it with 'draftproof stop{_recipe_option(directory)}'")
+    _report(f"ready after {seconds:.1f} s")
     _print_addresses(server)
     return 0
-
-
-def _recipe_option(directory: Path) -> str:
-    """Return the option that names the recipe of a run directory, "" for the default."""
-    return "" if directory.name == "demo" else f" --recipe {directory.name}"
 
 
 def _ready(options: argparse.Namespace) -> int:
@@ -169,18 +164,13 @@ def _ready(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     directory = run_directory(options.recipe)
     server = Server.running(directory)
-    if server is None:
-        Server.clear(directory)
-        print(f"no server of recipe {directory.name} is running")
-        for other in sorted(RUN.glob("*/server.json")):
-            if (running := Server.running(other.parent)) is not None:
-                ports = running.ports
-                print(
-                    f"running: {other.parent.name}, gRPC port {ports.grpc}, process {running.process.pid}; "
-                    f"stop it with 'draftproof stop{_recipe_option(other.parent)}'"
-                )
+    if server is not None:
+        print("stopped" if server.stop() else "killed, because it did not stop in time")
         return 0
-    print("stopped" if server.stop() else "killed, because it did not stop in time")
+    Server.clear(directory)
+    print(f"no server of recipe {directory.name} is running")
+    for other in Server.all_running():
+        print(f"one of {other.directory.name} is: {other.stop_command}")
     return 0
 
 
@@ -204,7 +194,8 @@ def _run(options: argparse.Namespace) -> int:
     endpoint = _endpoint(options)
     lock_run_directory(directory)
     if options.package is not None:
-        _render_package(options.package, options.public_key, directory)
+        package = package_arguments(options.package, options.public_key)
+        run_build("build.repository", [*package, "--run-directory", str(directory)], _report)
     return _become(gateway_command(directory, endpoint))
 
 
@@ -235,56 +226,20 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
     )
 
 
-def _render_package(package: Path, public_key: Path | None, run_directory: Path | None = None) -> Path:
-    """Check a package and render its pair into a run directory.
-
-    Args:
-        package: Directory of the package.
-        public_key: PEM file of the key that must have signed it; None to accept any package.
-        run_directory: Run directory of the server; None for ``.run/<recipe of the package>``.
-
-    Returns:
-        The run directory.
-
-    Raises:
-        EngineBuildError: The package was refused or could not be rendered; why is on standard error.
-    """
-    arguments = package_arguments(package, public_key)
-    if run_directory is not None:
-        arguments += ["--run-directory", str(run_directory.resolve())]
-    done = run_build("build.repository", arguments, _report)
-    return Path(done["model_repository"]).parent
-
-
 def _become(command: ServerCommand) -> int:
     """Replace this process by the server, so that signals and the exit code need no forwarding."""
     os.chdir(REPOSITORY_ROOT)  # Triton's Python models are imported from there
     os.execve(command.arguments[0], command.arguments, command.environment)
 
 
-def _check_runtime(directory: Path, wanted: str) -> None:
-    rendered = Launch.read(directory).runtime
-    if wanted not in ("", rendered):
-        raise ServerStartError(
-            "the rendered repository has another runtime",
-            values=f"{directory / 'model_repository'}: {rendered}",
-            limit=f"--runtime {wanted}",
-            remedy=f"run 'draftproof repository --runtime {wanted}', or leave out --runtime",
-        )
-
-
 def _print_addresses(server: Server) -> None:
     ports = server.ports
-    addresses = {
-        "http": f"http://{HOST}:{ports.http}",
-        "grpc": f"grpc://{HOST}:{ports.grpc}",
-        "metrics": f"http://{HOST}:{ports.metrics}/metrics",
-        "pid": server.process.pid,
-    }
     if ports.openai:
-        addresses["openai"] = f"{server.openai_url}/v1"
-        addresses["playground"] = f"{server.openai_url}/"
-    print(json.dumps(addresses))
+        print(f"  playground    {server.openai_url}/")
+        print(f"  OpenAI's API  {server.openai_url}/v1")
+    print(f"  KServe        http://{HOST}:{ports.http}  grpc://{HOST}:{ports.grpc}")
+    print(f"  metrics       http://{HOST}:{ports.metrics}/metrics")
+    print(f"  to stop it    {server.stop_command}")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def _check_free(name: str, number: int) -> None:
                 f"the {name} port is in use",
                 values=f"port {number}" + (f", used by {owner}" if owner else ""),
                 limit="no other process may listen on it",
-                remedy=f"stop that process ('draftproof stop' if it is ours) or choose another with {option}",
+                remedy=f"stop that process ('draftproof stop' names ours) or choose another with {option}",
             ) from None
 
 

@@ -16,6 +16,7 @@ import re
 import ssl
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.triton.command import background_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import Launch
+from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.place import prefix_of, read_key, remove_shared_memory
 from pipelines.errors import RecipeError, ServerStartError, ServerUnavailableError
 
@@ -43,6 +45,7 @@ MAX_LINE_LENGTH = 600
 _HARMLESS = re.compile(r"CUDA|Cuda|NVML|DCGM|in-flight|unloading|successfully unloaded|live models")
 _ERROR = re.compile(r"^E\d{4} |^error: |Error|Exception|Signal \(")
 _TABLE = re.compile(r"^[+|]")
+_STEP = re.compile(r"successfully loaded '(?P<model>\w+)'|^start: (?P<step>.+)$", re.MULTILINE)
 
 
 def run_directory(recipe: str, run: Path = RUN) -> Path:
@@ -144,14 +147,7 @@ class Server:
                 limit="it must be rendered before the server starts",
                 remedy="run 'draftproof repository'",
             )
-        running = cls.running(directory)
-        if running is not None:
-            raise ServerStartError(
-                "a server of this recipe is running already",
-                values=f"process {running.process.pid}, HTTP port {running.ports.http}",
-                limit="one server per recipe",
-                remedy="use it, or stop it with 'draftproof stop'",
-            )
+        cls.check_none_runs(directory)
         cls.clear(directory)
         ports.check_free()
         settings = FrontDoorSettings.read(front_door)
@@ -185,6 +181,24 @@ class Server:
         return server if server is not None and server.process.is_alive else None
 
     @classmethod
+    def check_none_runs(cls, directory: Path) -> None:
+        """Raise ServerStartError if a server of the directory is running."""
+        running = cls.running(directory)
+        if running is not None:
+            raise ServerStartError(
+                "a server of this recipe is running already",
+                values=f"process {running.process.pid}, HTTP port {running.ports.http}",
+                limit="one server per recipe",
+                remedy=f"use it, or stop it with '{running.stop_command}'",
+            )
+
+    @classmethod
+    def all_running(cls, run: Path = RUN) -> list[Server]:
+        """Return the servers of this checkout that are alive."""
+        found = (cls.running(path.parent) for path in sorted(run.glob("*/server.json")))
+        return [server for server in found if server is not None]
+
+    @classmethod
     def clear(cls, directory: Path) -> None:
         """Clean up after a killed server; call this only if no server of the directory is running."""
         end_models_without_server(directory)
@@ -213,11 +227,19 @@ class Server:
         """Return the key for operations that only operators may perform."""
         return read_key(self.directory)
 
-    def wait_ready(self, timeout_s: float | None = None) -> float:
+    @property
+    def stop_command(self) -> str:
+        """Return the command that stops it."""
+        return f"draftproof stop --recipe {self.directory.name}"
+
+    def wait_ready(
+        self, timeout_s: float | None = None, report: Callable[[str], None] = lambda line: None
+    ) -> float:
         """Wait until every model is loaded.
 
         Args:
             timeout_s: Time limit; None: the default of its runtime.
+            report: Called with a line for each step of the start.
 
         Returns:
             Seconds waited.
@@ -227,7 +249,13 @@ class Server:
         """
         began_s = time.monotonic()
         timeout_s = Launch.read(self.directory).ready_timeout_s if timeout_s is None else timeout_s
+        num_models = len(models_at_start(self.directory / "model_repository"))
+        num_reported = 0
         while not self.is_ready():
+            steps = _start_steps(self.log, num_models)
+            for step in steps[num_reported:]:
+                report(f"{time.monotonic() - began_s:5.0f} s  {step}")
+            num_reported = len(steps)
             if not self.process.is_alive:
                 self._clean_up()
                 raise _start_failure(self.log)
@@ -236,7 +264,7 @@ class Server:
                     "Triton did not become ready in time",
                     values=f"{timeout_s:.0f} s, log {self.log}:\n{error_lines(self.log)}\n",
                     limit=f"--timeout-s {timeout_s:.0f}",
-                    remedy="read the log and stop it with 'draftproof stop', or raise --timeout-s",
+                    remedy=f"read the log and stop it with '{self.stop_command}', or raise --timeout-s",
                 )
             time.sleep(_POLL_S)
         return time.monotonic() - began_s
@@ -338,16 +366,23 @@ def _start_failure(log: Path) -> ServerStartError:
     )
 
 
+def _start_steps(log: Path, num_models: int) -> list[str]:
+    """Return what a log says about the start: models that Triton has loaded, and what they say themselves."""
+    steps = []
+    num_loaded = 0
+    for match in _STEP.finditer(_text(log)):
+        num_loaded += match["model"] is not None
+        loaded = f"{match['model']} is loaded, {num_loaded} of {num_models} models"
+        steps.append(match["step"] or loaded)
+    return steps
+
+
 def error_lines(log: Path) -> str:
     """Return the lines of a Triton log that explain why it ended: errors, else the last lines.
 
     The cause is not at the end, because Triton prints a hundred lines of tables after a model failed to load.
     """
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [line.rstrip()[:MAX_LINE_LENGTH] for line in text.splitlines() if line.strip()]
+    lines = [line.rstrip()[:MAX_LINE_LENGTH] for line in _text(log).splitlines() if line.strip()]
     relevant = [line for line in lines if not _HARMLESS.search(line) and not _TABLE.match(line)]
     errors = [line for line in relevant if _ERROR.search(line)]
     chosen = errors or relevant[-MAX_LINES:]
@@ -355,3 +390,10 @@ def error_lines(log: Path) -> str:
         chosen = chosen[: MAX_LINES // 2] + chosen[-MAX_LINES // 2 :]
     last = lines[-1:]
     return "\n".join([*chosen, *(line for line in last if line not in chosen)])
+
+
+def _text(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

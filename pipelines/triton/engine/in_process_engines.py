@@ -74,7 +74,8 @@ class InProcessEngines:
 
     def start(self) -> None:
         """Warm the engines up with a step of each size, then start the loop."""
-        for executor in self.executors.values():
+        for role, executor in self.executors.items():
+            print(f"start: the {role}'s engine is mapped and warms up", flush=True)
             executor.warm_up()
         self.loop.start()
 

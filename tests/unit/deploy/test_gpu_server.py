@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from build.recipe import REPOSITORY_ROOT, load_recipe
+from build.recipe import REPOSITORY_ROOT
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.ports import Endpoint, Ports
 from pipelines.deploy.process import ProcessIdentity
@@ -251,14 +251,3 @@ def test_a_rank_without_the_keys_is_refused(
 def test_a_rank_without_mpi_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rank", str(run)]) == 1
     assert "OMPI_COMM_WORLD_RANK=''" in capsys.readouterr().err
-
-
-def test_serving_another_runtime_than_the_rendered_one_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipelines.deploy.__main__.run_directory", lambda recipe: tmp_path)
-    monkeypatch.setattr("pipelines.deploy.__main__.build_recipe", lambda *given: None)
-    rendered(tmp_path, load_recipe("demo"))
-    assert main(["serve", "--runtime", "tensorrt_llm"]) == 1
-    said = capsys.readouterr().err
-    assert "draftproof repository --runtime tensorrt_llm" in said

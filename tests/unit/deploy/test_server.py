@@ -112,6 +112,39 @@ def test_error_lines_of_a_log_without_errors_are_its_end(tmp_path: Path) -> None
     assert error_lines(tmp_path / "absent") == ""
 
 
+STARTING = """\
+I1120 1 model_lifecycle.cc:839] "successfully loaded 'router'"
+start: the draft's engine is mapped and warms up
+I1120 1 model_lifecycle.cc:839] "successfully loaded 'speculative'"
+"""
+
+
+def test_a_start_reports_models_and_what_they_say_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("router", "speculative"):
+        (tmp_path / "model_repository" / name).mkdir(parents=True)
+        (tmp_path / "model_repository" / name / "config.pbtxt").touch()
+    identity = ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    server = Server(tmp_path, Ports.free(), identity)
+    log = iter((STARTING[:60], STARTING[:61], STARTING, STARTING))
+
+    def is_ready(self: Server) -> bool:
+        written = next(log, None)
+        self.log.write_text(written or STARTING)
+        return written is None
+
+    monkeypatch.setattr(Server, "is_ready", is_ready)
+    lines: list[str] = []
+    server.wait_ready(10.0, lines.append)
+    assert [line.partition(" s  ")[2] for line in lines] == [
+        "router is loaded, 1 of 2 models",
+        "the draft's engine is mapped and warms up",
+        "speculative is loaded, 2 of 2 models",
+    ]
+
+
 def start_sleeper(*program: str) -> tuple[subprocess.Popen[bytes], ProcessIdentity]:
     child = subprocess.Popen(program, start_new_session=True)
     identity = ProcessIdentity.of(child.pid)
@@ -219,6 +252,18 @@ def test_without_a_compiler_the_doctor_says_what_needs_one(monkeypatch: pytest.M
     assert finding.value == "absent"
     assert finding.remedy == "for attention of our own, and faster engines with AVX2 alone: apt install g++"
     assert not finding.stops
+
+
+def test_stop_names_the_servers_that_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line's command stops it when typed."""
+    own = Server(tmp_path / "other", Ports(), ProcessIdentity(1, 1))
+    monkeypatch.setattr(Server, "all_running", lambda: [own])
+    assert main(["stop", "--recipe", "no-such-pair-runs"]) == 0
+    said = capsys.readouterr().out
+    assert "no server of recipe no-such-pair-runs is running" in said
+    assert "one of other is: draftproof stop --recipe other" in said
 
 
 def test_commands_without_a_server_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
