@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -67,21 +67,19 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its current values."""
-        answers = GaugeMetricFamily(
-            "draftproof_model_answers", "1 while the model's process is alive and answers", labels=["model"]
-        )
         unanswering = self._supervisor.unanswering
-        for model in self._supervisor.models:
-            answers.add_metric([model], float(model not in unanswering))
-        yield answers
-        replaced = CounterMetricFamily(
+        yield _by_model(
+            GaugeMetricFamily,
+            "draftproof_model_answers",
+            "1 while the model's process is alive and answers",
+            {model: float(model not in unanswering) for model in self._supervisor.models},
+        )
+        yield _by_model(
+            CounterMetricFamily,
             "draftproof_model_replaced",
             "Model processes replaced because they ended or hung",
-            labels=["model"],
+            self._supervisor.num_replaced,
         )
-        for model, count in sorted(self._supervisor.num_replaced.items()):
-            replaced.add_metric([model], count)
-        yield replaced
         restarts = self._supervisor.num_restarts
         yield CounterMetricFamily("draftproof_triton_restarts", "Restarts of Triton", restarts)
         yield GaugeMetricFamily("draftproof_gateway_requests_open", "Open requests", self._calls.num_open)
@@ -101,3 +99,12 @@ class GatewayMetrics(Collector):
                 "Restarts of the process of OpenAI's API",
                 self._front_door.num_restarts,
             )
+
+
+def _by_model(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, words: str, values: Mapping[str, float]
+) -> Metric:
+    family = kind(name, words, labels=["model"])
+    for model, value in sorted(values.items()):
+        family.add_metric([model], value)
+    return family

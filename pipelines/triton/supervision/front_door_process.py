@@ -64,10 +64,7 @@ class FrontDoorProcess:
         near = ("::1" if ":" in endpoint.address else HOST) if is_wildcard else endpoint.address
         host = f"[{near}]" if ":" in near else near
         self._url = f"{settings.url(endpoint.ports.openai)}/health"
-        self._options = [
-            *("--metrics", f"{host}:{endpoint.ports.metrics}"),
-            *("--drain-s", str(endpoint.drain_s)),
-        ]
+        self._options = ["--metrics", f"{host}:{endpoint.ports.metrics}", "--drain-s", str(endpoint.drain_s)]
         if endpoint.front_door is not None:
             self._options += ["--settings", str(endpoint.front_door)]
         self._listening = settings.listen(endpoint.ports.openai)

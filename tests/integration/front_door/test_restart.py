@@ -108,6 +108,7 @@ def test_a_gateway_that_is_killed_leaves_neither_processes_nor_shared_memory(
         of_openai = front_door(server)
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
         assert len(children) == 2, "the front door and Triton"
+        assert len([server.process, of_openai, *processes]) <= 7
         os.kill(server.process.pid, signal.SIGKILL)
         assert wait_until(lambda: not any(each.is_alive for each in (of_openai, *processes)))
         assert wait_until(lambda: not list(Path("/dev/shm").glob(f"{prefix}*")))
