@@ -5,6 +5,7 @@ A table stands between ``<!-- code:NAME -->`` and ``<!-- /code -->``. ``make doc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from docs.pictures.speed_up import speed_up
 from docs.pictures.stream import stream
 from pipelines.__main__ import PROGRAMS
 from pipelines.errors import DraftproofError
+from pipelines.wire.request import NOT_OF_ENSEMBLE, STREAM, CompletionRequest, InputTensor
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"(<!-- code:([a-z-]+) -->\n).*?(<!-- /code -->)", re.DOTALL)
@@ -44,6 +46,27 @@ def _tree(root: type[DraftproofError]) -> Iterator[type[DraftproofError]]:
         yield from _tree(child)
 
 
+def request_fields() -> str:
+    """Return one row for each input of the text models."""
+    lines = ["| Input | Type | Values | Default | Effect |", "|---|---|---|---|---|"]
+    for field in dataclasses.fields(CompletionRequest):
+        lines += [_row(tensor, field.default) for tensor in field.metadata["tensors"]]
+    return "\n".join([*lines, _row(STREAM, False)])
+
+
+def _row(tensor: InputTensor, default: Any) -> str:
+    kind = ("STRING" if tensor.datatype == "BYTES" else tensor.datatype) + "[]" * tensor.is_list
+    if tensor.is_required:
+        shown = "required"
+    elif tensor.datatype == "BOOL":
+        shown = str(bool(default)).lower()
+    else:
+        shown = "none" if default in (None, (), "") else f"{default:g}"
+    effect = tensor.effect + "; not in `ensemble`" * (tensor.name in NOT_OF_ENSEMBLE)
+    cells = (f"`{tensor.name}`", kind, tensor.limits, shown, effect)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def _sentence(words: str) -> str:
     return (words[0].upper() + words[1:]).replace("|", "\\|")
 
@@ -57,6 +80,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors,
     "metrics": metrics,
     "recipe-keys": recipe_keys,
+    "request-fields": request_fields,
 }
 PICTURES: dict[str, Callable[[], str]] = {
     "demo.svg": lambda: stream(_recorded("demo-stream.json")),

@@ -225,7 +225,7 @@ class CompletionRequest:
         None,
         InputTensor(
             *("return_log_probs", "BOOL", "true, false"),
-            "fills `output_log_probs` and `cum_log_probs`, of the raw logits, before all of the above",
+            "fills `output_log_probs` and `cum_log_probs`, of the raw logits, which no parameter changes",
             engine="return_log_probs",
         ),
         InputTensor(
@@ -251,7 +251,7 @@ class CompletionRequest:
     session_id: str = _sampling(
         *("", "session_id", "BYTES", "256 bytes of UTF-8"),
         "requests of one session share what the server learns about their text, look drafts up in its latest "
-        "answers, and are answered by one arm; whoever names a session can find out what was in its answers",
+        "answers, and are answered by one arm; whoever knows its id can find out what was in its answers",
         part="draft",
     )
     arm: str = _sent(
@@ -301,7 +301,7 @@ class CompletionRequest:
         (),
         InputTensor(
             *("resume_output_ids", "INT32", "tokens of whole chunks, fewer than `max_tokens`"),
-            "the answer goes on behind these tokens",
+            "the answer continues after these tokens",
             dims=(-1,),
         ),
     )
