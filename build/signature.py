@@ -60,15 +60,6 @@ def check_signature(content: bytes, signature: str, public_key: Path, place: Pat
         ) from None
 
 
-def read_public_key(path: Path) -> str:
-    """Return the text of a public key's file; raises PackageError if ``check_signature`` could not use it."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    _read_key(path, Ed25519PublicKey, load_pem_public_key)
-    return path.read_text(encoding="ascii")
-
-
 def _read_key(path: Path, kind: Any, load: Callable[[bytes], Any]) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
 

@@ -161,7 +161,7 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[i
     engine: EngineRecipe = getattr(recipe, role)
     check_can_be_quantized(source)
     if recipe.runtime == "embedded":
-        check_embedded_runtime(recipe, role, source)
+        _check_embedded_runtime(recipe, role, source)
     if engine.quantization == "int4":
         raise RecipeError(
             f"recipe {recipe.name}: TensorRT-LLM has no INT4 by rounding to nearest",
@@ -208,7 +208,7 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[i
             )
 
 
-def check_embedded_runtime(recipe: Recipe, role: str, source: CheckpointSource) -> None:
+def _check_embedded_runtime(recipe: Recipe, role: str, source: CheckpointSource) -> None:
     """Check, before hours of quantizing, that the embedded runtime can read the result.
 
     Raises:

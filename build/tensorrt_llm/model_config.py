@@ -17,7 +17,7 @@ from build.checkpoints.settings import Settings, read_json
 _NOT_MULTIPLIED = ("su", "longrope", "llama3", "default")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and types of a network, for preflight, the memory plan and engine builds.
 
@@ -41,7 +41,7 @@ class ModelConfig:
     is_hugging_face: bool
     architecture: str
     dtype: str
-    logits_dtype: str
+    logits_dtype: str = "float32"
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -50,11 +50,11 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     max_positions: int
-    qwen_type: str | None
-    quant_algo: str | None
-    kv_cache_quant_algo: str | None
-    tp_size: int
-    pp_size: int
+    qwen_type: str | None = None
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    tp_size: int = 1
+    pp_size: int = 1
     parallel_embedding: bool
 
     @property
@@ -114,19 +114,13 @@ def _parse_hugging_face(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         is_hugging_face=True,
         architecture=str(raw["architectures"][0]),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        logits_dtype="float32",
-        qwen_type=None,
-        quant_algo=None,
-        kv_cache_quant_algo=None,
-        tp_size=1,
-        pp_size=1,
         # As draftproof quantize exports it (ModelOpt, torch/export/tensorrt_llm_utils.py).
         parallel_embedding=True,
         **sizes,
     )
 
 
-def _sizes(settings: Settings, rotary_scaling: Any, head_size: str) -> dict[str, int]:
+def _sizes(settings: Settings, rotary_scaling: Any, head_size: str) -> dict[str, Any]:
     heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
     kind = factor = None
     if isinstance(rotary_scaling, dict):

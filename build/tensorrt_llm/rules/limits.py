@@ -184,11 +184,4 @@ def _prompt(pair: Pair) -> Iterator[Violation]:
             )
 
 
-SIZE_RULES = (
-    _round_fits,
-    _longest_request,
-    _not_more_than_all,
-    _block,
-    _positions,
-    _prompt,
-)
+SIZE_RULES = (_round_fits, _longest_request, _not_more_than_all, _block, _positions, _prompt)

@@ -110,12 +110,7 @@ def _qwen_type(pair: Pair) -> Iterator[Violation]:
             )
 
 
-VERSION_RULES = (
-    _version,
-    _container,
-    _checkpoint,
-    _qwen_type,
-)
+VERSION_RULES = (_version, _container, _checkpoint, _qwen_type)
 
 
 @rule("draft-vocabulary", "TensorRT-LLM issue #3615")
@@ -202,14 +197,7 @@ def _logits_dtype(pair: Pair) -> Iterator[Violation]:
             )
 
 
-VOCABULARY_RULES = (
-    _draft_vocabulary,
-    _vocab_size,
-    _padding,
-    _fast_logits_columns,
-    _tokenizer,
-    _logits_dtype,
-)
+VOCABULARY_RULES = (_draft_vocabulary, _vocab_size, _padding, _fast_logits_columns, _tokenizer, _logits_dtype)
 
 
 # Weights with which trtllm-build keeps paged context attention on with an FP8 KV cache.
@@ -272,8 +260,4 @@ def _reduce_fusion(pair: Pair) -> Iterator[Violation]:
             )
 
 
-PRECISION_RULES = (
-    _kv_cache_type,
-    _fp8_kernels,
-    _reduce_fusion,
-)
+PRECISION_RULES = (_kv_cache_type, _fp8_kernels, _reduce_fusion)

@@ -114,11 +114,6 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
-PLACEMENT_RULES = (
-    _split,
-    _devices,
-    _fast_logits,
-    _memory,
-)
+PLACEMENT_RULES = (_split, _devices, _fast_logits, _memory)
 
 PLACEMENT_WARNINGS = (_leader_with_tensor_parallelism,)
