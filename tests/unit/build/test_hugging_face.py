@@ -68,6 +68,7 @@ def test_every_family_is_computed_as_by_transformers_and_keeps_the_row_rule(
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("torch")
 @pytest.mark.filterwarnings("ignore")  # those of torch and transformers
 @pytest.mark.parametrize("name", FAMILY_CONFIGS)
 def test_the_golden_results_are_those_of_transformers(name: str) -> None:

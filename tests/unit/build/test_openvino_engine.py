@@ -343,6 +343,7 @@ def transformers_logits(checkpoint: Checkpoint, tokens: npt.NDArray[np.int32]) -
     return logits
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.long  # families are compared in test_hugging_face.py
 @pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers are not ours to fix
 @pytest.mark.parametrize("shape", ["gqa", "untied", "head 32", "head 128", "llama3 rope", "linear rope"])

@@ -19,7 +19,7 @@ from pipelines.errors import CheckpointError, IncompatiblePairError
 from tests.support.hugging_face_checkpoints import change_weights, make_hugging_face, pair_recipe
 from tests.support.modelopt_in_process import made, run_in_process, worker
 
-pytestmark = pytest.mark.long  # real ModelOpt
+pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]  # real ModelOpt
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from build.recipe import Recipe
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.hugging_face_checkpoints import make_hugging_face, pair_recipe
 
-pytestmark = pytest.mark.long  # real ModelOpt
+pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]  # real ModelOpt
 
 
 @pytest.fixture(scope="module")
