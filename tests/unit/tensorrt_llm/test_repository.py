@@ -66,8 +66,7 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     configs = configs_of(repository)
     assert set(configs) == {
         *("draft", "target", "target_alone", "speculative"),
-        *("generate", "generate_target", "router"),
-        *("ensemble", "preprocessing", "postprocessing"),
+        *("router", "ensemble", "preprocessing", "postprocessing"),
     }
     for name, config in configs.items():
         assert config.name == name
@@ -187,22 +186,11 @@ def test_clients_cannot_tell_the_runtimes_apart(tmp_path: Path) -> None:
     engine = tmp_path / "embedded"
     write_engine(engine, "target", recipe())
     theirs = configs_of(render_recipe(load_recipe("demo"), engine, engine, tmp_path / "other"))
-    for model in (
-        *("generate", "generate_target", "speculative", "router"),
-        *("ensemble", "preprocessing", "postprocessing"),
-    ):
+    for model in ("speculative", "router", "ensemble", "preprocessing", "postprocessing"):
         for kind in ("input", "output"):
             assert tensors(ours[model], kind) == tensors(theirs[model], kind), model
-    # The model in the target's place has its tensors, without those of a verification.
-    of_rounds = {"prompt_length", "draft_input_ids", "draft_logits", "independent_noise"}
-    of_rounds |= {"return_generation_logits", "generation_logits"}
-    for kind in ("input", "output"):
-        whole = tensors(theirs["target"], kind)
-        assert tensors(ours["target_alone"], kind) == {
-            name: value for name, value in whole.items() if name not in of_rounds
-        }
-    for model, engine in (("generate", "speculative"), ("generate_target", "target_alone")):
-        assert parameters(ours[model])["engine_socket"] == parameters(ours[engine])["socket"]
+    for name, engine in (("stable_socket", "speculative"), ("control_socket", "target_alone")):
+        assert parameters(ours["router"])[name] == parameters(ours[engine])["socket"]
 
 
 def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
