@@ -93,8 +93,13 @@ def test_a_gateway_that_was_kept_waiting_itself_blames_nobody(monkeypatch: pytes
     now_s = [100.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
 
-    beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
-    now_s[0] += heartbeat.TRITON_HANGS_AFTER_S + 1
-    assert beating.triton_hangs()
-    beating.excuse(10.0)
-    assert not beating.triton_hangs()
+    async def watch() -> None:
+        beating = Heartbeat(Answering(""), OpenCalls())  # type: ignore[arg-type]
+        beating.beat("generate")
+        now_s[0] += heartbeat.TRITON_HANGS_AFTER_S + 1
+        assert beating.triton_hangs() and beating.hangs("generate")
+        beating.excuse(heartbeat.TRITON_HANGS_AFTER_S)
+        assert not beating.triton_hangs() and not beating.hangs("generate")
+        beating.forget("generate")
+
+    asyncio.run(watch())
