@@ -133,7 +133,7 @@ class TritonWorld:
         if self._candidate_socket == self._stable_socket:
             return "the candidate is the pair in service and stays loaded"
         is_gone = self._unload_pair(self._candidate_socket)
-        return "the candidate is unloaded" if is_gone else "the recipe's own pair stays for generate"
+        return "the candidate is unloaded" if is_gone else "the recipe's own pair stays for the ensemble"
 
     def keep(self) -> Outcome:
         """Make servers of this run directory load the candidate at their start."""
@@ -183,7 +183,7 @@ class TritonWorld:
     def _unload_pair(self, socket: str) -> bool:
         """Unload and remove a pair if it exists.
 
-        The recipe's own pair always stays, because ``generate`` answers from it.
+        The recipe's own pair always stays, because the ensemble answers from it.
 
         Returns:
             Whether the pair no longer exists.

@@ -150,14 +150,14 @@ def test_a_promoted_pair_is_loaded_at_the_start_and_is_the_stable_one(
     second = promote(run)
     assert find_in_service(run).generation == 4
     at_start = set(models_at_start(run / "model_repository"))
-    assert set(second.models) | {"speculative", "generate"} <= at_start
+    assert set(second.models) | {"speculative"} <= at_start
     del told[:]
     engines(3)
     third = promote(run)
     assert third.speculative_model not in ("speculative", second.speculative_model)
     assert [word for word in told if word.startswith("unload")] == [
         f"unload {model}"
-        for model in reversed(second.models)  # not speculative: generate answers from it
+        for model in reversed(second.models)  # not speculative: the ensemble answers from it
     ]
     assert speculative_models(run) == ["speculative", third.speculative_model]
 
@@ -175,7 +175,7 @@ def test_the_recipes_own_pair_may_come_back(run: Path, told: list[str], engines:
     assert (loaded["socket"], loaded["control_socket"]) == (first.socket, first.control_socket)
     assert loaded["same_target"] is False
     del told[:]
-    assert world.unload() == "the recipe's own pair stays for generate"
+    assert world.unload() == "the recipe's own pair stays for the ensemble"
     assert told == []
     assert read_pair(run) == first
     assert promote(run) == first
