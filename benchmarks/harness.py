@@ -20,7 +20,8 @@ from pipelines.bench.prompt_sets import PromptSet, make_prompt_sets
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.client import Client
 from pipelines.command_line.chat_prompts import check_chats
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.options import add_prompts_option
+from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import InvalidRequestError

@@ -6,6 +6,9 @@ its prompts resemble each other more than those of real clients do.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 
 GENERAL = "the built-in general prompts"
@@ -118,3 +121,12 @@ def general_prompts() -> Prompts:
         for name, found in texts.items()
     }
     return Prompts(GENERAL, sets)
+
+
+def given_prompts(path: Path | None) -> Prompts:
+    """Return the prompts of a file or a folder; the general ones if there is none.
+
+    Raises:
+        InvalidRequestError: See ``read_prompts``.
+    """
+    return general_prompts() if path is None else read_prompts(path)

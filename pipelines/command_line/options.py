@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-
-from pipelines.command_line.prompt_choice import add_prompts_option
+from pathlib import Path
 
 
 def whole_numbers(minimum: int) -> Callable[[str], tuple[int, ...]]:
@@ -50,6 +49,16 @@ class Progress:
     def clear(self) -> None:
         """Clear the line, so that other output can follow."""
         self.show("")
+
+
+def add_prompts_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--prompts``."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts: *.jsonl, *.txt, or a folder of both (default: the recipe's, else general ones)",
+    )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,8 @@ from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
 from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words
-from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option, choose_prompts
+from pipelines.command_line.options import add_prompts_option, whole_number
+from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories, known_key

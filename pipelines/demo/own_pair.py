@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.building import run_build
-from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option
+from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.demo.__main__ import main as demonstrate
 from pipelines.program import EXIT_PASS, run_program

@@ -25,7 +25,7 @@ from pipelines.bench.calibration.prompts import NUM_PROMPTS, calibration_prompts
 from pipelines.bench.calibration.step_costs import PairCosts, blocks_needed, measure_step_costs
 from pipelines.bench.reporting.acceptance_baseline import AcceptanceBaseline
 from pipelines.command_line.chat_prompts import render_chats
-from pipelines.command_line.prompt_choice import add_prompts_option
+from pipelines.command_line.options import add_prompts_option
 from pipelines.command_line.prompt_lengths import count_tokens, encode_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import EngineLoadError

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.command_line.chat_prompts import render_chats
-from pipelines.command_line.general_prompts import general_prompts
-from pipelines.command_line.prompt_choice import given_prompts
+from pipelines.command_line.general_prompts import general_prompts, given_prompts
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompts import Prompts
 from pipelines.program import EXIT_PASS, run_program

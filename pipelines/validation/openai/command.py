@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.command_line.options import whole_number
-from pipelines.command_line.prompt_choice import add_prompts_option, given_prompts
+from pipelines.command_line.general_prompts import given_prompts
+from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import InvalidRequestError
 from pipelines.program import EXIT_PASS, run_program
