@@ -18,7 +18,7 @@ from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import generate_body, infer_body, post
 from tests.integration.attacked import OVER_GRPC, TO_THE_GATEWAY, Attacked, attacks, is_typed
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.attacks.attack import Reply
 from tests.attacks.fuzz import Sent, fuzz
 from tests.integration.conftest import grpc_client, target_alone, wait_until
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 REQUEST = CompletionRequest("def main(", max_tokens=40, temperature=1.0, seed=3, end_id=-1)
 

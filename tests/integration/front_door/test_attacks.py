@@ -11,7 +11,7 @@ from tests.attacks.raw_http import generate_body, post
 from tests.integration.attacked import TO_THE_GATEWAY, Attacked, attacks
 from tests.integration.front_door.test_restart import front_door
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
+pytestmark = [pytest.mark.triton, pytest.mark.long, pytest.mark.xdist_group("front door")]
 
 CONTROL = (
     "/v2/repository/index",
