@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipelines.program import stopped_by_signals
 from tests.breakages.table import BREAKAGES, Breakage
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(f"{each.name}: {' '.join(each.tests)}" for each in wanted), sep="\n")
         return 0
     results: dict[str, str] = {}
-    with _worktree(options.at) as tree:
+    with stopped_by_signals(), _worktree(options.at) as tree:
         for number, breakage in enumerate(wanted, start=1):
             began_s = time.monotonic()
             result, detail = _unbroken(tree, breakage) if options.unbroken else _try(tree, breakage)

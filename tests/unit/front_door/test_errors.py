@@ -79,6 +79,12 @@ def test_errors_of_the_server_do_not_tell_what_is_inside(
     assert is_told_to_the_operator
 
 
+def test_an_error_has_its_four_parts() -> None:
+    parts = {"what": "a", "values": "n=9", "limit": "n=4", "remedy": "b"}
+    document = error_document(InvalidRequestError(**parts))["error"]
+    assert {name: document[name] for name in parts} == parts
+
+
 def test_long_texts_of_clients_are_cut() -> None:
     long = "x" * 1_000_000
     document = error_document(InvalidRequestError("what", values=long, limit=long, remedy=long))["error"]
