@@ -52,6 +52,21 @@ def test_an_answer_is_that_of_the_router(api: openai.OpenAI, router: Client, tem
     assert answer.usage.prompt_tokens == len(choice.model_extra["prompt_token_ids"])
 
 
+def test_stop_token_ids_end_an_answer(api: openai.OpenAI, router: Client) -> None:
+    whole = router.generate(CompletionRequest(PROMPT, max_tokens=24), "router")
+    token_id = whole.output_ids[5]
+    answer = api.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=24,
+        temperature=0,
+        extra_body={"return_token_ids": True, "stop_token_ids": [token_id]},
+    )
+    [choice] = answer.choices
+    assert choice.finish_reason == "stop" and choice.model_extra is not None
+    assert tuple(choice.model_extra["token_ids"]) == whole.output_ids[: whole.output_ids.index(token_id)]
+
+
 def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "seed": 3}
     asked["extra_body"] = {"ignore_eos": True}  # some processor's rounding draws the end token
