@@ -19,6 +19,7 @@ from pipelines.front_door.router_calls import all_of
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, LiveArms, pair_in_service
 from pipelines.router.observation_log import ObservationLog
+from pipelines.router.open_requests import OpenRequests
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.router import Router, TextRequest, max_open_requests
 from pipelines.wire.answer import Response
@@ -44,9 +45,9 @@ class OwnServer(Collector):
         self._arms = LiveArms(Path(settings["arms_file"]), pair)
         self._log = ObservationLog(Path(settings["observations_file"]))
         max_open = max_open_requests(max_batch_size, int(settings["max_queue_size"]))
-        self._router = Router(
-            Preprocessing(model.tokenizer, model.max_seq_len), self._arms, self._log, max_open
-        )
+        preprocessing = Preprocessing(model.tokenizer, model.max_seq_len)
+        open_requests = OpenRequests(self._log.open_requests_file)
+        self._router = Router(preprocessing, self._arms, self._log, open_requests, max_open)
 
     async def close(self) -> None:
         """Stop replays and write the last observations."""

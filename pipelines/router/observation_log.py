@@ -56,6 +56,11 @@ class ObservationLog:
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
 
+    @property
+    def open_requests_file(self) -> Path:
+        """File with the requests in flight, which the routers that write this log share."""
+        return self._path.with_name(f"{self._path.name}.open")
+
     def put(self, observation: Observation) -> None:
         """Queue an observation; it is dropped and counted if the queue is full."""
         try:

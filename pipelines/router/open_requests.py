@@ -1,12 +1,25 @@
-"""Counts the requests in flight and knows when the oldest of them arrived."""
+"""Counts the requests in flight, over all routers of a server, and knows when the oldest of them arrived.
+
+The front door and Triton's text model each have a router. A rollout is judged up to the time before which no
+request is open in either, so they share a file: a slot for each process, with its number of open requests and
+the arrival of the oldest.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import math
+import mmap
+import os
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 _UNIX_TIME_AT_ZERO_S = time.time() - time.monotonic()
+_SLOT = struct.Struct("<qqd")  # process id, open requests, arrival of the oldest
+_NUM_SLOTS = 16
 
 
 def unix_time_s() -> float:
@@ -18,21 +31,26 @@ class OpenRequests:
     """Tracks requests in flight. Not thread-safe.
 
     Args:
+        shared: File that the routers of a server share; None for a router that is alone.
         clock: Monotonic Unix time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = unix_time_s) -> None:
+    def __init__(self, shared: Path | None = None, clock: Callable[[], float] = unix_time_s) -> None:
         self._clock = clock
         self._numbers = itertools.count()
         self._arrived_at_s: dict[int, float] = {}  # in the order of arrival
+        self._slots = bytearray(_SLOT.size) if shared is None else _mapped(shared)
+        self._own = _free_slot(self._slots)
+        self._publish()
 
     def __len__(self) -> int:
-        return len(self._arrived_at_s)
+        return sum(num_open for num_open, _ in self._of_all())
 
     def begin(self) -> tuple[int, float]:
         """Register a request that arrives; returns its number and the time."""
         number, arrived_at_s = next(self._numbers), self._clock()
         self._arrived_at_s[number] = arrived_at_s
+        self._publish()
         return number, arrived_at_s
 
     def end(self, number: int) -> float:
@@ -40,8 +58,41 @@ class OpenRequests:
 
         Returns:
             ``Observation.oldest_open_at_s`` for its observation, which must be recorded before another
-            request
-            ends: the arrival of the oldest request that is left, or the current time if none is.
+            request ends: the arrival of the oldest request that is left, or the current time if none is.
         """
         del self._arrived_at_s[number]
-        return next(iter(self._arrived_at_s.values()), self._clock())
+        self._publish()
+        return min((oldest_s for _, oldest_s in self._of_all()), default=self._clock())
+
+    def _publish(self) -> None:
+        oldest_s = next(iter(self._arrived_at_s.values()), math.inf)
+        _SLOT.pack_into(self._slots, self._own, os.getpid(), len(self._arrived_at_s), oldest_s)
+
+    def _of_all(self) -> Iterator[tuple[int, float]]:
+        """Yield number and oldest arrival of each router that lives."""
+        for process_id, num_open, oldest_s in _SLOT.iter_unpack(self._slots):
+            if num_open and (process_id == os.getpid() or Path(f"/proc/{process_id}").exists()):
+                yield num_open, oldest_s
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, _NUM_SLOTS * _SLOT.size)
+        mapped = mmap.mmap(file, _NUM_SLOTS * _SLOT.size)
+        _SLOT.pack_into(mapped, _free_slot(mapped), os.getpid(), 0, math.inf)  # while the file is locked
+        return mapped
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # the mapping keeps a descriptor of its own
+        os.close(file)
+
+
+def _free_slot(slots: mmap.mmap | bytearray) -> int:
+    """Return the offset of this process's slot, or of one whose process has ended."""
+    process_ids = [process_id for process_id, _, _ in _SLOT.iter_unpack(slots)]
+    if os.getpid() in process_ids:
+        return process_ids.index(os.getpid()) * _SLOT.size
+    free = (n for n, process_id in enumerate(process_ids) if not Path(f"/proc/{process_id}").exists())
+    return next(free) * _SLOT.size

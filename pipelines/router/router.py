@@ -24,23 +24,22 @@ from pipelines.errors import DraftproofError, InvalidRequestError, RequestTimeou
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import FAILURES, Breaker
+from pipelines.router.choice import fallback_order, healthy_first, skipped_arms
 from pipelines.router.engine_arm import EngineArms
 from pipelines.router.failover import answer_over
-from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
 from pipelines.router.observation import FallbackReason, Observation
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.observing import (
+from pipelines.router.open_requests import OpenRequests, unix_time_s
+from pipelines.router.preprocessing import Preprocessing
+from pipelines.router.received_answer import (
+    ReceivedAnswer,
     failure_of,
     is_streamed,
     prompt_id,
     with_answer,
     with_chunk_check,
 )
-from pipelines.router.open_requests import OpenRequests, unix_time_s
-from pipelines.router.preprocessing import Preprocessing
-from pipelines.router.received_answer import ReceivedAnswer
-from pipelines.router.replay_queue import is_replayed
-from pipelines.router.shadow_traffic import ShadowTraffic
+from pipelines.router.replays import ShadowTraffic, is_replayed
 from pipelines.speculation.sampling.params import draw_seed
 from pipelines.time_limit import within
 from pipelines.wire.admission import OpenLimit
@@ -118,11 +117,17 @@ class Router:
         preprocessing: Turns requests for text into requests for tokens.
         arms: The table of arms.
         log: Receives an observation of each answer during a rollout.
-        max_open: Most requests at a time.
+        open_requests: Requests in flight, of all routers of the server.
+        max_open: Most requests of this router at a time.
     """
 
     def __init__(
-        self, preprocessing: Preprocessing, arms: LiveArms, log: ObservationLog, max_open: int
+        self,
+        preprocessing: Preprocessing,
+        arms: LiveArms,
+        log: ObservationLog,
+        open_requests: OpenRequests,
+        max_open: int,
     ) -> None:
         self.num_requests: Counter[tuple[Arm, str]] = Counter()
         self.num_fallbacks: Counter[Arm] = Counter()
@@ -130,7 +135,7 @@ class Router:
         self.vocabulary = preprocessing.vocabulary
         self._preprocess = preprocessing
         self._arms = arms
-        self._open = OpenRequests()
+        self._open = open_requests
         self._open_limit = OpenLimit(max_open)
         self._tokenizing = ThreadPoolExecutor(_NUM_TOKENIZING, thread_name_prefix="tokenize")
         self._breakers: dict[str, Breaker] = {}

@@ -18,7 +18,7 @@ from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
 from pipelines.router.observation import Difference, Divergence, Observation
 from pipelines.router.open_requests import OpenRequests, unix_time_s
-from pipelines.router.replay_queue import ReplayQueue
+from pipelines.router.replays import ReplayQueue
 from pipelines.time_limit import within
 from pipelines.upstreams.answer import CHARACTERS_PER_TOKEN, Answer
 from pipelines.upstreams.call import UpstreamCall

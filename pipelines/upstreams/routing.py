@@ -13,12 +13,12 @@ from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.router.arms import Arm, ArmTable, LiveArms
 from pipelines.router.arrival import Arrived, begin_observation
 from pipelines.router.breaker import Breaker, Outcome
+from pipelines.router.choice import fallback_order, healthy_first, skipped_arms
 from pipelines.router.failover import answer_over
-from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog
 from pipelines.router.open_requests import OpenRequests, unix_time_s
-from pipelines.router.replay_queue import is_replayed
+from pipelines.router.replays import is_replayed
 from pipelines.upstreams.answer import Answer
 from pipelines.upstreams.call import Piece, UpstreamCall
 from pipelines.upstreams.replays import Replays

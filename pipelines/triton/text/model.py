@@ -16,7 +16,7 @@ from pipelines.asyncio_thread import AsyncioThread
 from pipelines.available_resources import published_bytes
 from pipelines.router.arms import Arm, LiveArms, pair_in_service
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.open_requests import OpenRequests, unix_time_s
 from pipelines.router.router import Router, TextRequest, max_open_requests
 from pipelines.triton.backend.gauges import Gauges
 from pipelines.triton.backend.header import ServerKey, read_header
@@ -45,7 +45,9 @@ class TextModel:
         sockets = (parameters.text("stable_socket"), parameters.text("control_socket"))
         arms = LiveArms(parameters.path("arms_file"), pair_in_service(*sockets, sizes[0]))
         self._log = ObservationLog(parameters.path("observations_file"))
-        self._router = Router(parameters.preprocessing(), arms, self._log, max_open_requests(*sizes))
+        open_requests = OpenRequests(self._log.open_requests_file)
+        max_open = max_open_requests(*sizes)
+        self._router = Router(parameters.preprocessing(), arms, self._log, open_requests, max_open)
         self._input_names = parameters.input_names
         self._wire = TritonWire(backend)
         self._outbox = Outbox()

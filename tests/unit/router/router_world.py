@@ -16,6 +16,7 @@ from pipelines.errors import DraftproofError
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, LiveArms, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import ObservationLog, read_observations
+from pipelines.router.open_requests import OpenRequests
 from pipelines.router.router import Router
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.call_server import CallServer
@@ -113,7 +114,7 @@ class World:
         self.router = self.make_router(LiveArms(folder / "arms.json", self.table()))
 
     def make_router(self, arms: LiveArms) -> Router:
-        return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log, 64)  # type: ignore[arg-type]
+        return Router(SimpleNamespace(vocabulary=VOCABULARY), arms, self.log, OpenRequests(), 64)  # type: ignore[arg-type]
 
     def table(self, candidate: float | None = 0.0, control: float = 0.0, **others: Any) -> ArmTable:
         def setting(name: Arm, weight: float) -> ArmSetting:

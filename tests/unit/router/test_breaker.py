@@ -21,7 +21,7 @@ from pipelines.errors import (
     TransportError,
 )
 from pipelines.router.breaker import FAILURES, Asked, Breaker, BreakerSetting, Outcome, outcome_of
-from pipelines.router.observing import failure_of
+from pipelines.router.received_answer import failure_of
 
 SETTING = BreakerSetting(
     max_in_a_row=3,

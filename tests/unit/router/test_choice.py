@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
 from pipelines.router.arms import Arm, Weights
-from pipelines.router.choice import choose, chosen_by_client, point
-from pipelines.router.fallback_order import fallback_order, healthy_first, skipped_arms
+from pipelines.router.choice import (
+    choose,
+    chosen_by_client,
+    fallback_order,
+    healthy_first,
+    point,
+    skipped_arms,
+)
 
 KEYS = [f"session-{number}" for number in range(20_000)]
 STEPS: list[Weights] = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +20,7 @@ def test_the_clock_is_unix_time() -> None:
 
 def test_with_no_request_left_everything_so_far_is_known() -> None:
     now_s = iter((1.0, 4.0))
-    requests = OpenRequests(lambda: next(now_s))
+    requests = OpenRequests(clock=lambda: next(now_s))
     number, arrived_at_s = requests.begin()
     assert (arrived_at_s, len(requests)) == (1.0, 1)
     assert (requests.end(number), len(requests)) == (4.0, 0)
@@ -26,7 +29,7 @@ def test_with_no_request_left_everything_so_far_is_known() -> None:
 @given(st.lists(st.integers(min_value=-3, max_value=2), max_size=60))
 def test_what_arrived_before_the_mark_has_ended(steps: list[int]) -> None:
     now_s = 0.0
-    requests = OpenRequests(lambda: now_s)
+    requests = OpenRequests(clock=lambda: now_s)
     still_open: dict[int, float] = {}
     for step in steps:
         now_s += 1
@@ -38,3 +41,26 @@ def test_what_arrived_before_the_mark_has_ended(steps: list[int]) -> None:
             del still_open[number]
             assert requests.end(number) == min(still_open.values(), default=now_s)
         assert len(requests) == len(still_open)
+
+
+def _hold_one(path: Path, is_open: Any, may_end: Any) -> None:
+    OpenRequests(path).begin()
+    is_open.set()
+    may_end.wait()
+
+
+def test_the_oldest_request_of_another_router_counts_until_its_process_ends(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_open, may_end = context.Event(), context.Event()
+    ours = OpenRequests(tmp_path / "log.open")
+    other = context.Process(target=_hold_one, args=(tmp_path / "log.open", is_open, may_end), daemon=True)
+    other.start()
+    assert is_open.wait(120)
+    number, arrived_at_s = ours.begin()
+    assert len(ours) == 2
+    assert ours.end(number) < arrived_at_s
+    may_end.set()
+    other.join()
+    number, arrived_at_s = ours.begin()
+    assert len(ours) == 1
+    assert ours.end(number) >= arrived_at_s

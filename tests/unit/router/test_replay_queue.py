@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.router.arms import ShadowSetting
 from pipelines.router.choice import choose
-from pipelines.router.replay_queue import ReplayQueue, is_replayed
+from pipelines.router.replays import ReplayQueue, is_replayed
 from tests.unit.router.virtual_time import run
 
 SETTING = ShadowSetting(share=0.25, max_per_s=1e6, max_in_flight=2, max_queue=3)
