@@ -79,15 +79,13 @@ def load(
             api.unload(model)
 
 
-@pytest.mark.parametrize(("protocol", "draft"), [("grpc", "self"), ("http", "noisy")])
+@pytest.mark.parametrize("draft", ["self", "noisy"])
 def test_a_good_pair_gives_the_very_counts_of_its_baseline(
-    server: Server, load: Callable[[str], CandidatePair], protocol: str, draft: str
+    server: Server, load: Callable[[str], CandidatePair], draft: str
 ) -> None:
     """The baseline ran concurrently in another process; here the pair gets one request at a time."""
     pair = load(draft).pair
-    found = cold_start(
-        f"{protocol}://127.0.0.1:{getattr(server.ports, protocol)}", server.key, pair, "", LIMITS
-    )
+    found = cold_start(f"grpc://127.0.0.1:{server.ports.grpc}", server.key, pair, "", LIMITS)
     assert found.verdict == "pass"
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
     assert baseline is not None

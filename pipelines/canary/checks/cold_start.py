@@ -132,7 +132,7 @@ def cold_start(url: str, key: str, pair: PairRecord, recipe: str, limits: Limits
     """Probe a candidate.
 
     Args:
-        url: ``grpc://host:port`` or ``http://host:port`` of the server that has loaded it.
+        url: ``grpc://host:port`` of the server that has loaded it.
         key: Key of that server.
         pair: Candidate.
         recipe: Recipe of the candidate, whose prompts are the probes of a pair without a baseline.
