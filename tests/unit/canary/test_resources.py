@@ -27,7 +27,7 @@ from pipelines.triton.backend.gauges import Gauges
 from tests.unit.canary.requests import LIMITS, SLO, samples
 from tests.unit.canary.simulated_world import PLAN, SimulatedWorld, begun
 from tests.unit.canary.test_controller import phases, roll_out
-from tests.unit.serving.test_gauges import Backend, publishing, wait_until
+from tests.unit.triton.test_gauges import Backend, publishing, wait_until
 
 NUM_RUNS = 100
 

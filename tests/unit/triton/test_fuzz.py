@@ -36,7 +36,7 @@ from pipelines.wire.request import ENGINE_INPUTS, TEXT_INPUTS
 from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
-from tests.unit.serving.test_text_model import EchoEngine, start_text_model
+from tests.unit.triton.test_text_model import EchoEngine, start_text_model
 
 FUZZED = settings(derandomize=True, max_examples=300, deadline=None)
 
