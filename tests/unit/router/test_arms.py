@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -148,10 +147,6 @@ def test_every_key_must_be_there(tmp_path: Path, key: str) -> None:
     assert refused(tmp_path, without).values == key
 
 
-def test_a_misspelt_arm_is_told_the_right_one(tmp_path: Path) -> None:
-    assert refused(tmp_path, document(candidat=None)).remedy == "did you mean candidate?"
-
-
 def test_shadow_without_a_candidate_is_refused() -> None:
     with pytest.raises(CanaryError, match="shadow needs a candidate"):
         dataclasses.replace(ALONE, shadow=TABLE.shadow)
@@ -202,18 +197,6 @@ def test_a_router_that_starts_with_a_bad_file_sends_everything_to_the_stable_pai
     path = tmp_path / "arms.json"
     path.write_text("{")
     assert LiveArms(path, ALONE).read() == ALONE
-
-
-def test_a_lease_that_is_renewed_says_nothing_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    path = tmp_path / "arms.json"
-    live = LiveArms(path, ALONE)
-    for lease_until_s in range(1000, 1010):
-        write_table(path, dataclasses.replace(TABLE, lease_until_s=float(lease_until_s)))
-        assert live.read().lease_until_s == lease_until_s
-    assert len(caplog.records) == 1
 
 
 def test_a_slow_reader_on_another_thread_does_not_bring_back_an_older_table(

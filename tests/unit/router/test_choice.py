@@ -66,11 +66,6 @@ def test_the_whole_weight_takes_every_key(salt: str, key: str, arm: Arm) -> None
     assert choose({arm: 1.0} if arm != "stable" else {}, salt, key) == arm
 
 
-@given(st.text(alphabet=st.characters()), st.text(alphabet=st.characters()))
-def test_any_text_has_a_point(salt: str, key: str) -> None:
-    assert 0 <= point(salt, key, "arm") < 1
-
-
 def test_no_digest_is_rounded_up_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def digest(self) -> bytes:

@@ -149,13 +149,6 @@ def test_a_broken_stream_is_resumed_by_another_arm() -> None:
     assert arms.outcomes == [("candidate", "error"), ("stable", "answered")]
 
 
-def test_a_stream_that_breaks_before_its_empty_last_chunk_has_one_from_another_arm() -> None:
-    for last in ([ends(1, 2)], [says(1), ends(2)], [says(1, 2), ends()]):
-        arms = ScriptedArms({"candidate": [says(1, 2), DOWN], "stable": last})
-        received = answer(arms)
-        assert received.chunks == [("candidate", says(1, 2)), ("stable", ends())]
-
-
 @pytest.mark.parametrize("other", [[says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]])
 def test_an_arm_that_would_have_said_something_else_goes_on_with_what_the_client_has(
     other: list[Step],

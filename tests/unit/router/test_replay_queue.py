@@ -67,22 +67,6 @@ def test_the_share_is_kept_and_has_nothing_to_do_with_the_arm() -> None:
         assert sum(is_replayed(setting, "pepper", each) for each in ids[:100]) == num
 
 
-def test_offering_takes_no_time_and_replays_no_more_at_once_than_allowed() -> None:
-    replays = Replays()
-    replays.setting = dataclasses.replace(SETTING, max_queue=4)
-
-    async def work(shadow: ReplayQueue[int]) -> None:
-        for item in range(5):
-            shadow.offer(item)
-        assert replays.begun == []  # nobody waited for a replay to begin
-        await asyncio.sleep(10.0)
-
-    shadow = shadowed(work, replays)
-    assert sorted(replays.ended) == [0, 1, 2, 3, 4]
-    assert replays.most_at_once == 2
-    assert (shadow.num_begun, shadow.num_dropped) == (5, 0)
-
-
 def test_where_there_is_no_room_the_oldest_goes_and_is_counted() -> None:
     replays = Replays()
     replays.setting = dataclasses.replace(SETTING, max_in_flight=1)
@@ -95,22 +79,6 @@ def test_where_there_is_no_room_the_oldest_goes_and_is_counted() -> None:
     shadow = shadowed(work, replays)
     assert replays.items == [0, 7, 8, 9]
     assert (shadow.num_begun, shadow.num_dropped) == (4, 6)
-
-
-def test_replays_keep_their_distance_also_after_a_lull() -> None:
-    replays = Replays()
-    replays.setting = ShadowSetting(share=1.0, max_per_s=0.5, max_in_flight=9, max_queue=9)
-
-    async def work(shadow: ReplayQueue[int]) -> None:
-        await asyncio.sleep(100.0)
-        for item in range(4):
-            shadow.offer(item)
-        await asyncio.sleep(3.0)
-        shadow.offer(4)
-        await asyncio.sleep(20.0)
-
-    shadowed(work, replays)
-    assert replays.begun == [(item, 100.0 + 2.0 * item) for item in range(5)]
 
 
 def test_a_rate_that_is_raised_holds_at_once() -> None:
@@ -163,18 +131,6 @@ def test_closing_cancels_what_runs_and_leaves_nothing_behind(after_s: float) -> 
 
     shadow = shadowed(work, replays)
     assert shadow.num_begun + shadow.num_dropped == 5
-
-
-def test_no_timer_outlives_the_shadow() -> None:
-    replays = Replays()
-    replays.setting = dataclasses.replace(SETTING, max_per_s=1e-3)
-
-    async def work(shadow: ReplayQueue[int]) -> None:
-        for item in range(3):
-            shadow.offer(item)
-        await asyncio.sleep(2.0)
-
-    assert shadowed(work, replays).num_begun == 1
 
 
 def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:

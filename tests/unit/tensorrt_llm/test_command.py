@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 
 from build.tensorrt_llm.command import Paths, build_command
 from build.tensorrt_llm.pair import read_pair
-from tests.support.stand_in_machine import StandInMachine
 from tests.support.tensorrt_llm_1_2_1 import FLAGS, NUMBER, PATH, SET
-from tests.unit.tensorrt_llm.test_engine import build, recipe_of
+from tests.unit.tensorrt_llm.test_engine import recipe_of
 
 
 def command_of(tmp_path: Path, raw: dict[str, Any], role: str) -> dict[str, str]:
@@ -82,17 +80,3 @@ def test_the_target_verifies_and_the_draft_does_not(tmp_path: Path, raw: dict[st
     }
     assert {name: draft[name] for name in expected} == expected
     assert "gather_context_logits" not in target
-
-
-def test_the_engine_of_the_draft_returns_its_logits(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
-) -> None:
-    machine.install("1.2.1")
-    result = build(tmp_path, raw)
-    gathers = {
-        role: json.loads((Path(result[role]) / "config.json").read_text())["build_config"][
-            "gather_generation_logits"
-        ]
-        for role in ("draft", "target")
-    }
-    assert gathers == {"draft": True, "target": False}

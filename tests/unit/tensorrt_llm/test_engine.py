@@ -68,18 +68,6 @@ def test_a_pair_is_built_and_the_second_time_is_there(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["built"] == []
 
 
-def test_the_second_build_reads_the_tactics_of_the_first(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
-) -> None:
-    machine.install("1.2.1")
-    result = build(tmp_path, raw)
-    commands = [checked_engine(Path(result[role])).manifest["command"] for role in ("draft", "target")]
-    kept = tmp_path / "engines" / "tiny" / "timing-h100-80gb-1.2.1.cache"
-    assert "--input_timing_cache" not in commands[0]
-    assert commands[1][commands[1].index("--input_timing_cache") + 1] == str(kept)
-    assert kept.is_file()
-
-
 @pytest.mark.parametrize("runtime", ["docker", "podman"])
 def test_in_a_container(runtime: str, machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]) -> None:
     machine.install_container_runtime(runtime)
@@ -139,20 +127,6 @@ def test_an_engine_of_another_version_is_thrown_away(
     machine.install("1.2.1")
     monkeypatch.setenv("STAND_IN_VERSION", "1.2.0")
     with pytest.raises(EngineBuildError, match=r"version 1\.2\.0, expected 1\.2\.1"):
-        build(tmp_path, raw)
-    assert left_behind(tmp_path) == []
-
-
-def test_a_disk_that_is_full_when_the_tokenizer_is_copied(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.install("1.2.1")
-
-    def full(source: Path, destination: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("build.tensorrt_llm.engine.shutil.copyfile", full)
-    with pytest.raises(EngineBuildError, match="No space left on device"):
         build(tmp_path, raw)
     assert left_behind(tmp_path) == []
 
@@ -235,16 +209,6 @@ def test_without_a_builder(
     assert left_behind(tmp_path) == []
 
 
-def test_a_container_runtime_that_cannot_run(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
-) -> None:
-    docker = machine.bin / "docker"
-    docker.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 125\n")
-    docker.chmod(0o755)
-    with pytest.raises(EngineBuildError, match="docker failed on the draft; exit code 125; Cannot connect"):
-        build(tmp_path, raw)
-
-
 def test_a_checkpoint_without_all_its_ranks(
     machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
 ) -> None:
@@ -297,17 +261,6 @@ def test_dry_run_needs_no_builder_and_no_weights(
     assert [shlex.split(line)[0] for line in lines] == ["trtllm-build", "trtllm-build"]
     assert f"--checkpoint_dir {tmp_path / 'target'} " in lines[1]
     assert not (tmp_path / "engines").exists()
-
-
-def test_dry_run_before_the_quantization_prints_its_command_first(
-    machine: StandInMachine, tmp_path: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_checkpoint(tmp_path / "target", mapping=mapping_of(1))
-    raw["target"]["quantization"] = "fp8"
-    lines = dry_run(tmp_path, raw, capsys)
-    path = write_recipe(tmp_path, raw)
-    assert lines[0] == f"draftproof quantize --recipe {path} --runtime tensorrt_llm"
-    assert "checkpoints/target-FINGERPRINT" in lines[2]
 
 
 def test_dry_run_of_the_embedded_runtime_is_refused(

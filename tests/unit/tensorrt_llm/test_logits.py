@@ -9,37 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import InvalidRequestError
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
-from pipelines.triton.tensorrt_llm.tensors import plain_tensors
-from pipelines.wire.engine_request import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
 
 pytestmark = pytest.mark.long  # a stand-in of the engines
-
-
-@pytest.mark.parametrize("num_log_probs", [0, 2])
-def test_log_probabilities_are_refused_because_the_engine_gives_zeros(
-    tmp_path: Path, num_log_probs: int
-) -> None:
-    """Also where the target answers alone: it is the same engine."""
-    call = GenerationCall(request(num_log_probs=num_log_probs), False, None, False, "")
-    calls = InProcessCalls()
-    with (
-        running(tmp_path, calls) as engines,
-        pytest.raises(InvalidRequestError, match="returns zeros in their place"),
-    ):
-        engines.check(call)
-    tensors = plain_tensors(request(4), 2048, (), streaming=False)
-    asked = {**tensors, "return_log_probs": np.array([[True]])}
-    answer = asyncio.run(calls.whole("target", asked, ("output_log_probs",)))
-    assert answer["output_log_probs"].shape == (1, 1, 4)
-    assert not answer["output_log_probs"].any(), "the reason is gone: give them back"
 
 
 def test_a_draft_without_logits_refuses_sampled_requests_and_goes_on_with_greedy_ones(

@@ -79,18 +79,6 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     }
 
 
-def test_the_demo_recipe_is_rendered_for_tensorrt_llm_too(tmp_path: Path) -> None:
-    demo = load_recipe("demo", "tensorrt_llm")
-    engines = [
-        write_engine(tmp_path / role, role, demo, build_config={"max_num_tokens": 8192})
-        for role in ("draft", "target")
-    ]
-    configs = configs_of(render_recipe(demo, *engines, tmp_path / "run", MEMORY))
-    assert parameters(configs["target"])["kv_cache_free_gpu_mem_fraction"] == "0.75"
-    assert parameters(configs["draft"])["kv_cache_free_gpu_mem_fraction"] == "0.25"
-    assert parameters(configs["draft"])["max_tokens_in_paged_kv_cache"] == "65536"
-
-
 def test_every_tensor_and_parameter_of_nvidias_models_is_in_the_table(
     rendered: tuple[str, dict[str, Any]],
 ) -> None:
@@ -113,20 +101,6 @@ def test_every_tensor_and_parameter_of_nvidias_models_is_in_the_table(
         assert set(REQUIRED_PARAMETERS) <= set(given)
         for name, value in given.items():
             assert re.fullmatch(PARAMETERS[name].pattern, value), (name, value)
-
-
-def test_draft_and_target_differ_in_nothing_but_their_engines(tmp_path: Path) -> None:
-    draft, target = (
-        configs_of(repository)[role]
-        for repository in [render(tmp_path, recipe())]
-        for role in ("draft", "target")
-    )
-    own = ("gpt_model_path", "kv_cache_free_gpu_mem_fraction")
-    for config in (draft, target):
-        config.name = "either"
-        for name in own:
-            config.parameters[name].string_value = "its own"
-    assert draft == target
 
 
 def test_modes_ranks_and_devices(rendered: tuple[str, dict[str, Any]]) -> None:

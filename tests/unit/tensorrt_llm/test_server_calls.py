@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
@@ -75,33 +73,6 @@ async def is_cancelled(served: WaitingServer) -> bool:
     return served.cancelled.is_set()
 
 
-def test_leaving_the_responses_cancels_the_request() -> None:
-    async def leave() -> bool:
-        served = WaitingServer()
-        async with calls_to(served) as calls:
-            responses = calls.stream("target", PROMPT, ("output_ids",), request_id="r")
-            async with aclosing(responses):
-                first = await anext(responses)
-                assert first["output_ids"].tolist() == [7]
-            return await is_cancelled(served)
-
-    assert asyncio.run(leave())
-
-
-def test_a_task_that_is_cancelled_cancels_its_request() -> None:
-    async def give_up() -> bool:
-        served = WaitingServer()
-        async with calls_to(served) as calls:
-            asking = asyncio.create_task(calls.whole("draft", PROMPT, ("output_ids",), request_id="r"))
-            await asyncio.sleep(0.2)
-            asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asking
-            return await is_cancelled(served)
-
-    assert asyncio.run(give_up())
-
-
 @pytest.mark.parametrize(
     ("error", "deadline_s", "kind"), [("refused", None, DraftproofError), ("", 0.3, RequestTimeoutError)]
 )
@@ -160,34 +131,6 @@ def test_errors_of_the_backend_become_ours(message: str, kind: type[DraftproofEr
     with pytest.raises(kind, match=words):
         raise error
     assert "0x7f" not in str(error) and ".cpp" not in str(error)
-
-
-def test_calls_go_where_the_server_says_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton listens on its user's socket and accepts no call without its key."""
-    place = TritonPlace.make(tmp_path)
-    for name, value in place.variables().items():
-        monkeypatch.setenv(name, value)
-
-    class Triton(WaitingServer):
-        async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            if not set(context.invocation_metadata()) >= set(place.metadata()):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
-            async for answer in super().ModelStreamInfer(requests, context):
-                yield answer
-
-    async def ask() -> list[int]:
-        server = grpc.aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Triton(), server)
-        server.add_insecure_port(place.grpc)
-        await server.start()
-        try:
-            async with aclosing(ServerCalls().stream("target", PROMPT, (), request_id="r")) as responses:
-                first = await anext(responses)
-                return list(first["output_ids"])
-        finally:
-            await server.stop(0)
-
-    assert asyncio.run(ask()) == [7]
 
 
 def test_nobody_answers_where_no_server_is() -> None:

@@ -16,7 +16,6 @@ from build.files import write_manifest
 from pipelines.errors import (
     EngineFailedError,
     EngineLoadError,
-    InvalidRequestError,
 )
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
@@ -27,7 +26,6 @@ from pipelines.triton.tensorrt_llm import engines as tensorrt_llm_engines
 from pipelines.triton.tensorrt_llm.end_of_output import OutputEnd
 from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.tensors import plain_tensors
-from pipelines.wire.engine_request import GenerationCall
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
 
@@ -145,27 +143,6 @@ def test_every_tensor_is_one_of_1_2_1_with_its_type_and_shape(
     assert {"output_ids", "sequence_length", "output_log_probs", "generation_logits"} <= set(OUTPUTS)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, pytest.param(3, marks=pytest.mark.long), 8])
-def test_greedy_rounds_give_the_targets_tokens(engines: TensorRtLlmEngines, num_draft_tokens: int) -> None:
-    for first in range(30):
-        asked = request(60, input_ids=np.array([first, 7, 3], np.int32), end_ids=(0,))
-        assert tokens(engines, asked, num_draft_tokens) == tokens(engines, asked, 0)
-
-
-def test_an_end_among_accepted_draft_tokens_ends_the_output(
-    engines: TensorRtLlmEngines, calls: InProcessCalls
-) -> None:
-    ended = 0
-    for first in range(40):
-        asked = request(90, input_ids=np.array([first, 7, 3], np.int32), end_ids=(0,))
-        found = asyncio.run(rounds_of(engines, asked, 8))
-        if found[-1].finish_reason == "stop":
-            model, tensors = calls.asked[-1]
-            ended += model == "target" and 0 in tensors.get("draft_input_ids", ())
-    assert ended > 3, "no text ended at a proposed end: this shows nothing"
-    assert all("end_id" not in tensors for model, tensors in calls.asked if model == "draft")
-
-
 @pytest.mark.parametrize(
     "num_draft_tokens",
     [pytest.param(length, marks=pytest.mark.long) for length in (0, 1, 8)] + [4],
@@ -190,18 +167,6 @@ def test_each_end_token_ends_the_output_alone_and_in_rounds(
     assert {tensors["end_id"].item() for tensors in sent} == {0}
     words = [tensors["stop_words_list"].tolist() for tensors in sent if "stop_words_list" in tensors]
     assert words == [[[[1], [1]]]] * 60, "the answer that each request begins with"
-
-
-def test_min_tokens_with_several_end_tokens_is_refused(engines: TensorRtLlmEngines) -> None:
-    """NVIDIA's engines suppress the one end token that they know, and would end at another."""
-
-    def check(end_ids: tuple[int, ...]) -> None:
-        asked = request(sampling=SamplingParams(min_tokens=2), end_ids=end_ids)
-        engines.check(GenerationCall(asked, False, None, False, ""))
-
-    check((0,))
-    with pytest.raises(InvalidRequestError, match="with 2 end tokens"):
-        check((0, 1))
 
 
 def test_a_stop_word_in_the_middle_of_a_round_cuts_it(engines: TensorRtLlmEngines) -> None:

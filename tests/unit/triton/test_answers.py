@@ -6,8 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,6 @@ from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.wire.admission import Admission
-from pipelines.wire.call_server import CallServer
-from pipelines.wire.calls import Call, stream
 from pipelines.wire.engine_request import GenerationCall
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeTensor, FakeTritonError, engine_tensors, fake_backend
@@ -117,23 +113,10 @@ async def beyond_its_end() -> AsyncIterator[tuple[dict[str, Any], bool]]:
     yield response(1), True
 
 
-def test_responses_come_in_order(serve: Any) -> None:
-    request = FakeRequest(engine_tensors([1], 3), request_id="mine")
-    serve(ScriptedAnswerer(three)).execute([request])
-    sent = request.sender.wait()
-    assert [int(answer.tensors["output_ids"].item()) for answer in sent if answer] == [0, 1, 2]
-
-
 def test_only_the_outputs_that_were_asked_for_are_sent(serve: Any) -> None:
     request = FakeRequest(engine_tensors([1], 3), requested=("output_ids",))
     serve(ScriptedAnswerer(three)).execute([request])
     assert [set(answer.tensors) for answer in request.sender.wait() if answer] == [{"output_ids"}] * 3
-
-
-def test_many_requests_are_open_concurrently(serve: Any) -> None:
-    requests = [FakeRequest(engine_tensors([1], 3)) for _ in range(20)]
-    serve(ScriptedAnswerer(three)).execute(requests)
-    assert [len(request.sender.wait()) for request in requests] == [3] * 20
 
 
 @pytest.mark.parametrize(
@@ -192,77 +175,6 @@ def test_a_client_that_goes_away_cancels_the_work(serve: Any) -> None:
     request.sender.cancelled = True
     assert type(from_wire(request.sender.error.message())) is RequestCancelledError
     assert answerer.was_closed.wait(120)
-
-
-def test_stop_with_the_same_id_ends_a_request(serve: Any) -> None:
-    answerer = ScriptedAnswerer(for_ever)
-    model = serve(answerer)
-    running = FakeRequest(engine_tensors([1], 3), request_id="mine")
-    stop = FakeRequest(engine_tensors([1], 3, stop=True), request_id="mine")
-    model.execute([running, stop])
-    assert type(from_wire(running.sender.error.message())) is RequestCancelledError
-    assert stop.sender.wait() == [None]
-    assert answerer.was_closed.wait(120)
-
-
-def test_stop_ends_nothing_that_came_under_another_id(serve: Any) -> None:
-    model = serve(ScriptedAnswerer(for_ever))
-    ids = ["", "", "mine", "mine#1", "mine/1", "request"]
-    running = [FakeRequest(engine_tensors([1], 3), request_id=each) for each in ids]
-    model.execute(running)
-    names = ["request#1", "min", "mine#", "mine#2", "#", "1", "other"]
-    stops = [FakeRequest(engine_tensors([1], 3, stop=True), request_id=name) for name in names]
-    model.execute(stops)
-    assert all(stop.sender.wait() == [None] for stop in stops)
-    assert len(model._running) == len(running)
-
-
-def test_stop_without_an_id_names_nothing(serve: Any) -> None:
-    model = serve(ScriptedAnswerer(for_ever))
-    running = FakeRequest(engine_tensors([1], 3))
-    stop = FakeRequest(engine_tensors([1], 3, stop=True))
-    model.execute([running, stop])
-    error = from_wire(stop.sender.error.message())
-    assert type(error) is InvalidRequestError and str(error).count("; ") == 3
-    assert len(model._running) == 1
-
-
-def test_stop_does_not_reach_what_another_model_asked_for(tmp_path: Path) -> None:
-    loop = AsyncioThread("requests")
-    loop.start()
-    socket = tmp_path / "socket"
-    num_open = 0
-
-    async def counted() -> AsyncIterator[tuple[dict[str, Any], bool]]:
-        nonlocal num_open
-        num_open += 1
-        try:
-            async for response in for_ever():
-                yield response
-        finally:
-            num_open -= 1
-
-    answerer = ScriptedAnswerer(counted)
-    answering = Answering(loop, answerer, TokenTimes(RecordedGauges()))  # type: ignore[arg-type]
-    server = CallServer(socket, answering.take_call)
-    parameters = ModelParameters("target", {}, input_names=("input_ids",))
-    model = GenerationModel(parameters, TritonWire(fake_backend()), {"": answering}, [server])
-
-    async def scenario() -> None:
-        async with aclosing(stream(socket, Call(engine_tensors([1], 3), "mine", 0))) as responses:
-            await anext(responses)
-            own = FakeRequest(engine_tensors([1], 3), request_id="mine")
-            stop = FakeRequest(engine_tensors([1], 3, stop=True), request_id="mine")
-            model.execute([own, stop])
-            for each in (own, stop):
-                await asyncio.to_thread(each.sender.wait)
-            await asyncio.to_thread(loop.spawn(asyncio.sleep(0)).result)  # after all that was cancelled
-            assert num_open == 1
-
-    try:
-        asyncio.run(asyncio.wait_for(scenario(), 10))
-    finally:
-        model.close()
 
 
 def test_closing_the_model_answers_what_is_open(serve: Any) -> None:

@@ -17,9 +17,7 @@ from pipelines.text.stop_words import StopWordMatcher
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
-from pipelines.triton.engine.engine_answerer import chunk_tensors
 from pipelines.wire.answer import spell
-from pipelines.wire.engine_request import GenerationCall
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
 WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
@@ -163,46 +161,9 @@ def test_nothing_waits_for_a_stop_word_that_may_not_begin_yet() -> None:
     assert [text_of(chunk) for chunk in streamed] == ["def re", "t", "rex"]
 
 
-def test_a_stop_word_within_the_least_tokens_stays_and_a_later_one_is_cut_off() -> None:
-    rounds = [[RETURN, DEF], [*b"retu"], [*b"rn", *b" x"]]
-    request = request_of(stop_words=(b"return",), min_tokens=2)
-    for streaming in (True, False):
-        chunks = chunks_of(rounds, request, streaming=streaming)
-        assert "".join(map(text_of, chunks)) == "returndef "
-
-
-def test_a_stop_word_across_rounds_is_cut_off_with_what_follows_it() -> None:
-    rounds = [[DEF, ord("r"), ord("e")], [ord("t"), ord("u")], [*b"rn", *b" x"]]
-    streamed = chunks_of(rounds, request_of(stop_words=(b"return",)), streaming=True)
-    assert "".join(map(text_of, streamed)) == "def "
-    assert streamed[-1].finish_reason == "length"
-
-
 def test_an_output_that_ends_at_once_is_one_empty_chunk() -> None:
     (chunk,) = chunks_of([[]], request_of(), streaming=True)
     assert (chunk.token_ids.size, chunk.text_length, chunk.is_final) == (0, 0, True)
-
-
-@pytest.mark.parametrize(
-    ("num_log_probs", "shapes"),
-    [
-        (None, {"output_log_probs": (1, 1, 0), "top_log_prob_ids": (1, 0, 0), "top_log_probs": (1, 0, 0)}),
-        (0, {"output_log_probs": (1, 1, 2), "top_log_prob_ids": (1, 2, 0), "top_log_probs": (1, 2, 0)}),
-        (3, {"output_log_probs": (1, 1, 2), "top_log_prob_ids": (1, 2, 3), "top_log_probs": (1, 2, 3)}),
-    ],
-)
-def test_every_output_is_there_in_its_shape_asked_for_or_not(
-    num_log_probs: int | None, shapes: dict[str, tuple[int, ...]]
-) -> None:
-    request = request_of(num_log_probs=num_log_probs)
-    (chunk,) = chunks_of([[DEF, RETURN]], request, streaming=False)
-    tensors = chunk_tensors(chunk, GenerationCall(request, False, None, False, ""))
-    for name, shape in shapes.items():
-        assert tensors[name].shape == shape, name
-        assert tensors[name].dtype == (np.int32 if name == "top_log_prob_ids" else np.float32)
-    assert (tensors["output_seed"].dtype, int(tensors["output_seed"].item())) == (np.uint64, 2**64 - 1)
-    total = 0.0 if num_log_probs is None else float(np.float32(-1) / 3)
-    assert tensors["cum_log_probs"].tolist() == [[np.float32(total)]]
 
 
 def test_between_the_first_and_the_last_chunk_lies_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

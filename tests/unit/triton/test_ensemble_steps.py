@@ -12,10 +12,8 @@ import pytest
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, ServerBusyError, from_wire
 from pipelines.manifest import sha256_file
 from pipelines.router import preprocessing
-from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.ensemble_steps import PostprocessingModel, PreprocessingModel
-from pipelines.wire.answer import TextOutputs
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from tests.support.fake_triton import FakeRequest, FakeResponse, fake_backend
 from tests.support.tiny_engines import write_tokenizer
@@ -87,42 +85,6 @@ def error_of(response: FakeResponse) -> DraftproofError | None:
     return from_wire(response.error.message())
 
 
-@pytest.mark.parametrize("text", [b"import os", LONG, "naïve ☕".encode()])
-def test_the_first_step_tokenizes_as_generate_does(
-    first: PreprocessingModel, parameters: ModelParameters, text: bytes
-) -> None:
-    words = {"stop_words": np.array([[b"ab", b"\n"]], np.object_), "bad_words": text_tensor(b"no")}
-    request = request_of(text, **words, min_tokens=scalar_tensor(2, np.int32))
-    first.execute([request])
-    (response,) = request.sender.wait()
-    assert response is not None and response.error is None
-    expected = parameters.preprocessing()(inputs_of(text, **words))
-    assert set(response.tensors) == set(OUTPUTS.values())
-    for inner, outer in OUTPUTS.items():
-        np.testing.assert_array_equal(response.tensors[outer], expected[inner])
-
-
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [
-        (request_of(b""), "the prompt is empty"),
-        (request_of(LONG + b"\xff"), "not valid UTF-8"),
-        (request_of(min_tokens=scalar_tensor(5, np.int32)), "min_tokens exceeds max_tokens"),
-        (request_of(stop_words=text_tensor(b"")), "a stop word is empty"),
-        (request_of(parameters='{"temprature": 1}'), "did you mean 'temperature'?"),
-        (request_of(parameters='{"QUERY": 1}'), "the request has an unknown parameter"),
-        (request_of(parameters='{"draftproof_key": "guess"}'), "did not come through the gateway"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_what_the_first_step_refuses_is_typed(
-    first: PreprocessingModel, request_: FakeRequest, words: str
-) -> None:
-    first.execute([request_])
-    error = from_wire(request_.sender.error.message())
-    assert isinstance(error, InvalidRequestError) and words in str(error)
-
-
 def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
     first: PreprocessingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,23 +104,6 @@ def test_long_texts_wait_in_bounds_and_nobody_waits_for_them(
     assert isinstance(from_wire(busy.sender.error.message()), ServerBusyError)
     may_go_on.set()
     assert all(each.sender.wait()[-1].error is None for each in long_ones)  # type: ignore[union-attr]
-
-
-def test_the_last_step_spells_a_chunk_as_generate_does(
-    last: PostprocessingModel, parameters: ModelParameters
-) -> None:
-    vocabulary = Vocabulary.from_file(parameters.path("tokenizer_file"))
-    coffee = parameters.preprocessing()(inputs_of("naïve ☕ stop".encode()))["input_ids"]
-    for num_bytes in (0, 6, 10**6):
-        (response,) = last.execute([chunk_of(coffee.ravel().tolist(), num_bytes)])
-        outputs = {
-            "output_ids": coffee[np.newaxis],
-            "text_length": scalar_tensor(num_bytes, np.int32),
-            "output_log_probs": np.empty((1, 1, 0), np.float32),
-        }
-        expected = TextOutputs(vocabulary).of((outputs, False))[0]["text_output"]
-        assert response.tensors["OUTPUT"].tolist() == expected.tolist()
-    assert expected.item() == "naïve ☕ stop".encode()
 
 
 def test_the_last_step_asks_for_the_key_and_hides_its_defects(last: PostprocessingModel) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk, chunk_from_outputs, join_chunks
-from pipelines.speculation import loop
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round
 from pipelines.speculation.request import GenerationRequest, Output
@@ -92,10 +91,6 @@ def test_while_nothing_is_drafted_a_response_is_as_that_of_the_target_alone() ->
     assert not set(alone[-1]) & OF_DRAFTING
 
 
-def test_log_probs_come_with_every_response_that_was_asked_for_them() -> None:
-    assert all(set(outputs) >= OF_LOG_PROBS for outputs in responses(ROUNDS, log_probs=True))
-
-
 def test_the_client_reads_the_whole_answer_from_them() -> None:
     generation = join_chunks(read(responses(ROUNDS)), 0.0, streamed=True)
     assert generation.text == "abcdefgh"
@@ -106,10 +101,6 @@ def test_the_client_reads_the_whole_answer_from_them() -> None:
     assert [TOKEN_SOURCES[source] == "grammar" for source in sources] == [*generation.accepted_mask]
     assert generation.drafted_per_round == (0, 0, 3, 2, 0, 0)
     assert generation.draft_length == "adaptive"
-
-
-def test_client_and_loop_name_the_same_sources() -> None:
-    assert loop.TOKEN_SOURCES == TOKEN_SOURCES
 
 
 def test_the_target_alone_counts_no_rounds() -> None:

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from pipelines.errors import (
-    InvalidRequestError,
     RequestCancelledError,
     RequestTimeoutError,
-    ServerBusyError,
     from_wire,
 )
 from pipelines.manifest import sha256_file
@@ -157,22 +155,6 @@ def test_a_deadline_passes_while_a_text_waits_to_be_tokenized(
     assert type(error) is RequestTimeoutError and str(error).count("; ") == 3
 
 
-def test_a_burst_is_answered_or_busy_and_the_places_come_back(model: TextModel, engine: EchoEngine) -> None:
-    engine.is_waiting = True
-    burst = [request_of(LONG if number % 7 == 0 else b"x") for number in range(500)]
-    model.execute(burst)
-    for busy in burst[MAX_OPEN:]:
-        error = error_of(busy)
-        assert type(error) is ServerBusyError and str(error).count("; ") == 3
-    while len(engine.calls) < MAX_OPEN:
-        pass
-    engine.answer_held()
-    assert [text_of(request) in (LONG, b"x") for request in burst[:MAX_OPEN]] == [True] * MAX_OPEN
-    again = [request_of() for _ in range(MAX_OPEN)]
-    model.execute(again)
-    assert [text_of(request) for request in again] == [b"x"] * MAX_OPEN
-
-
 @pytest.mark.parametrize("text", [b"x", LONG])
 def test_places_of_clients_that_leave_are_freed(model: TextModel, engine: EchoEngine, text: bytes) -> None:
     engine.is_waiting = True
@@ -196,47 +178,3 @@ def test_the_arm_of_the_gateway_answers_alone(model: TextModel) -> None:
     chosen = request_of(parameters='{"draftproof_arm": "stable"}')
     model.execute([chosen])
     assert text_of(chosen) == b"x"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ({"text_input": np.empty((1, 0), np.object_)}, "text_input must be one value"),
-        ({"text_input": text_tensor(b"x" * 10**7)}, "text_input has 10000000 bytes"),
-        ({"text_input": text_tensor(LONG + b"\xff")}, "text_input is not valid UTF-8"),
-        ({"max_tokens": np.empty((1, 0), np.int32)}, "max_tokens must be one value"),
-        ({"session_id": np.empty((1, 0), np.object_)}, "session_id must be one value"),
-        ({"session_id": text_tensor(b"\xff")}, "session_id is not valid UTF-8"),
-        ({"session_id": text_tensor(b"s" * 300)}, "the session_id is too long"),
-        ({"arm": text_tensor(b"a" * 10**6)}, "the arm is too long; 1000000 bytes"),
-        ({"seed": np.empty((1, 0), np.uint64)}, "seed must be one value"),
-        ({"temperature": np.zeros((1, 2), np.float32)}, "temperature must be one value"),
-        ({"stop_words": np.array([[b"x"] * 10**5], np.object_)}, "100000 stop words; at most 32"),
-        ({"logit_bias_ids": np.zeros((1, 2000), np.int32)}, "2000 ids, 0 values"),
-        (
-            {
-                "logit_bias_ids": np.zeros((1, 5000), np.int32),
-                "logit_bias_values": np.zeros((1, 5000), np.float32),
-            },
-            "5000 ids; at most 1024",
-        ),
-    ],
-)
-def test_what_is_out_of_bounds_is_refused_without_a_call(
-    model: TextModel, engine: EchoEngine, tensors: dict[str, Any], words: str
-) -> None:
-    request = request_of(**tensors)
-    model.execute([request])
-    assert words in str(error_of(request)) and len(str(error_of(request))) < 1000
-    assert isinstance(error_of(request), InvalidRequestError) and engine.calls == []
-
-
-@pytest.mark.parametrize("request_id", [b"\xff", "x" * 70_000])
-def test_an_id_that_is_none_gets_an_answer_and_reaches_no_engine(
-    model: TextModel, engine: EchoEngine, request_id: Any
-) -> None:
-    request = request_of(request_id=request_id)
-    model.execute([request])
-    assert isinstance(error_of(request), InvalidRequestError)
-    assert request.sender.error.code() == fake_backend().TritonError.INVALID_ARG
-    assert engine.calls == []

@@ -135,24 +135,6 @@ def test_errors_keep_their_class_and_defects_their_secrets(serve: Serve) -> None
     assert "secret" not in str(defect.value)
 
 
-def test_an_error_may_come_in_the_middle(serve: Serve) -> None:
-    def begin(call: Call, responder: Responder) -> None:
-        responder.send({"output_ids": np.array([[1]])}, is_final=False)
-        responder.fail(EngineFailedError("a step failed"))
-        responder.send({"output_ids": np.array([[2]])}, is_final=True)
-
-    path = serve(begin)
-    received = []
-
-    async def read() -> None:
-        async for tensors, _ in stream(path, Call({}, "r1", 0)):
-            received.append(tensors["output_ids"].item())
-
-    with pytest.raises(EngineFailedError, match="a step failed"):
-        asyncio.run(asyncio.wait_for(read(), 10))
-    assert received == [1]
-
-
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_caller_that_leaves_cancels_the_work(serve: Serve, streams: bool) -> None:
     work: Future[None] = Future()
@@ -226,19 +208,6 @@ def test_an_engine_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None
 def test_only_this_user_may_call(serve: Serve) -> None:
     path = serve(lambda call, responder: None)
     assert path.stat().st_mode & 0o077 == 0
-
-
-def test_a_burst_beyond_any_backlog_is_taken(serve: Serve) -> None:
-    def echo(call: Call, responder: Responder) -> None:
-        responder.send(call.tensors, is_final=True)
-
-    path = serve(echo)
-
-    async def burst() -> list[list[tuple[Any, bool]]]:
-        return await asyncio.gather(*(answer_of(path, {"n": np.array([n])}) for n in range(2000)))
-
-    answers = asyncio.run(asyncio.wait_for(burst(), 60))
-    assert [tensors["n"].item() for ((tensors, _),) in answers] == list(range(2000))
 
 
 @pytest.fixture

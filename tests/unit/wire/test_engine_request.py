@@ -15,18 +15,15 @@ from hypothesis import strategies as st
 from pipelines.errors import (
     EngineLoadError,
     InvalidRequestError,
-    PromptTooLongError,
     RepositoryError,
     ServerStartError,
 )
 from pipelines.manifest import sha256_file
 from pipelines.router.preprocessing import Preprocessing
-from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
-from pipelines.triton.engine.draft_length_setting import DraftLengthSetting
 from pipelines.wire.engine_request import is_stop, parse_call
 from pipelines.wire.word_list import WordKind, pack_words, unpack_words
 from tests.support.fake_triton import engine_tensors, fake_backend
@@ -121,20 +118,6 @@ def test_log_probs_without_alternatives_are_asked_for_without_a_number() -> None
     assert parse(engine_tensors([1], 5, return_log_probs=False)).request.num_log_probs is None
 
 
-@pytest.mark.parametrize("asked", [{}, {"return_log_probs": False}])
-def test_alternatives_without_log_probs_are_refused(asked: dict[str, bool]) -> None:
-    with pytest.raises(InvalidRequestError, match="return_log_probs=true"):
-        parse(engine_tensors([1], 5, num_log_probs=3, **asked))
-
-
-@pytest.mark.parametrize(
-    "bias", [{"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, {"logit_bias_ids": [1]}]
-)
-def test_biases_without_their_ids_are_refused(bias: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match="different lengths"):
-        parse(engine_tensors([1], 5, **bias))
-
-
 def test_a_request_without_seed_gets_one_that_readers_of_json_keep() -> None:
     seeds = {parse(engine_tensors([1], 5)).request.sampling.seed for _ in range(20)}
     assert len(seeds) == 20
@@ -199,35 +182,6 @@ def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind
     assert refused.value.what.startswith((f"{kind.list_tensor} is malformed", f"a {kind.one} is empty"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "words"),
-    [
-        ({"input_ids": np.empty(0, np.int32)}, InvalidRequestError, "prompt is empty"),
-        ({"input_ids": np.array([1, 16], np.int32)}, InvalidRequestError, "ids from 1 to 16"),
-        ({"draft_input_ids": np.array([-2, 3], np.int32)}, InvalidRequestError, "ids from -2 to 3"),
-        ({"max_tokens": 0}, InvalidRequestError, "max_tokens=0"),
-        ({"max_tokens": -1}, InvalidRequestError, "max_tokens=-1"),
-        ({"max_tokens": 9}, PromptTooLongError, "max_seq_len=10"),
-        ({"sampling": SamplingParams(temperature=float("nan"))}, InvalidRequestError, "temperature"),
-        ({"sampling": SamplingParams(top_p=0.0)}, InvalidRequestError, "top_p"),
-    ],
-)
-def test_limits_name_value_and_limit(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
-    good = {"request_id": "r", "input_ids": np.array([1, 2], np.int32), "max_tokens": 8}
-    GenerationRequest(**good).validate(max_seq_len=10, vocab_size=16)
-    with pytest.raises(kind, match=words):
-        GenerationRequest(**{**good, **changes}).validate(max_seq_len=10, vocab_size=16)
-
-
-@pytest.mark.parametrize("length", [-1, 9])
-def test_draft_lengths_outside_the_range_are_refused(length: int) -> None:
-    setting = DraftLengthSetting(None, 8)
-    for good in (None, 0, 8):
-        setting.check(good)
-    with pytest.raises(InvalidRequestError, match=f"num_draft_tokens={length}"):
-        setting.check(length)
-
-
 @pytest.fixture(scope="module")
 def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -269,54 +223,6 @@ def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing
     assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
     for name in ("stop_words_list", "bad_words_list"):
         assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
-
-
-@pytest.mark.parametrize(
-    ("text", "stop_words", "kind", "words"),
-    [
-        (b"", None, InvalidRequestError, "prompt is empty"),
-        (b"caf\xe9", None, InvalidRequestError, "byte 0xe9 at position 3"),
-        (b"x y " * 100, None, PromptTooLongError, "tokens"),
-        (b"x" * 100_000, None, PromptTooLongError, "100000 bytes"),
-        (b"x", [b""], InvalidRequestError, "empty"),
-        (b"x", [b"\xff"], InvalidRequestError, "stop_words is not valid UTF-8"),
-        (b"x", [b"<|endoftext|>"], InvalidRequestError, "end_id"),
-        (b"x", [b"y" * 257], InvalidRequestError, "257 bytes"),
-        (b"x", [b"y"] * 33, InvalidRequestError, "at most 32"),
-    ],
-)
-def test_preprocessing_refuses(
-    preprocessing: Preprocessing,
-    text: bytes,
-    stop_words: list[bytes] | None,
-    kind: type[Exception],
-    words: str,
-) -> None:
-    with pytest.raises(kind, match=words):
-        preprocessing(text_inputs(text, stop_words))
-
-
-@pytest.mark.parametrize(
-    ("bad_words", "words"),
-    [
-        ([b""], "a bad word is empty"),
-        ([b"\xff"], "bad_words is not valid UTF-8"),
-        ([b"<|endoftext|>"], "logit_bias_ids"),
-        ([b"y"] * 33, "33 bad words; at most 32; send fewer bad_words"),
-    ],
-)
-def test_preprocessing_refuses_bad_words_by_their_name(
-    preprocessing: Preprocessing, bad_words: list[bytes], words: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        preprocessing(text_inputs(b"x", None, bad_words))
-
-
-def test_more_tokens_at_least_than_at_most_are_refused(preprocessing: Preprocessing) -> None:
-    for min_tokens in (0, 4):
-        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[min_tokens]], dtype=np.int32)})
-    with pytest.raises(InvalidRequestError, match="min_tokens=5, max_tokens=4"):
-        preprocessing({**text_inputs(b"x"), "min_tokens": np.array([[5]], dtype=np.int32)})
 
 
 def test_parameters_are_read_strictly() -> None:

@@ -137,22 +137,6 @@ def test_a_bias_is_counted_before_it_is_read() -> None:
         SamplingParams(logit_bias=tuple((each, 1.0) for each in range(2000))).validate(4096)
 
 
-@pytest.mark.parametrize(
-    ("bias", "words"),
-    [
-        (((3, 1.0), (4, 1.0), (3, 1.0)), "an id of logit_bias is given twice; id 3"),
-        (((3, 1.0), (16, 1.0)), "is not a token; id 16"),
-        (((-1, 1.0),), "is not a token; id -1"),
-        (((3, 1.0), (4, 100.5)), "the logit_bias of token 4 is out of range; .*=100.5"),
-        (((3, float("nan")),), "the logit_bias of token 3 is out of range; .*=nan"),
-    ],
-)
-def test_a_bias_without_meaning_is_named(bias: tuple[tuple[int, float], ...], words: str) -> None:
-    SamplingParams(logit_bias=((0, -100.0), (15, 100.0))).validate(16)
-    with pytest.raises(InvalidRequestError, match=words):
-        SamplingParams(logit_bias=bias).validate(16)
-
-
 def test_a_word_list_is_bounded_before_it_is_read_and_quoted_in_short() -> None:
     with pytest.raises(InvalidRequestError, match="1000000 columns; at most 8192"):
         unpack_words(np.zeros((2, 10**6), np.int32), VOCABULARY, WordKind.STOP)
