@@ -98,6 +98,9 @@ def test_only_what_changed_is_built_again(tmp_path: Path, raw: dict[str, Any]) -
     assert Path(first["draft"]).is_dir()  # the old engine stays: another server may be using it
     del raw["draft"]["quantization"]
     assert build(tmp_path, raw)["built"] == []
+    make_checkpoint(tmp_path / "draft", num_hidden_layers=1, seed=9)
+    other_weights = build(tmp_path, raw)
+    assert other_weights["built"] == ["draft"] and other_weights["draft"] != first["draft"]
 
 
 def test_a_machine_that_only_builds_may_have_little_memory(
@@ -110,10 +113,14 @@ def test_a_machine_that_only_builds_may_have_little_memory(
     assert any(line.startswith("warning: the memory does not hold this pair; 1.0 GB free") for line in lines)
 
 
-def test_serving_limits_are_not_part_of_an_engine(tmp_path: Path, raw: dict[str, Any]) -> None:
+def test_neither_serving_limits_nor_the_place_of_a_checkpoint_are_part_of_an_engine(
+    tmp_path: Path, raw: dict[str, Any]
+) -> None:
     build(tmp_path, raw)
     raw["serving"]["max_batch_size"] = 3
     raw["target"]["kv_cache"] = {"num_blocks": 99}
+    (tmp_path / "draft").rename(tmp_path / "moved")
+    raw["draft"]["checkpoint"] = str(tmp_path / "moved")
     assert build(tmp_path, raw)["built"] == []
 
 
@@ -144,13 +151,6 @@ def test_the_longest_text_decides_an_engine_with_longrope(tmp_path: Path, raw: d
     assert target(1024) == (long, 4096)
 
 
-def test_a_copied_checkpoint_is_the_same_checkpoint(tmp_path: Path, raw: dict[str, Any]) -> None:
-    build(tmp_path, raw)
-    (tmp_path / "draft").rename(tmp_path / "moved")
-    raw["draft"]["checkpoint"] = str(tmp_path / "moved")
-    assert build(tmp_path, raw)["built"] == []
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -169,13 +169,6 @@ def test_what_decides_the_numbers_makes_another_engine(
     second = build(tmp_path, raw)
     assert second["built"] == ["target"]
     assert second["target"] != first["target"]
-
-
-def test_changed_weights_make_another_engine(tmp_path: Path, raw: dict[str, Any]) -> None:
-    first = build(tmp_path, raw)
-    make_checkpoint(tmp_path / "draft", num_hidden_layers=1, seed=9)
-    assert build(tmp_path, raw)["built"] == ["draft"]
-    assert first["draft"] != build(tmp_path, raw)["draft"]
 
 
 @pytest.mark.parametrize("name", ["engine.bin", "engine.json", "manifest.json"])
@@ -220,20 +213,6 @@ def test_engines_that_are_there_are_named_without_writing_anything(
     monkeypatch.setattr(engines, "exclusive", None)
     assert {**build(tmp_path, raw), "seconds": 0} == {**built, "built": [], "seconds": 0}
     assert not (tmp_path / "engines" / "tiny" / ".lock").exists()
-
-
-def test_what_another_builder_has_built_meanwhile_is_not_built_again(
-    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = engines.exclusive
-
-    def after_another(folder: Path) -> Any:
-        monkeypatch.setattr(engines, "exclusive", alone)
-        build(tmp_path, raw)
-        return alone(folder)
-
-    monkeypatch.setattr(engines, "exclusive", after_another)
-    assert build(tmp_path, raw)["built"] == []
 
 
 def test_a_place_that_cannot_be_written(

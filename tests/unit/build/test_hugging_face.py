@@ -22,7 +22,6 @@ from benchmarks.families.engines import (
 from benchmarks.families.networks import FAMILY_CONFIGS
 from build.checkpoints.tensor_file import Tensor, read_tensors, write_tensors
 from build.hugging_face.config import parse_network_config
-from build.hugging_face.families import FAMILIES, REFUSED
 from build.networks.network import Network, fit_vocabulary
 from build.networks.source import open_network
 from pipelines.errors import CheckpointError
@@ -177,10 +176,6 @@ def test_mistral_attends_to_4096_positions_unless_its_file_says_none() -> None:
     path = Path("config.json")
     assert parse_network_config(config, path).layers[0].window == 4096
     assert parse_network_config({**config, "sliding_window": None}, path).layers[0].window is None
-
-
-def test_families_that_are_refused_are_not_supported() -> None:
-    assert not set(FAMILIES) & set(REFUSED)
 
 
 def test_weights_have_to_be_what_the_settings_ask_for(tmp_path: Path) -> None:

@@ -77,25 +77,26 @@ def test_only_integers_that_the_build_makes_are_ours(
 
 
 @needs_compiler
-@on_a_narrow_processor
-def test_a_recipe_that_says_nothing_gets_what_is_faster(
-    processor: None, recipe: Recipe, tmp_path: Path
+@pytest.mark.parametrize(
+    ("processor", "keys", "draft", "target"),
+    [
+        (NARROW, {}, "draftproof", "draftproof"),
+        (NARROW, {"linear": "openvino"}, "draftproof", "openvino"),
+        (NARROW | {"avx_vnni"}, {"linear": "draftproof"}, "openvino", "draftproof"),
+        (
+            NARROW,
+            {"linear": "draftproof", "quantization": "none", "lm_head": "checkpoint"},
+            "draftproof",
+            "openvino",
+        ),
+    ],
+    indirect=["processor"],
+    ids=["what is faster", "what the recipe says", "whatever the processor", "floats stay"],
+)
+def test_a_recipe_may_say_whose_products_it_gets(
+    processor: None, keys: dict[str, Any], draft: str, target: str, recipe: Recipe, tmp_path: Path
 ) -> None:
-    assert built(recipe, tmp_path)[0] == {"draft": "draftproof", "target": "draftproof"}
-    assert built(with_target(recipe, linear="openvino"), tmp_path)[0]["target"] == "openvino"
-
-
-@needs_compiler
-@pytest.mark.parametrize("processor", [NARROW | {"avx_vnni"}], indirect=True)
-def test_a_recipe_may_say_what_it_gets(processor: None, recipe: Recipe, tmp_path: Path) -> None:
-    found, _ = built(with_target(recipe, linear="draftproof"), tmp_path)
-    assert found == {"draft": "openvino", "target": "draftproof"}
-
-
-@needs_compiler
-def test_floats_stay_with_openvino_whatever_a_recipe_says(recipe: Recipe, tmp_path: Path) -> None:
-    keys = {"linear": "draftproof", "quantization": "none", "lm_head": "checkpoint"}
-    assert built(with_target(recipe, **keys), tmp_path)[0]["target"] == "openvino"
+    assert built(with_target(recipe, **keys), tmp_path)[0] == {"draft": draft, "target": target}
 
 
 @on_a_narrow_processor

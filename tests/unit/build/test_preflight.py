@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import yaml
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 
 from build.checkpoints.token_map import SAMPLE
-from build.checkpoints.tokenizer_file import CORPUS, first_difference, read_tokenizer
+from build.checkpoints.tokenizer_file import first_difference, read_tokenizer
 from build.preflight import check_recipe, main
 from build.recipe import Recipe, parse_recipe
 from pipelines.errors import CheckpointError, DraftproofError, IncompatiblePairError, RecipeError
@@ -38,6 +37,13 @@ def recipe_of(tmp_path: Path, **serving: Any) -> Recipe:
 def make_pair(tmp_path: Path, draft: dict[str, Any] | None = None, **target: Any) -> None:
     make_checkpoint(tmp_path / "target", **target)
     make_checkpoint(tmp_path / "draft", **{"num_hidden_layers": 1, **(draft or {})})
+
+
+def change_tokenizer(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = checkpoint / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    change(document)
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def test_a_pair_that_fits(tmp_path: Path) -> None:
@@ -83,10 +89,7 @@ def test_how_a_file_spells_what_it_does_is_no_difference(
     change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     make_pair(tmp_path)
-    path = tmp_path / "draft" / "tokenizer.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    change(document)
-    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    change_tokenizer(tmp_path / "draft", change)
     draft, target = check_recipe(recipe_of(tmp_path))
     assert draft.tokenizer.sha256 == target.tokenizer.sha256
 
@@ -115,18 +118,10 @@ def test_the_first_difference_of_two_tokenizers_is_said(
     change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
 ) -> None:
     make_pair(tmp_path)
-    path = tmp_path / "draft" / "tokenizer.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    change(document)
-    path.write_text(json.dumps(document), encoding="utf-8")
+    change_tokenizer(tmp_path / "draft", change)
     draft, target = (read_tokenizer(tmp_path / role / "tokenizer.json") for role in ("draft", "target"))
     assert draft.sha256 != target.sha256
     assert re.search(words, first_difference(draft, target))
-
-
-def test_the_strings_that_are_compared_are_many_and_some_are_not_normalized() -> None:
-    assert len(set(CORPUS)) == len(CORPUS) > 40
-    assert {unicodedata.is_normalized("NFC", text) for text in CORPUS} == {True, False}
 
 
 def test_end_id_is_found_in_the_tokenizer(tmp_path: Path) -> None:
@@ -134,25 +129,17 @@ def test_end_id_is_found_in_the_tokenizer(tmp_path: Path) -> None:
     assert check_recipe(recipe_of(tmp_path))[1].end_ids == (0,)
 
 
-def rewrite_tokenizer(path: Path, **changes: Any) -> None:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**document, **changes}), encoding="utf-8")
-
-
-def swap_two_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "draft" / "tokenizer.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
+def swap_two_tokens(document: dict[str, Any]) -> None:
     vocabulary = document["model"]["vocab"]
     first, second = list(vocabulary)[300:302]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(document), encoding="utf-8")
 
 
 def test_a_draft_with_another_tokenizer_gets_the_targets_and_a_map(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_pair(tmp_path)
-    swap_two_tokens(tmp_path)
+    change_tokenizer(tmp_path / "draft", swap_two_tokens)
     draft, target = check_recipe(recipe_of(tmp_path))
     assert draft.token_map is not None and target.token_map is None
     assert (draft.tokenizer, draft.tokenizer_path) == (target.tokenizer, target.tokenizer_path)
@@ -206,14 +193,16 @@ def test_same_tokenizer_but_padded_vocabulary(tmp_path: Path) -> None:
     check_recipe(recipe_of(tmp_path))  # build/networks/network.py pads the draft
 
 
+def _with_an_image(document: dict[str, Any]) -> None:
+    tokens = document["added_tokens"]
+    tokens.append({**tokens[0], "id": 70000, "content": "<image>", "special": True})
+
+
 def test_a_special_token_behind_the_networks_vocabulary(tmp_path: Path) -> None:
     """The text models of Gemma 3 have one for images."""
     make_pair(tmp_path)
     for role in ("draft", "target"):
-        path = tmp_path / role / "tokenizer.json"
-        document = json.loads(path.read_text(encoding="utf-8"))
-        image = {**document["added_tokens"][0], "id": 70000, "content": "<image>", "special": True}
-        rewrite_tokenizer(path, added_tokens=[*document["added_tokens"], image])
+        change_tokenizer(tmp_path / role, _with_an_image)
     assert check_recipe(recipe_of(tmp_path))[0].tokenizer.num_tokens < 70000
 
 
@@ -238,28 +227,16 @@ def test_unreadable_tokenizer(content: bytes | None, tmp_path: Path) -> None:
 def test_nothing_says_which_token_ends_a_text(tmp_path: Path) -> None:
     make_pair(tmp_path, {"end_id": None}, end_id=None)
     for role in ("draft", "target"):
-        rewrite_tokenizer(tmp_path / role / "tokenizer.json", added_tokens=[])
+        change_tokenizer(tmp_path / role, lambda document: document["added_tokens"].clear())
     with pytest.raises(CheckpointError, match="no valid end tokens"):
         check_recipe(recipe_of(tmp_path))
 
 
 def test_impossible_growth_is_found_before_building(tmp_path: Path) -> None:
     make_pair(tmp_path)
-    raw = {
-        "name": "test",
-        "target": {
-            "checkpoint": str(tmp_path / "target"),
-            "growth": {
-                "hidden_size": 64,
-                "num_layers": 4,
-                "intermediate_size": 512,
-                "num_heads": 8,
-                "num_kv_heads": 2,
-            },
-        },
-        "draft": {"checkpoint": str(tmp_path / "draft")},
-        "serving": {},
-    }
+    raw = raw_recipe(tmp_path)
+    sizes = {"hidden_size": 64, "num_layers": 4, "intermediate_size": 512}
+    raw["target"]["growth"] = {**sizes, "num_heads": 8, "num_kv_heads": 2}
     with pytest.raises(RecipeError, match="would shrink"):
         check_recipe(parse_recipe(raw, tmp_path / "test.yaml"))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import shutil
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,48 +58,31 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, record: str) -> N
         models_at_start(tmp_path)
 
 
-class Health(http.server.BaseHTTPRequestHandler):
-    """A health endpoint that answers as the gateway does."""
-
-    status = 200
-
-    def do_GET(self) -> None:
-        assert self.path == "/v2/health/ready"
-        self.send_response(self.status)
-        self.end_headers()
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.mark.parametrize(("status", "expected"), [(200, True), (503, False), (404, False)])
-def test_a_server_is_ready_when_its_gateway_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, expected: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("answer", "is_ready"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", False),
+        (b"", False),
+        (b"garbage\r\n\r\n", False),
+        (b"HTTP/1.1 twohundred\r\n\r\n", False),
+    ],
+)
+def test_a_server_is_ready_when_its_gateway_says_so(tmp_path: Path, answer: bytes, is_ready: bool) -> None:
     """The gateway decides which models that takes: tests/unit/gateway/test_supervisor.py."""
-    monkeypatch.setattr(Health, "status", status)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        server = Server(
-            tmp_path, Ports(listening.server_port, grpc=1, metrics=2, openai=0), ProcessIdentity(1, 1)
-        )
-        assert server.is_ready() is expected
-        listening.shutdown()
-
-
-@pytest.mark.parametrize("answer", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 twohundred\r\n\r\n"])
-def test_invalid_http_is_not_readiness(tmp_path: Path, answer: bytes) -> None:
+    asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def reply() -> None:
             connection, _ = listening.accept()
             with connection:
-                connection.recv(65536)
+                asked.append(connection.recv(65536))
                 connection.sendall(answer)
 
         threading.Thread(target=reply, daemon=True).start()
         ports = Ports(listening.getsockname()[1], grpc=1, metrics=2, openai=0)
-        assert not Server(tmp_path, ports, ProcessIdentity(1, 1)).is_ready()
+        assert Server(tmp_path, ports, ProcessIdentity(1, 1)).is_ready() is is_ready
+    assert asked[0].startswith(b"GET /v2/health/ready ")
 
 
 def test_a_port_without_a_server_is_not_readiness(tmp_path: Path) -> None:

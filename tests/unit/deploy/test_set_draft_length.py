@@ -36,14 +36,13 @@ def test_an_invalid_length_is_refused_and_nothing_is_written(run_directory: Path
     assert not (run_directory / "draft_length.json").exists()
 
 
-@pytest.mark.parametrize("wanted", ["garbage", "7"])
 def test_the_command_says_what_would_be_right(
-    run_directory: Path, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command_line, "run_directory", lambda recipe: run_directory)
-    assert command_line.main(["draft-length", "--num-draft-tokens", wanted]) == 1
+    assert command_line.main(["draft-length", "--num-draft-tokens", "garbage"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and wanted in error and "0 to max_draft_len=6" in error
+    assert error.startswith("error: ") and "garbage" in error and "0 to max_draft_len=6" in error
 
 
 def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:

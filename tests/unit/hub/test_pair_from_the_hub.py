@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers, trainers
 
-from build.checkpoints.token_map import SAMPLE
 from build.recipe import load_recipe
 from tests.support.hub_server import Hub, HubRepository
 from tests.support.hugging_face_checkpoints import change_config, make_hugging_face
-from tests.support.tiny_engines import END_OF_TEXT
 from tests.unit.hub.conftest import PAIR, Outcome
 
 Try = Callable[..., Outcome]
@@ -197,19 +194,6 @@ def test_an_architecture_that_is_not_supported(try_pair: Try, hub: Hub, tmp_path
     change_config(other, model_type="mamba", architectures=["MambaForCausalLM"])
     hub.repositories["org/Big"] = HubRepository.of(other)
     refused(try_pair(), hub, tmp_path, "cannot compute", "mamba")
-
-
-def test_tokenizers_with_too_few_common_tokens(try_pair: Try, hub: Hub, tmp_path: Path) -> None:
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    for repository, size in (("org/Big", 900), ("org/small", 257)):  # the draft reads bytes
-        files = hub.repositories[repository].files
-        tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
-        trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-        )
-        tokenizer.train_from_iterator([SAMPLE], trainer)
-        files["tokenizer.json"] = tokenizer.to_str().encode()
-    refused(try_pair(), hub, tmp_path, "too few tokens in common", "choose a draft")
 
 
 def test_weights_that_the_disk_does_not_hold(try_pair: Try, hub: Hub, tmp_path: Path) -> None:

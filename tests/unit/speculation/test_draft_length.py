@@ -11,7 +11,6 @@ import pytest
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, Proposal
 from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
-from pipelines.speculation.draft_length.step_costs import load_class
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, count_accepted
 from tests.unit.speculation.draft_length_world import MAX_DRAFT_LEN, ROWS, Machine, World
@@ -63,25 +62,6 @@ def test_speculation_that_looks_good_and_does_not_pay_is_hardly_slower(num_reque
         assert gain >= 0.98
 
 
-def test_a_pause_at_one_load_is_kept_while_speculation_pays_at_another() -> None:
-    world = World(1, lambda number: 1.0)
-    first = world.lengths.begin(NO_TOKENS)
-    assert world.lengths.next_threshold(first) < 1
-    others = [world.lengths.begin(NO_TOKENS) for _ in range(15)]
-    assert world.lengths.next_threshold(first) < 1, "a gain of less than a fifth"
-    for other in others:
-        world.lengths.end(other)
-    assert world.lengths.next_threshold(first) < 1
-    paused = world.lengths._probing_by_load[load_class(16)]
-    paused.begin_round(is_trying=True, gain=0.0)
-    paused.begin_round(is_trying=False, gain=0.0)
-    assert not paused.may_begin
-    for _ in range(15):
-        world.lengths.begin(NO_TOKENS)
-    assert world.lengths.next_threshold(first) > 1
-    world.lengths.end(first)
-
-
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_the_length_follows_a_change_of_the_text_within_forty_rounds(num_requests: int) -> None:
     """All texts change together, after probes have become rare."""
@@ -115,23 +95,6 @@ def test_a_round_is_a_step_whoever_begins_ends_or_reads_a_prompt(monkeypatch: py
     assert len(played) == 4
 
 
-def test_speculation_that_a_measurement_of_the_target_alone_ended_rests() -> None:
-    """It was expected to have paid; the measurement says that it did not."""
-    lengths = World(8, lambda number: 0.0).lengths
-    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
-    drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
-    for number in range(60):  # wrong drafts: there is nothing to gain
-        for request in requests:
-            request.observe(
-                Proposal(drafted.token_ids, np.ones(1), drafted), np.full(1, 1 + number, np.int32)
-            )
-    lengths.next_threshold(requests[0])
-    lengths.probing.begin_round(is_trying=True, gain=5.0)
-    lengths._is_checking, lengths._num_rounds_left = True, 0
-    lengths.next_threshold(requests[0])
-    assert not lengths.is_on and not lengths.probing.may_begin
-
-
 def test_a_probe_finds_a_request_however_many_have_ended() -> None:
     lengths = World(2, lambda number: 0.0).lengths
     requests = [lengths.begin(NO_TOKENS) for _ in range(6)]
@@ -153,32 +116,6 @@ def test_a_request_that_drafts_nothing_is_probed_cheaply() -> None:
     plans = [request.next_round(100) for _ in range(400)]
     assert 0 < sum(plan.max_tokens for plan in plans[:30]) <= 15
     assert 0 < sum(plan.max_tokens for plan in plans[200:]) <= 13
-
-
-def test_a_trial_that_was_wrong_is_followed_by_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = World(8, lambda number: 0.0).lengths
-    requests = [lengths.begin(NO_TOKENS) for _ in range(8)]
-
-    def play_round() -> None:
-        for request in requests:
-            lengths.next_threshold(request)
-
-    drafted = Output(np.zeros(1, np.int32), "", True, margins=np.zeros(1, np.float32))
-    for number in range(60):  # never the same token, otherwise it would be looked up
-        for request in requests:
-            request.observe(
-                Proposal(drafted.token_ids, np.ones(1), drafted), np.full(1, 1 + number, np.int32)
-            )
-        play_round()
-    decided = []
-    monkeypatch.setattr(DraftLengths, "_decide", lambda lengths: decided.append(lengths))
-    for _ in range(20):
-        lengths.probing.note(was_right=False)
-        play_round()
-    assert decided == []
-    lengths.probing.note(was_right=True)
-    play_round()
-    assert decided == [lengths]
 
 
 def test_a_request_that_is_probed_is_probed_several_times_in_a_row() -> None:
@@ -319,11 +256,3 @@ def test_without_margins_speculation_comes_back_too() -> None:
         lengths.append(plan.max_tokens)
     assert sum(lengths[100:200]) <= 100 / 16 + 1
     assert np.mean(lengths[300:]) > 1
-
-
-def test_a_threshold_of_nothing_drafts_all_there_may_be() -> None:
-    lengths = World(1, lambda number: 1.0).lengths
-    request = lengths.begin(NO_TOKENS, sees_margins=False)
-    request.next_round(100)
-    lengths.threshold = 0.0
-    assert request.next_round(100).max_tokens == MAX_DRAFT_LEN

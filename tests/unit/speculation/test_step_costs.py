@@ -218,14 +218,6 @@ def test_an_overhead_that_was_taken_too_high_does_not_keep_speculation_off() -> 
     assert costs.overhead.extra_s(1) < 0.01
 
 
-def test_a_first_moment_without_cpu_is_soon_outweighed() -> None:
-    costs = StepCosts(ROWS, SECONDS)
-    for seconds in (0.1, *[0.002] * 20):
-        costs.overhead.observe(1, seconds, "adapted")
-    costs.overhead.observe(1, 0.001, "alone")
-    assert costs.overhead.extra_s(1) < 0.007
-
-
 def test_several_steps_teach_as_much_as_single_ones() -> None:
     one, many = StepCosts(ROWS, SECONDS), StepCosts(ROWS, SECONDS)
     for _ in range(10):

@@ -18,7 +18,7 @@ from build.tensorrt_llm.pair import Pair, read_pair
 from build.tensorrt_llm.settings import GPUS
 from pipelines.errors import CheckpointError
 from tests.support.model_configs import CONFIGS, write_model
-from tests.unit.build.test_preflight import rewrite_tokenizer
+from tests.unit.build.test_preflight import change_tokenizer, swap_two_tokens
 
 GPU_RECIPES = sorted(
     path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).runtime == "tensorrt_llm"
@@ -206,11 +206,7 @@ def test_no_rule_goes_untested() -> None:
 
 def test_swapped_tokens_are_another_tokenizer(tmp_path: Path) -> None:
     broken_pair(tmp_path, {}, {})
-    path = tmp_path / "draft" / "tokenizer.json"
-    vocabulary = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
-    first, second = list(vocabulary)[300:302]
-    swapped = {**vocabulary, first: vocabulary[second], second: vocabulary[first]}
-    rewrite_tokenizer(path, model={**json.loads(path.read_text(encoding="utf-8"))["model"], "vocab": swapped})
+    change_tokenizer(tmp_path / "draft", swap_two_tokens)
     pair = pair_of(load_recipe(tmp_path / "broken.yaml"), tmp_path)
     (finding,) = check_pair(pair)
     assert finding.rule == "tokenizer"

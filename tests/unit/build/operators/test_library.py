@@ -86,16 +86,6 @@ def test_heads_of_another_size_are_refused(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_changed_library_is_not_loaded(engine: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(engine, tmp_path / "engine"))
-    (copy / OPERATOR_LIBRARY).chmod(0o644)
-    with (copy / OPERATOR_LIBRARY).open("ab") as file:
-        file.write(b"more")
-    with pytest.raises(EngineLoadError, match="was changed since the engine was built"):
-        Engine(EngineFiles(copy), 3)
-
-
-@needs_compiler
 def test_a_library_of_another_machine_is_an_error_of_the_engine(engine: Path, tmp_path: Path) -> None:
     copy = with_other_library(engine, tmp_path, b"\x7fELF of something else")
     with pytest.raises(EngineLoadError, match=r"operators cannot be loaded; .*operators\.so: "):
