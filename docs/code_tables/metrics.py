@@ -10,9 +10,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 
-from pipelines.front_door.observing.fleet_metrics import FleetMetrics
+from pipelines.front_door.observing.metrics import FleetMetrics, RequestMetrics
 from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
-from pipelines.front_door.observing.request_metrics import RequestMetrics
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.metrics import UpstreamMetrics
 

@@ -16,7 +16,7 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles, router_parameters
 from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.observing.metrics_page import MetricsPage
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel

@@ -15,8 +15,8 @@ from pydantic_core import to_json
 from pipelines.client.generation import Chunk
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.front_door.access.clients import client_of
+from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
-from pipelines.front_door.events import EventStream
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
 from pipelines.front_door.router_calls import RouterCalls, merged

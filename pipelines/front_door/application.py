@@ -10,30 +10,38 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.front_door.access.clients import client_of, set_client
-from pipelines.front_door.access.key_ring import KeyRing
-from pipelines.front_door.access.origins import Origins
-from pipelines.front_door.access.requests_in_progress import RequestsInProgress
+from pipelines.front_door.access.clients import KeyRing, client_of, set_client
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver
-from pipelines.front_door.endpoints.chat import answer_chat
-from pipelines.front_door.endpoints.completions import answer_completion
-from pipelines.front_door.endpoints.models import describe_model, list_models
+from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
+from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
 from pipelines.front_door.endpoints.responses import answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from pipelines.front_door.guarding import guarded, in_turn, is_local_scrape
+from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
-from pipelines.front_door.observing.metrics_page import MetricsPage
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
-from pipelines.front_door.playground.pages import FILES, show_file
 from pipelines.front_door.requests.body import receive_body
-from pipelines.front_door.requests.chat import ChatBody
-from pipelines.front_door.requests.completion import CompletionBody
 from pipelines.front_door.requests.responses import ResponsesBody
+from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 
-OPEN_PATHS = ("/health", "/openapi.json", *FILES)
+_PLAYGROUND = Path(__file__).parent / "playground"
+_PLAYGROUND_FILES = {
+    "/": ("index.html", "text/html"),
+    "/playground.css": ("playground.css", "text/css"),
+    "/playground.js": ("playground.js", "text/javascript"),
+}
+_PLAYGROUND_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+OPEN_PATHS = ("/health", "/openapi.json", *_PLAYGROUND_FILES)
 """Paths that need no API key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,8 +115,8 @@ class FrontDoor:
         application.on_response_prepare.append(self._origins.add_headers)
         for operation, handler in self._gets():
             application.router.add_get(operation.path, handler)
-        for path in FILES:
-            application.router.add_get(path, show_file)
+        for path in _PLAYGROUND_FILES:
+            application.router.add_get(path, _show_playground)
         for operation, endpoint in POSTS:
             application.router.add_post(operation.path, self._post(endpoint))
         return application
@@ -162,7 +170,38 @@ class FrontDoor:
         return openapi_document(operations, needs_key=bool(self._settings.keys))
 
     async def _models(self, request: web.Request) -> web.Response:
-        return json_response(list_models(self._model))
+        return json_response({"object": "list", "data": [_model_document(self._model)]})
 
     async def _model_named(self, request: web.Request) -> web.Response:
-        return json_response(describe_model(self._model, request.match_info["model"]))
+        check_model(request.match_info["model"], self._model)
+        return json_response(_model_document(self._model))
+
+
+async def _show_playground(request: web.Request) -> web.Response:
+    """Return a file of the page that asks the served model in a browser; it loads nothing from elsewhere."""
+    name, kind = _PLAYGROUND_FILES[request.path]
+    text = (_PLAYGROUND / name).read_text(encoding="utf-8")
+    return web.Response(text=text, content_type=kind, charset="utf-8", headers=_PLAYGROUND_HEADERS)
+
+
+def _model_document(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "draftproof",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_seq_len,  # vLLM's name
+        "system_fingerprint": model.fingerprint,
+        "default_sampling_params": model.default_sampling,
+        "chat": _chat_abilities(model),
+    }
+
+
+def _chat_abilities(model: ServedModel) -> dict[str, Any] | None:
+    """Return what the model's chat template lets it do; None without a template."""
+    if model.chat is None:
+        return None
+    style = model.style(with_tools=True)
+    return {"tool_calls": style.calls.name if style.calls else None, "reasoning": style.can_think}

@@ -2,19 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from pipelines.deploy.served_files import ServedFiles
-from pipelines.errors import PromptTooLongError
-from pipelines.front_door.chat_renderers import ChatRenderers
+from pipelines.errors import PromptTooLongError, ServerBusyError
 from pipelines.front_door.messages.style import MessageStyle
-from pipelines.text.chat_template import ChatTemplate
+from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+from pipelines.time_limit import within
 from pipelines.wire.request import CompletionRequest
+
+_MAX_OPEN = 64
+_WITHIN_S = 10.0  # a conversation takes milliseconds, a hostile one a second
+
+
+class ChatRenderers:
+    """A queue of conversations for the chat template of a model. ``render`` is used on one event loop.
+
+    Attributes:
+        template: The templates of the model.
+
+    Args:
+        template: See above.
+        max_open: Most conversations that are rendered or wait.
+        within_s: Longest time until one is rendered.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, max_open: int = _MAX_OPEN, within_s: float = _WITHIN_S
+    ) -> None:
+        self.template = template
+        self._max_open = max_open
+        self._within_s = within_s
+        self._num_open = 0
+        self._is_idle = asyncio.Semaphore(1)
+        self._renderer = ChatRenderer(template)
+        self._thread = ThreadPoolExecutor(1, "chat")
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the prompt of a conversation; see ``ChatRenderer.render``.
+
+        Raises:
+            ChatTemplateError: The template refuses the conversation, fails, or exceeds its limits.
+            ServerBusyError: Too many conversations wait, or this one waited too long.
+        """
+        if self._num_open >= self._max_open:
+            raise self._busy(f"{self._num_open} conversations")
+        self._num_open += 1
+        try:
+            return await within(
+                self._within_s, self._in_turn(partial(self._renderer.render, messages, **options))
+            )
+        except asyncio.TimeoutError:
+            raise self._busy(f"waited {self._within_s:g} s") from None
+        finally:
+            self._num_open -= 1
+
+    def close(self) -> None:
+        """End the process."""
+        self._thread.shutdown(cancel_futures=True)
+        self._renderer.close()
+
+    async def _in_turn(self, work: partial[str]) -> str:
+        """Render when the process is idle: in the queue of the thread, it would outlive its client."""
+        await self._is_idle.acquire()
+        rendering = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        rendering.add_done_callback(lambda _: self._is_idle.release())
+        return await asyncio.shield(rendering)  # goes on if the client leaves
+
+    def _busy(self, values: str) -> ServerBusyError:
+        return ServerBusyError(
+            "too many conversations are being rendered",
+            values=values,
+            limit=f"{self._max_open} at a time, each within {self._within_s:g} s",
+            remedy="send the request again later",
+        )
+
 
 SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters for which a checkpoint may recommend values."""

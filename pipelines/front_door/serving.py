@@ -1,4 +1,4 @@
-"""Serves a front door on a socket until it is told to stop."""
+"""Serves a front door on a socket until it is told to stop; its certificate may be renewed meanwhile."""
 
 from __future__ import annotations
 
@@ -6,26 +6,82 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from ssl import SSLContext
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.deploy.front_door import FrontDoorSettings, Tls
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.front_door.access.tls import TlsContext
+from pipelines.errors import ServerStartError
 from pipelines.front_door.application import FrontDoor
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.observing.fleet_metrics import FleetMetrics
-from pipelines.front_door.observing.metrics_page import MetricsPage
+from pipelines.front_door.observing.metrics import FleetMetrics, MetricsPage
 from pipelines.front_door.observing.request_log import RequestLog
 from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 10.0
+
+
+class TlsContext:
+    """TLS 1.2 or newer with the certificate of a file.
+
+    Attributes:
+        context: For the listening socket; new connections get the latest certificate.
+
+    Args:
+        files: Files of the certificate.
+
+    Raises:
+        ServerStartError: They are missing, are no certificate and key, or do not fit together.
+    """
+
+    def __init__(self, files: Tls) -> None:
+        self._files = files
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._changed_ns = self._times()
+        try:
+            self.context.load_cert_chain(files.certificate, files.key, password="")
+        except (OSError, ssl.SSLError) as error:
+            raise ServerStartError(
+                "the certificate cannot be read",
+                values=f"{files.certificate}, {files.key}: {error}",
+                limit="a PEM certificate and its private key, without a password",
+                remedy="correct the files, or their names in the settings of the front door",
+            ) from None
+
+    async def watch(self) -> None:
+        """Read the files again whenever they change."""
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            if (now_ns := self._times()) == self._changed_ns:
+                continue
+            try:
+                # A key that does not fit would leave the context without either.
+                TlsContext(self._files)
+                self.context.load_cert_chain(self._files.certificate, self._files.key, password="")
+                self._changed_ns = now_ns
+            except (OSError, ssl.SSLError, ServerStartError) as error:
+                _LOG.error("the earlier certificate stays in use: %s", error)
+
+    def _times(self) -> tuple[int, ...]:
+        try:
+            names = (self._files.certificate, self._files.key)
+            return tuple(Path(name).stat().st_mtime_ns for name in names)
+        except OSError:
+            return ()
+
 
 _BACKLOG = 4096  # as many as the socket lets wait; aiohttp would lower it
 _SHUTDOWN_S = 2.0  # for sending final errors

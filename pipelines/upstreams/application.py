@@ -12,11 +12,10 @@ from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import EngineFailedError, InvalidRequestError, ServerUnavailableError
-from pipelines.front_door.access.key_ring import KeyRing
-from pipelines.front_door.access.requests_in_progress import RequestsInProgress
+from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.delivery import WRITE_TIMEOUT, dropped_after
 from pipelines.front_door.errors import error_response
-from pipelines.front_door.guarding import guarded, in_turn, is_local_scrape
+from pipelines.front_door.guarding import RequestsInProgress, guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import add_request_id, watching
 from pipelines.front_door.requests.body import receive_body
 from pipelines.upstreams.call import Piece

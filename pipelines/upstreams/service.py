@@ -24,8 +24,7 @@ from pipelines.canary.start import canary_id_at, read_together, roll_out
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S
 from pipelines.errors import CanaryError, DraftproofError
-from pipelines.front_door.access.tls import TlsContext
-from pipelines.front_door.serving import listen
+from pipelines.front_door.serving import TlsContext, listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
 from pipelines.router.observation_log import ObservationLog

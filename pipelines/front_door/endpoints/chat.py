@@ -5,20 +5,25 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
+from pydantic import JsonValue
 
+from pipelines import configuration
 from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
-from pipelines.front_door.messages.document import MessageDocument
-from pipelines.front_door.messages.parts import Part
+from pipelines.front_door.messages.answer_format import content_guide
+from pipelines.front_door.messages.message import MessageDocument, Part
+from pipelines.front_door.messages.plan import AnswerPlan
 from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.style import MessageStyle
+from pipelines.front_door.messages.tools import Tool, calling_of
 from pipelines.front_door.requests.body import read_body
-from pipelines.front_door.requests.chat import ChatBody
-from pipelines.front_door.requests.conversation import chat_prompt
+from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt, variables_of_effort
 from pipelines.front_door.requests.sampling import (
+    SamplingFields,
     StreamOptions,
     check_choices,
     check_model,
@@ -28,10 +33,70 @@ from pipelines.front_door.requests.sampling import (
 )
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.tokens.log_probs import chat_log_probs
-from pipelines.front_door.tokens.sources import runs_by_source
-from pipelines.front_door.usage import Totals
+from pipelines.front_door.token_details import Totals, chat_log_probs, runs_by_source
 from pipelines.wire.request import CompletionRequest
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class ChatBody(SamplingFields):
+    """The fields of a request.
+
+    Attributes:
+        messages: The conversation.
+        max_completion_tokens: Most output tokens; None for all that fit.
+        max_tokens: Older name of ``max_completion_tokens``.
+        logprobs: Return the log probabilities of output tokens.
+        top_logprobs: Return those of this many likeliest tokens too.
+        tools: Functions that the model may call.
+        tool_choice: Whether it may, must or must not call one, or which.
+        parallel_tool_calls: Whether it may call several; None for true.
+        reasoning_effort: "none" turns thoughts off; other values mean nothing here.
+        chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
+        add_generation_prompt: End the prompt with the beginning of an answer.
+        continue_final_message: Continue the last message instead of answering it.
+        verbosity: Means nothing here.
+    """
+
+    messages: tuple[Message, ...]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    verbosity: Any = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation to render."""
+        return Conversation(
+            messages=self.messages,
+            functions=tuple(tool.function for tool in self.tools),
+            variables={**variables_of_effort(self.reasoning_effort), **(self.chat_template_kwargs or {})},
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+
+    @property
+    def guide_field(self) -> str:
+        """Return the name of the field that decides the answer's guide."""
+        return super().guide_field or "tools"
+
+    def plan(self, style: MessageStyle) -> AnswerPlan:
+        """Return what the answer may have.
+
+        Raises:
+            ChatTemplateError: The request has tools, and how the model calls them is unknown.
+            InvalidRequestError: Tools, their choice or the form of the answer is wrong.
+        """
+        functions = [tool.function for tool in self.tools]
+        calling = calling_of(functions, self.tool_choice, self.parallel_tool_calls)
+        return AnswerPlan.of(style, calling, content_guide(self.response_format, self.structured_outputs))
 
 
 async def answer_chat(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:
@@ -94,7 +159,7 @@ class _ChatFormat:
         }
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        """See ``Format``."""
+        """Return the document of a response that is not streamed."""
         choices = []
         for number, chunk in enumerate(answers):
             self._totals.add(chunk)
@@ -110,13 +175,13 @@ class _ChatFormat:
         return {**head, "choices": choices, "usage": totals.usage, "metrics": totals.metrics}
 
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events before the first chunk of an answer."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
         yield self._event(choice) | self._prompt_ids
 
     def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events for a chunk of an answer."""
         self._totals.add(chunk)
         deltas = [self._messages[number].add(part) for part in self._parts(number, chunk)]
         details = self._details(chunk, number)
@@ -129,7 +194,7 @@ class _ChatFormat:
             yield self._event({"index": number, "delta": {}, "logprobs": None, **self._last(number, chunk)})
 
     def end(self) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events after all answers."""
         if self._options.include_usage:
             totals = self._totals
             yield {**self._head, "choices": [], "usage": totals.usage, "metrics": totals.metrics}

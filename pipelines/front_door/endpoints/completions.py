@@ -5,18 +5,20 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
+from pydantic import JsonValue
 
+from pipelines import configuration
 from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.answer_format import content_guide
 from pipelines.front_door.requests.body import read_body
-from pipelines.front_door.requests.completion import CompletionBody
 from pipelines.front_door.requests.prompts import TokenIds, prompt_ids, prompts_of
 from pipelines.front_door.requests.sampling import (
+    SamplingFields,
     StreamOptions,
     check_choices,
     check_model,
@@ -26,10 +28,31 @@ from pipelines.front_door.requests.sampling import (
 )
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.tokens.log_probs import CompletionLogProbs
-from pipelines.front_door.tokens.sources import runs_by_source
-from pipelines.front_door.usage import Totals
+from pipelines.front_door.token_details import CompletionLogProbs, Totals, runs_by_source
 from pipelines.wire.request import CompletionRequest
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class CompletionBody(SamplingFields):
+    """The fields of a request.
+
+    Attributes:
+        prompt: A text, token ids, or a list of either.
+        max_tokens: Most output tokens of each answer.
+        logprobs: Return the log probabilities of output tokens, and of this many likeliest tokens.
+        echo: Begin each answer with its prompt, and ``logprobs`` with those of its tokens. ``max_tokens``
+            may then be 0.
+        add_special_tokens: Put the tokenizer's special tokens, such as BOS, before a text.
+    """
+
+    prompt: JsonValue
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
 
 
 async def answer_completion(
@@ -107,22 +130,22 @@ class _CompletionFormat:
         }
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        """See ``Format``."""
+        """Return the document of a response that is not streamed."""
         choices = [self._choice(number, each) for number, each in enumerate(answers)]
         totals = self._totals
         return {**self._head, "choices": choices, "usage": totals.usage, "metrics": totals.metrics}
 
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events before the first chunk of an answer."""
         return ()
 
     def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events for a chunk of an answer."""
         document = {**self._head, "choices": [self._choice(number, chunk)]}
         yield document | self._options.usage_of_event(self._totals.usage)
 
     def end(self) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events after all answers."""
         if self._options.include_usage:
             totals = self._totals
             yield {**self._head, "choices": [], "usage": totals.usage, "metrics": totals.metrics}

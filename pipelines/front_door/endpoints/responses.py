@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
-from pipelines.front_door.messages.parts import Content, Part, Thought
+from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.style import THINK_END
@@ -20,7 +20,7 @@ from pipelines.front_door.requests.responses import ResponsesBody
 from pipelines.front_door.requests.sampling import check_model, sampling_request
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.tokens.text_log_probs import TextLogProbs
+from pipelines.front_door.token_details import TextLogProbs
 from pipelines.wire.request import CompletionRequest
 
 
@@ -93,17 +93,17 @@ class _ResponseFormat:
         )
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        """See ``Format``."""
+        """Return the document of a response that is not streamed."""
         for _ in self.chunk(0, answers[0]):
             pass
         return self._response.document
 
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events before the first chunk of an answer."""
         return tuple(self._response.begin())  # before the chunk changes the response
 
     def chunk(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events for a chunk of an answer."""
         self._output_ids += chunk.output_ids
         if self._log_probs is not None:
             self._log_probs.add(chunk)
@@ -119,7 +119,7 @@ class _ResponseFormat:
             yield from self._response.end(chunk.finish_reason, self._usage())
 
     def end(self) -> Iterable[dict[str, Any]]:
-        """See ``Format``."""
+        """Return the events after all answers."""
         return ()
 
     def _add(self, part: Part) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from pipelines.front_door.requests.prompts import TokenIds, check_ids, encode
 from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.tokens.log_probs import token_text
+from pipelines.front_door.token_details import token_text
 from pipelines.text.chunk_boundary import decode_chunk
 
 

@@ -22,15 +22,14 @@ from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.ports import DRAIN_S, Ports
 from pipelines.deploy.served_files import ServedFiles
 from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailableError
-from pipelines.front_door.access.key_ring import KeyRing
-from pipelines.front_door.access.tls import TlsContext
+from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import TIMEOUTS
-from pipelines.front_door.observing.metrics_page import MetricsPage
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.router_calls import GatewayCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.serving import fleet_of, listen, log_to_standard_output, serve
+from pipelines.front_door.serving import TlsContext, fleet_of, listen, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from enum import Enum
 
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
@@ -26,24 +25,11 @@ from pipelines.front_door.messages.style import (
     THINK_END,
     CallStyle,
     MessageStyle,
+    Thinking,
 )
 from pipelines.front_door.messages.tools import Calling, Function, parameters_of
 
 _ANY = "(?s:.*)"
-
-
-class Thinking(Enum):
-    """Tells whether an answer begins with thoughts.
-
-    Attributes:
-        NONE: The answer has no thoughts: the prompt has closed them, or the model has none.
-        POSSIBLE: It may begin with thoughts.
-        BEGUN: The prompt has opened them, so it begins inside.
-    """
-
-    NONE = "none"
-    POSSIBLE = "possible"
-    BEGUN = "begun"
 
 
 def guide_of_answer(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import ChatTemplateError
 from pipelines.front_door.messages.answer_format import GuideTensors
-from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
+from pipelines.front_door.messages.grammar import guide_of_answer
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
@@ -16,6 +16,7 @@ from pipelines.front_door.messages.style import (
     THINK_END,
     CallStyle,
     MessageStyle,
+    Thinking,
 )
 from pipelines.front_door.messages.tools import Calling
 

@@ -11,9 +11,8 @@ import secrets
 import string
 from collections.abc import Callable, Iterator
 
-from pipelines.front_door.messages.grammar import Thinking
-from pipelines.front_door.messages.parts import CallArguments, CallBegin, Content, Part, Thought
-from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
+from pipelines.front_door.messages.style import NAME, THINK_BEGIN, THINK_END, CallStyle, Thinking
 
 _MISTRAL_ID_SIZE = 9
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.front_door.messages.parts import CallArguments, CallBegin, Content, Part, Thought
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Part, Thought
 
 Event = dict[str, Any]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 CALL_ID = "[CALL_ID]"
@@ -97,6 +98,20 @@ class MessageStyle:
         marks = {THINK_BEGIN, THINK_END, CALL_ID, ARGS, *([calls.mark, calls.end] if calls else [])}
         special = {name: token_id for name, token_id in special_names.items() if name in marks}
         return cls(calls, THINK_END in source, special, "developer" in source, "tojson" in source)
+
+
+class Thinking(Enum):
+    """Tells whether an answer begins with thoughts.
+
+    Attributes:
+        NONE: The answer has no thoughts: the prompt has closed them, or the model has none.
+        POSSIBLE: It may begin with thoughts.
+        BEGUN: The prompt has opened them, so it begins inside.
+    """
+
+    NONE = "none"
+    POSSIBLE = "possible"
+    BEGUN = "begun"
 
 
 def _call_style(source: str) -> CallStyle | None:

@@ -16,43 +16,51 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pipelines.front_door.observing.request_metrics import ENGINE, LABELS
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""Value of vLLM's label ``engine``: this server is one engine to its clients."""
 
-# vLLM's name -> ours.
+# vLLM's name -> ours and the description.
 _COUNTERS = {
-    "vllm:spec_decode_num_drafts": "spec_decode_num_drafts_total",
-    "vllm:spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
-    "vllm:generation_tokens": "draftproof_output_tokens_total",
-    "vllm:prefix_cache_queries": "draftproof_prefix_cache_queries_total",
-    "vllm:prefix_cache_hits": "draftproof_prefix_cache_hits_total",
+    "vllm:spec_decode_num_drafts": ("spec_decode_num_drafts_total", "Rounds that verified draft tokens"),
+    "vllm:spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens_total", "Draft tokens verified"),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "spec_decode_num_accepted_tokens_total",
+        "Draft tokens accepted",
+    ),
+    "vllm:generation_tokens": ("draftproof_output_tokens_total", "Output tokens"),
+    "vllm:prefix_cache_queries": (
+        "draftproof_prefix_cache_queries_total",
+        "Tokens of prompts that were looked up in the target's KV cache",
+    ),
+    "vllm:prefix_cache_hits": (
+        "draftproof_prefix_cache_hits_total",
+        "Tokens of prompts that were in the target's KV cache",
+    ),
 }
 _GAUGES = {
-    "vllm:num_requests_running": "draftproof_requests_running",
-    "vllm:num_requests_waiting": "draftproof_requests_waiting",
+    "vllm:num_requests_running": ("draftproof_requests_running", "Requests being processed"),
+    "vllm:num_requests_waiting": ("draftproof_requests_waiting", "Requests in the queue"),
 }
 _HISTOGRAMS = {
-    "vllm:time_to_first_token_seconds": "draftproof_ttft_seconds",
-    "vllm:request_time_per_output_token_seconds": "draftproof_itl_seconds",
+    "vllm:time_to_first_token_seconds": (
+        "draftproof_ttft_seconds",
+        "Time from accepting a request to its first tokens",
+    ),
+    "vllm:request_time_per_output_token_seconds": (
+        "draftproof_itl_seconds",
+        "Time per output token after the first, per request",
+    ),
 }
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _CACHE_CONFIG = "vllm:cache_config_info"
 
 DESCRIPTIONS = {
-    "vllm:spec_decode_num_drafts": "Rounds that verified draft tokens",
-    "vllm:spec_decode_num_draft_tokens": "Draft tokens verified",
-    "vllm:spec_decode_num_accepted_tokens": "Draft tokens accepted",
+    **{name: text for name, (_, text) in (_COUNTERS | _GAUGES | _HISTOGRAMS).items()},
     _PER_POSITION: "Draft tokens accepted, by position in the draft",
-    "vllm:generation_tokens": "Output tokens",
-    "vllm:prefix_cache_queries": "Tokens of prompts that were looked up in the target's KV cache",
-    "vllm:prefix_cache_hits": "Tokens of prompts that were in the target's KV cache",
-    "vllm:num_requests_running": "Requests being processed",
-    "vllm:num_requests_waiting": "Requests in the queue",
     _KV_USAGE: "Used share of the KV blocks, of draft or target, whichever is fuller",
     _CACHE_CONFIG: "Size of the target's KV cache, as labels; always 1",
-    "vllm:time_to_first_token_seconds": "Time from accepting a request to its first tokens",
-    "vllm:request_time_per_output_token_seconds": "Time per output token after the first, per request",
 }
 
 _READ = re.compile(r"^(?:draftproof|spec_decode)_\w+.*", re.MULTILINE)
@@ -84,7 +92,7 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
         kv_block_size: Positions in a KV block; None if unknown.
     """
     of_model = (model_name, ENGINE)
-    for name, source in _COUNTERS.items():
+    for name, (source, _) in _COUNTERS.items():
         if source in samples:
             counter = CounterMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
             counter.add_metric(of_model, _sum(samples[source]))
@@ -94,13 +102,13 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
     for position, each in sorted(by_position.items(), key=lambda item: int(item[0])):
         accepted.add_metric((*of_model, position), _sum(each))
     yield accepted
-    for name, source in _GAUGES.items():
+    for name, (source, _) in _GAUGES.items():
         counted = [each for each in samples[source] if each.labels.get("engine") in _ENGINES_WITH_REQUESTS]
         if counted:
             gauge = GaugeMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
             gauge.add_metric(of_model, _sum(counted))
             yield gauge
-    for name, source in _HISTOGRAMS.items():
+    for name, (source, _) in _HISTOGRAMS.items():
         by_bound = _by(samples[f"{source}_bucket"], "le")
         if by_bound:
             histogram = HistogramMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from pipelines.errors import ChatTemplateError, InvalidRequestError
-from pipelines.front_door.messages.grammar import Thinking
-from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle
+from pipelines.front_door.messages.style import THINK_BEGIN, THINK_END, MessageStyle, Thinking
 from pipelines.front_door.messages.tools import Function, tools_for_template
 from pipelines.front_door.requests.prompts import TokenIds, encode
 from pipelines.front_door.served_model import ServedModel

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InvalidRequestError
+from pipelines.front_door.endpoints.chat import ChatBody
+from pipelines.front_door.endpoints.completions import CompletionBody
 from pipelines.front_door.requests.body import parse_body, read_body
-from pipelines.front_door.requests.chat import ChatBody
-from pipelines.front_door.requests.completion import CompletionBody
 
 
 class Request:

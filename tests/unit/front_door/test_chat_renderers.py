@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.errors import ChatTemplateError, ServerBusyError
-from pipelines.front_door import chat_renderers
-from pipelines.front_door.chat_renderers import ChatRenderers
+from pipelines.front_door import served_model
+from pipelines.front_door.served_model import ChatRenderers
 from pipelines.text.chat_template import ChatTemplate
 
 SOURCE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -47,7 +47,7 @@ class StuckRenderer:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> type[StuckRenderer]:
-    monkeypatch.setattr(chat_renderers, "ChatRenderer", StuckRenderer)
+    monkeypatch.setattr(served_model, "ChatRenderer", StuckRenderer)
     StuckRenderer.go_on.clear()
     return StuckRenderer
 

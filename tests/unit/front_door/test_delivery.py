@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver, dropped_after, num_unsent
-from pipelines.front_door.events import EventStream
+from pipelines.front_door.delivery import WRITE_TIMEOUT, EventStream, deliver, dropped_after, num_unsent
 from tests.support.virtual_time import run_virtually
 
 LARGE = b"x" * (8 << 20)  # more than the operating system keeps for a connection

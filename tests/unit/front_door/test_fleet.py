@@ -25,7 +25,7 @@ from pipelines.errors import (
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall
 from pipelines.front_door.fleet.retry_budget import RetryBudget
-from pipelines.front_door.observing.fleet_metrics import FleetMetrics
+from pipelines.front_door.observing.metrics import FleetMetrics
 from pipelines.wire.request import CompletionRequest
 from tests.unit.front_door.fleet_world import (
     OWN,

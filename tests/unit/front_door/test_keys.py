@@ -22,9 +22,8 @@ from pipelines.errors import (
     UnauthorizedError,
 )
 from pipelines.front_door.access.__main__ import main
-from pipelines.front_door.access.clients import Client
+from pipelines.front_door.access.clients import Client, KeyRing
 from pipelines.front_door.access.key_file import ApiKey, add_key, digest_of, read_keys, remove_key
-from pipelines.front_door.access.key_ring import KeyRing
 
 
 @pytest.fixture

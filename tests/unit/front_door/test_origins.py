@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from pipelines.errors import ForbiddenError
-from pipelines.front_door.access.origins import Origins
+from pipelines.front_door.guarding import Origins
 
 ALLOWED = "https://chat.example.org"
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.client.generation import Chunk
-from pipelines.front_door.messages.grammar import Thinking
-from pipelines.front_door.messages.parts import Content
+from pipelines.front_door.messages.message import Content
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import HERMES
-from pipelines.front_door.tokens.text_log_probs import TextLogProbs
+from pipelines.front_door.messages.style import HERMES, Thinking
+from pipelines.front_door.token_details import TextLogProbs
 
 THOUGHTS, SAID = "<think>\nhm \u00e9 \u2615\n</think>\n\n", "caf\u00e9 \u2615 <tool \U0001f600."
 CALL = '\n<tool_call>\n{"name": "f", "arguments": {"a": "\u2615"}}\n</tool_call>'

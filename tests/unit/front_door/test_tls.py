@@ -12,8 +12,8 @@ import pytest
 
 from pipelines.deploy.front_door import Tls
 from pipelines.errors import ServerStartError
-from pipelines.front_door.access import tls
-from pipelines.front_door.access.tls import TlsContext
+from pipelines.front_door import serving
+from pipelines.front_door.serving import TlsContext
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with")
@@ -41,7 +41,7 @@ async def served_certificate(context: TlsContext) -> str:
 def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(serving, "_LOOK_INTERVAL_S", 0.01)
     files = make(tmp_path, "first")
 
     async def run() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.client.generation import TOKEN_SOURCES, Chunk
-from pipelines.front_door.tokens.sources import runs_by_source
+from pipelines.front_door.token_details import runs_by_source
 from pipelines.text.chunk_boundary import decode_chunk
 
 WORDS = {1: b"def ", 2: b"caf\xc3", 3: b"\xa9", 4: b"\xff", 5: "☕".encode(), 6: b"a"}

@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
-from pipelines.front_door.messages.parts import CallArguments, CallBegin, Content
+from pipelines.front_door.messages.grammar import guide_of_answer
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import CALL_STYLES, HERMES, LLAMA_3, MISTRAL_NAMES, CallStyle
+from pipelines.front_door.messages.style import (
+    CALL_STYLES,
+    HERMES,
+    LLAMA_3,
+    MISTRAL_NAMES,
+    CallStyle,
+    Thinking,
+)
 from pipelines.front_door.messages.tools import Calling, parameters_of
 from pipelines.text.guides import Guide
 from tests.unit.front_door.messages.cases import (

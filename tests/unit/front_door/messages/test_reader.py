@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.front_door.messages.document import MessageDocument
-from pipelines.front_door.messages.grammar import Thinking
-from pipelines.front_door.messages.parts import Part
+from pipelines.front_door.messages.message import MessageDocument, Part
 from pipelines.front_door.messages.reader import MessageReader, new_call_id
-from pipelines.front_door.messages.style import CALL_STYLES, HERMES, LLAMA_3, MISTRAL_NAMES, CallStyle
+from pipelines.front_door.messages.style import (
+    CALL_STYLES,
+    HERMES,
+    LLAMA_3,
+    MISTRAL_NAMES,
+    CallStyle,
+    Thinking,
+)
 from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, TWO_CALLS
 
 NAMED = {style.name: style for style in CALL_STYLES}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.front_door.messages.parts import CallArguments, CallBegin, Content, Thought
+from pipelines.front_door.messages.message import CallArguments, CallBegin, Content, Thought
 from pipelines.front_door.messages.response_document import ResponseDocument
 
 

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from pipelines.errors import ChatTemplateError
-from pipelines.front_door.chat_renderers import ChatRenderers
-from pipelines.front_door.messages.document import MessageDocument
-from pipelines.front_door.messages.grammar import Thinking
+from pipelines.front_door.messages.message import MessageDocument
 from pipelines.front_door.messages.reader import MessageReader
-from pipelines.front_door.messages.style import MISTRAL_NAMES
+from pipelines.front_door.messages.style import MISTRAL_NAMES, Thinking
 from pipelines.front_door.messages.tools import tools_for_template
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt
-from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
 from tests.support.chat_templates import CHATML

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.grammar import Thinking, guide_of_answer
-from pipelines.front_door.messages.style import HERMES
+from pipelines.front_door.messages.grammar import guide_of_answer
+from pipelines.front_door.messages.style import HERMES, Thinking
 from pipelines.front_door.messages.tools import Calling, Function, calling_of
 from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, CLOCK, TOOLS, WEATHER, message_style
 from tests.unit.front_door.messages.test_message_grammar import follows

@@ -1,0 +1,195 @@
+"""Publishes the metrics of the front door, of its fleet, and of the server's models, on ``GET /metrics``.
+
+Those of requests have vLLM's names, for dashboards that were made for it: ``vllm/v1/metrics/loggers.py`` of
+vLLM 0.32.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pipelines.front_door.fleet.server import FleetServer
+from pipelines.front_door.observing.exchange import Exchange
+from pipelines.front_door.observing.model_metrics import ENGINE, LABELS, samples_of, under_vllms_names
+from pipelines.front_door.served_model import ServedModel
+
+_ENDINGS = ("stop", "length", "abort", "error")
+# vLLM's buckets, with finer ones below: small models answer within milliseconds.
+_LATENCY_BUCKETS = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0),
+)
+_INTERVAL_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
+    *(40.0, 80.0),
+)
+_SIZES = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+
+
+class RequestMetrics:
+    """The metrics of the requests that arrive at the front door.
+
+    Args:
+        registry: Where they are published.
+        model_name: Value of vLLM's label ``model_name``.
+        max_seq_len: Most tokens of prompt and answer together.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, max_seq_len: int) -> None:
+        of_model = {"model_name": model_name, "engine": ENGINE}
+        sizes = [size for size in _SIZES if size < max_seq_len] + [max_seq_len]
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, LABELS, buckets=buckets, registry=registry).labels(**of_model)
+
+        self._responses = counter(
+            "draftproof_front_door_responses", "Responses, by path and status", "path", "status"
+        )
+        success = counter("vllm:request_success", "Answers, by how they ended", *LABELS, "finished_reason")
+        self._success = {each: success.labels(**of_model, finished_reason=each) for each in _ENDINGS}
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts", *LABELS).labels(
+            **of_model
+        )
+        self._request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Tokens of a prompt", sizes)
+        self._request_generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Output tokens of an answer", sizes
+        )
+        self._latency_s = histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Time from a request's arrival to the end of its response",
+            _LATENCY_BUCKETS,
+        )
+        self._interval_s = histogram(
+            "vllm:inter_token_latency_seconds",
+            "Time between two chunks of a stream; a chunk has several tokens",
+            _INTERVAL_BUCKETS,
+        )
+
+    def observe(self, exchange: Exchange) -> None:
+        """Count a request that has ended."""
+        self._responses.labels(exchange.path or "other", str(exchange.status)).inc()
+        for answer in exchange.answers:
+            self._success[exchange.ending(answer)].inc()
+            self._prompt_tokens.inc(len(answer.request.prompt_ids))
+            if answer.finish_reason:
+                self._request_prompt_tokens.observe(len(answer.request.prompt_ids))
+                self._request_generation_tokens.observe(answer.num_output_tokens)
+            for before_s, after_s in pairwise(each.at_s for each in answer.arrivals):
+                self._interval_s.observe(after_s - before_s)
+        if exchange.answers and all(answer.finish_reason for answer in exchange.answers):
+            self._latency_s.observe(exchange.ended_s - exchange.began_s)
+
+
+_LABELS = ("server",)
+
+
+class FleetMetrics(Collector):
+    """Metrics by server, and of the whole fleet.
+
+    Args:
+        servers: The servers by their addresses.
+        num_resumed: Returns how many answers another server has continued.
+    """
+
+    def __init__(self, servers: Mapping[str, FleetServer], num_resumed: Callable[[], int]) -> None:
+        self._servers = servers
+        self._num_resumed = num_resumed
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        ready = GaugeMetricFamily(
+            "draftproof_fleet_server_ready", "Whether a server of the fleet takes requests", labels=_LABELS
+        )
+        open_answers = GaugeMetricFamily(
+            "draftproof_fleet_server_open_answers", "Answers that a server of the fleet owes", labels=_LABELS
+        )
+        failures = CounterMetricFamily(
+            "draftproof_fleet_server_failures", "Requests that a server of the fleet failed", labels=_LABELS
+        )
+        for address, server in self._servers.items():
+            ready.add_metric((address,), server.is_ready)
+            open_answers.add_metric((address,), server.num_open)
+            failures.add_metric((address,), server.num_failures)
+        yield from (ready, open_answers, failures)
+        yield CounterMetricFamily(
+            "draftproof_fleet_continued_answers",
+            "Answers that another server of the fleet continued",
+            value=self._num_resumed(),
+        )
+
+
+_LOG = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+
+
+class MetricsPage:
+    """The metrics of a front door, and of its server.
+
+    Attributes:
+        requests: Metrics of the requests that arrive here.
+
+    Args:
+        model: The served model.
+        address: ``host:port`` of the gateway's metrics; None without a server.
+    """
+
+    def __init__(self, model: ServedModel, address: str | None) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # further series that nobody reads
+        self._registry = CollectorRegistry()
+        self.requests = RequestMetrics(self._registry, model.name, model.max_seq_len)
+        self._model_name = model.name
+        self._kv_block_size = model.kv_block_size
+        self._url = f"http://{address}/metrics" if address else None
+        self._session: aiohttp.ClientSession | None = None
+
+    def publish(self, collector: Collector) -> None:
+        """Publish further metrics."""
+        self._registry.register(collector)
+
+    async def close(self) -> None:
+        """Close the connection to the gateway."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Return all metrics in Prometheus' format; only those of the front door if the gateway is silent."""
+        published = await self._published()
+        models = under_vllms_names(samples_of(published), self._model_name, self._kv_block_size)
+        found: Any = SimpleNamespace(collect=lambda: models)  # all that it asks of a registry
+        text = published.encode() + generate_latest(found) + generate_latest(self._registry)
+        return web.Response(body=text, headers=_HEADERS)
+
+    async def _published(self) -> str:
+        if self._url is None:
+            return ""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        try:
+            async with self._session.get(self._url) as reply:
+                return await reply.text()
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            _LOG.warning("the gateway's metrics cannot be read: %r", error)
+            return ""

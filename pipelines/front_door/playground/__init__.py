@@ -1,1 +1,0 @@
-"""A page to try the served model in a browser."""

@@ -1,0 +1,252 @@
+"""Writes what a response says of its tokens: log probabilities, where they came from, and their number."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from pipelines.client.generation import TOKEN_SOURCES, Chunk, SpeculationCounts, TopLogProbs
+from pipelines.front_door.messages.message import Content
+from pipelines.front_door.served_model import ServedModel
+
+
+class CompletionLogProbs:
+    """Writes the log probabilities of one answer of ``/v1/completions``, chunk by chunk.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def document(
+        self,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float | None],
+        alternatives: Sequence[Sequence[tuple[int, float]] | None],
+    ) -> dict[str, Any]:
+        """Return ``logprobs`` of the next tokens; the first token of a prompt has none.
+
+        ``text_offset`` counts the characters of the answer before each token. A character of several tokens
+        counts with the last of them.
+        """
+        tokens = [token_text(self._model.bytes_of(token_id)) for token_id in token_ids]
+        offsets = []
+        for text in map(self._model.bytes_of, token_ids):
+            if text and text[0] & 0xC0 != 0x80:  # it begins a character, so it completes none
+                self._offset += len(self._decoder.decode(b"", final=True))
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(text))
+        return {
+            "tokens": tokens,
+            "token_logprobs": list(log_probs),
+            "top_logprobs": [
+                None
+                if at_position is None
+                else {token_text(self._model.bytes_of(token_id)): value for token_id, value in at_position}
+                for at_position in alternatives
+            ]
+            or None,
+            "text_offset": offsets,
+        }
+
+
+def chat_log_probs(
+    model: ServedModel, token_ids: Sequence[int], log_probs: Sequence[float], alternatives: TopLogProbs
+) -> dict[str, Any]:
+    """Return ``logprobs`` of tokens as ``/v1/chat/completions`` has them."""
+    at_positions = alternatives or ((),) * len(token_ids)
+    return {
+        "content": [
+            {
+                **_chat_token(model, token_id, log_prob),
+                "top_logprobs": [_chat_token(model, *alternative) for alternative in at_position],
+            }
+            for token_id, log_prob, at_position in zip(token_ids, log_probs, at_positions, strict=True)
+        ],
+        "refusal": None,
+    }
+
+
+def token_text(text: bytes) -> str:
+    r"""Return a token as text; OpenAI writes a part of a character as ``bytes:\xe2\x82``."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
+
+
+def _chat_token(model: ServedModel, token_id: int, log_prob: float) -> dict[str, Any]:
+    text = model.bytes_of(token_id)
+    return {"token": token_text(text), "logprob": log_prob, "bytes": list(text)}
+
+
+def texts_of_tokens(model: ServedModel, chunk: Chunk) -> list[str]:
+    """Return the text of each token; the joined texts are the chunk's.
+
+    A character of several tokens belongs to the one that completes it. Tokens behind a stop word have none.
+
+    Args:
+        model: The model.
+        chunk: A chunk; its tokens end at a character.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    vocabulary = model.tokenizer.vocabulary
+    texts: list[str] = []
+    left = chunk.text
+    for token_id in chunk.output_ids:
+        text = decoder.decode(vocabulary.join([token_id]))
+        if not text and (special := vocabulary.special.get(token_id)):
+            text = special.decode() if left.startswith(special.decode()) else ""
+        text, left = left[: len(text)], left[len(text) :]
+        texts.append(text)
+    if texts:  # a character that the answer's end cut off
+        texts[-1] += decoder.decode(b"", final=True)[: len(left)]
+    return texts
+
+
+def runs_by_source(model: ServedModel, chunk: Chunk) -> list[dict[str, Any]]:
+    """Return the text of a chunk in runs of tokens from one source; the joined texts are the chunk's."""
+    runs: list[dict[str, Any]] = []
+    for text, number in zip(texts_of_tokens(model, chunk), chunk.token_sources, strict=True):
+        source = TOKEN_SOURCES[number]
+        if not runs or runs[-1]["source"] != source:
+            runs.append({"source": source, "num_tokens": 0, "text": ""})
+        runs[-1]["num_tokens"] += 1
+        runs[-1]["text"] += text
+    return runs
+
+
+LogProbsOfTokens = list[dict[str, Any]]
+"""For each token what OpenAI's API says of it: its text, bytes, log probability, and alternatives."""
+
+
+@dataclass
+class _Stretch:
+    """Tokens without characters and the one behind them, or those without at the end of the answer.
+
+    Attributes:
+        begin: Characters of the answer before it.
+        end: Characters up to its end.
+        tokens: The log probabilities.
+    """
+
+    begin: int
+    end: int
+    tokens: LogProbsOfTokens = field(default_factory=list)
+
+
+class TextLogProbs:
+    """Hands out the log probabilities of one answer, chunk by chunk, with the pieces of its text.
+
+    A token belongs to the text if one of its characters does. A token without characters, such as the first
+    one of a character, belongs where the next one does, and at the end of the answer where the last one does.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._stretches: deque[_Stretch] = deque()
+        self._open = _Stretch(0, 0)
+        self._ends_with_text = False
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the tokens of a chunk, before its text is read."""
+        tokens = chat_log_probs(self._model, chunk.output_ids, chunk.log_probs, chunk.top_log_probs)[
+            "content"
+        ]
+        for text, token in zip(texts_of_tokens(self._model, chunk), tokens, strict=True):
+            self._open.tokens.append(token)
+            if text:
+                self._open.end += len(text)
+                self._stretches.append(self._open)
+                self._open = _Stretch(self._open.end, self._open.end)
+
+    def take(self, content: Content) -> LogProbsOfTokens:
+        """Return those of the next piece of the text."""
+        end = content.place + len(content.text)
+        taken: LogProbsOfTokens = []
+        while self._stretches and self._stretches[0].begin < end:
+            stretch = self._stretches.popleft()
+            self._ends_with_text = stretch.end > content.place
+            if self._ends_with_text:
+                taken += stretch.tokens
+        return taken
+
+    def rest(self) -> LogProbsOfTokens:
+        """Return those behind the last piece of the text, after the end of the answer."""
+        return self._open.tokens if self._ends_with_text and not self._stretches else []
+
+
+class Totals:
+    """Counts the tokens of all answers of a response.
+
+    Args:
+        num_prompt_tokens: Tokens of all prompts.
+        num_answers: Number of answers. vLLM describes speculation only for a single one.
+    """
+
+    def __init__(self, num_prompt_tokens: int, num_answers: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+        self._is_single = num_answers == 1
+        self._last: Chunk | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk of an answer."""
+        self._num_output_tokens += len(chunk.output_ids)
+        self._last = chunk
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Return OpenAI's ``usage`` so far."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
+        }
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """Return vLLM's ``metrics`` of a single answer after its last chunk; None if nothing was drafted."""
+        if not self._is_single or self._last is None:
+            return None
+        return speculation_document(self._last.counts, self._last.drafted_per_round)
+
+
+def speculation_document(
+    counts: SpeculationCounts | None, drafted_per_round: Sequence[int]
+) -> dict[str, Any] | None:
+    """Return vLLM's ``metrics`` of one answer, which AIPerf reads; None if nothing was drafted.
+
+    Only rounds with draft tokens count as steps, as in vLLM.
+
+    Args:
+        counts: Counts of the whole answer.
+        drafted_per_round: Draft tokens that each round verified.
+    """
+    if counts is None or not counts.total_draft_tokens:
+        return None
+    num_steps = sum(map(bool, drafted_per_round))
+    at_least = [num_steps, *counts.accepted_per_position, 0]
+    histogram = [more - fewer for more, fewer in pairwise(at_least)]
+    return {
+        "speculative_decoding": {
+            "num_spec_tokens": len(counts.accepted_per_position),
+            "num_spec_steps": num_steps,
+            "num_draft_tokens": counts.total_draft_tokens,
+            "num_accepted_draft_tokens": counts.total_accepted_draft_tokens,
+            "mean_acceptance_length": 1 + counts.total_accepted_draft_tokens / num_steps,
+            "draft_acceptance_rate": counts.total_accepted_draft_tokens / counts.total_draft_tokens,
+            "acceptance_histogram": histogram,
+        }
+    }
