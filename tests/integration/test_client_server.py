@@ -38,10 +38,9 @@ pytestmark = pytest.mark.triton
 PROMPTS = held_out_prompts(16)
 
 
-@pytest.fixture(params=["grpc", "http"])
-def url(request: pytest.FixtureRequest, server: Server) -> str:
-    port = server.ports.grpc if request.param == "grpc" else server.ports.http
-    return f"{request.param}://127.0.0.1:{port}"
+@pytest.fixture
+def url(server: Server) -> str:
+    return grpc_url(server)
 
 
 def grpc_url(server: Server) -> str:
@@ -111,7 +110,7 @@ def test_the_proof_passes_and_counts(
     assert verify(["--url", grpc_url(server), "--quick", "--max-tokens", "5", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
-    equality, alone, covered, passes, acceptance = document["sections"]
+    equality, alone, covered, passes = document["sections"]
     assert [group["prompts"] for group in equality["figures"]["groups"]] == [24, 24]
     assert all(group["tokens_with_log_probs"] for group in equality["figures"]["groups"])
     assert all(group["prompt_tokens_with_log_probs"] for group in equality["figures"]["groups"])
@@ -123,9 +122,6 @@ def test_the_proof_passes_and_counts(
     lengths = {"", "adaptive", *map(str, range(MAX_DRAFT_LEN + 1))}
     assert {each["draft_length"] for each in asked} == lengths
     assert any(each["total_draft_tokens"] for each in asked if each["draft_length"] == "adaptive")
-    rules = {arm["sampling"]: arm["acceptance_rate"] for arm in acceptance["figures"]["arms"]}
-    assert set(rules) == {"coupled", "uncoupled"}
-    assert 0 < rules["coupled"] < 1
     assert "PASS" in page.read_text(encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from pipelines.text.chunk_boundary import ChunkBoundary
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.text.special_names import MARK, mark_user_names
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.answer import StreamedOutputs
+from pipelines.wire.answer import TextOutputs
 from pipelines.wire.tensors import scalar_tensor
 from tests.support.trained_tokenizers import TOKENIZERS, unigram, with_bos
 
@@ -188,7 +188,7 @@ def text_of(vocabulary: Vocabulary, ids: list[int], *, skip: bool, text_length: 
         "text_length": scalar_tensor(text_length, np.int32),
         "output_log_probs": np.empty((1, 1, 0), np.float32),
     }
-    sent = StreamedOutputs(vocabulary, skip_special_tokens=skip).of(outputs, is_final=False)
+    sent = TextOutputs(vocabulary, skip_special_tokens=skip).of((outputs, False))[0]
     return bytes(sent["text_output"].item()).decode()
 
 
