@@ -162,12 +162,6 @@ class Pod:
         return process
 
 
-def first_process(of: subprocess.Popen[str]) -> int:
-    """Return the first process inside an image's container; a runtime sends it the signals."""
-    [child] = Path(f"/proc/{of.pid}/task/{of.pid}/children").read_text().split()
-    return int(child)
-
-
 def _image_script(container: Container, image: Path, root: Path) -> str:
     """Return a script that makes an image the root, then replaces itself with the command."""
     places = {mount.target: _bound(mount, shlex.quote(f"{root}{mount.target}")) for mount in container.mounts}
