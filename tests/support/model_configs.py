@@ -30,7 +30,6 @@ _LLAMA3 = {
     "rope_scaling": _LLAMA3_ROPE,
     "max_position_embeddings": 131072,
     "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
     "eos_token_id": [128001, 128008, 128009],
@@ -56,95 +55,30 @@ _QWEN3 = {
     "vocab_size": 151936,
     "eos_token_id": [151645, 151643],
 }
-_SMALL: dict[str, dict[str, Any]] = {
-    "Qwen3-8B": {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "intermediate_size": 12288,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-4B": {
-        **_QWEN3,
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "intermediate_size": 9728,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-0.6B": {
-        **_QWEN3,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    "Qwen2.5-0.5B-Instruct": {
-        **_QWEN2,
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-    },
-    "Llama-3.1-8B-Instruct": {
-        **_LLAMA3,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_size": 14336,
-    },
-    "Llama-3.2-1B-Instruct": {
-        **_LLAMA3,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "head_dim": 64,
-        "intermediate_size": 8192,
-        "rope_scaling": {**_LLAMA3_ROPE, "factor": 32.0},
-        "tie_word_embeddings": True,
-    },
-}
+
+
+def _sized(family: dict[str, Any], *sizes: int, tied: bool = False, **others: Any) -> dict[str, Any]:
+    """Return a model of a family; ``sizes``: features, layers, attention heads, features of the MLP."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return {**family, **dict(zip(names, sizes, strict=True)), "tie_word_embeddings": tied, **others}
+
+
+_QWEN2_SMALL = {"num_key_value_heads": 2, "vocab_size": 151936}
+_QWEN2_LARGE = {"num_key_value_heads": 8, "vocab_size": 152064}
+_LLAMA3_SMALL = {"head_dim": 64, "rope_scaling": {**_LLAMA3_ROPE, "factor": 32.0}}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    **_SMALL,
-    "Llama-3.3-70B-Instruct": {
-        **_SMALL["Llama-3.1-8B-Instruct"],
-        "hidden_size": 8192,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "intermediate_size": 28672,
-    },
-    "Llama-3.1-405B-Instruct": {
-        **_SMALL["Llama-3.1-8B-Instruct"],
-        "hidden_size": 16384,
-        "num_hidden_layers": 126,
-        "num_attention_heads": 128,
-        "intermediate_size": 53248,
-    },
-    "Qwen2.5-32B-Instruct": {
-        **_SMALL["Qwen2.5-0.5B-Instruct"],
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 27648,
-        "tie_word_embeddings": False,
-        "vocab_size": 152064,
-    },
-    "Qwen3-32B": {
-        **_SMALL["Qwen3-8B"],
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "intermediate_size": 25600,
-    },
+    "Qwen3-0.6B": _sized(_QWEN3, 1024, 28, 16, 3072, tied=True),
+    "Qwen3-4B": _sized(_QWEN3, 2560, 36, 32, 9728, tied=True),
+    "Qwen3-8B": _sized(_QWEN3, 4096, 36, 32, 12288),
+    "Qwen3-32B": _sized(_QWEN3, 5120, 64, 64, 25600),
+    "Qwen2.5-0.5B-Instruct": _sized(_QWEN2, 896, 24, 14, 4864, tied=True, **_QWEN2_SMALL),
+    "Qwen2.5-32B-Instruct": _sized(_QWEN2, 5120, 64, 40, 27648, **_QWEN2_LARGE),
+    "Llama-3.2-1B-Instruct": _sized(_LLAMA3, 2048, 16, 32, 8192, tied=True, **_LLAMA3_SMALL),
+    "Llama-3.1-8B-Instruct": _sized(_LLAMA3, 4096, 32, 32, 14336),
+    "Llama-3.3-70B-Instruct": _sized(_LLAMA3, 8192, 80, 64, 28672),
+    "Llama-3.1-405B-Instruct": _sized(_LLAMA3, 16384, 126, 128, 53248),
 }
-
 
 _QWEN_ENDS = {"<|endoftext|>": 151643, "<|im_end|>": 151645}
 _END_TOKENS = {

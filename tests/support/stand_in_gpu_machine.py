@@ -112,16 +112,6 @@ def _nvidia_ctk(arguments: list[str]) -> int:
     return 0
 
 
-def _parser(*flags: str, **values: Any) -> argparse.ArgumentParser:
-    """Return a parser with these flags and, as keyword arguments, options that take a value."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for flag in flags:
-        parser.add_argument(flag, action="store_true")
-    for name, settings in values.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
-    return parser
-
-
 def _mpirun(arguments: list[str]) -> int:
     """Run all ranks on this machine; as on other machines, they get only the variables that are passed on."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -158,19 +148,17 @@ def _serving_tritonserver(arguments: list[str]) -> int:
 
 
 def _tritonserver(arguments: list[str]) -> int:
-    text = {"required": True}
-    parser = _parser(
-        "--disable-auto-complete-config",
-        **{"model_repository": text, "backend_directory": text, "exit_timeout_secs": text},
-        **{"grpc_address": text, "grpc_port": text, "metrics_address": text},
-        **{f"allow_{kind}": {"choices": ("true", "false")} for kind in ("http", "grpc", "metrics")},
-        **{"backend_config": {"action": "append"}, "load_model": {"action": "append"}},
-        **{"cuda_memory_pool_byte_size": {"action": "append"}, "pinned_memory_pool_byte_size": {"type": int}},
-        grpc_restricted_protocol=text,
-        model_control_mode={"choices": ("none", "poll", "explicit")},
-        strict_readiness={"choices": ("true", "false")},
-        enable_peer_access={"choices": ("true", "false")},
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--disable-auto-complete-config", action="store_true")
+    needed = ("model-repository", "backend-directory", "exit-timeout-secs", "grpc-address", "grpc-port")
+    for name in (*needed, "metrics-address", "grpc-restricted-protocol"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("allow-http", "allow-grpc", "allow-metrics", "strict-readiness", "enable-peer-access"):
+        parser.add_argument(f"--{name}", choices=("true", "false"))
+    for name in ("backend-config", "load-model", "cuda-memory-pool-byte-size"):
+        parser.add_argument(f"--{name}", action="append")
+    parser.add_argument("--pinned-memory-pool-byte-size", type=int)
+    parser.add_argument("--model-control-mode", choices=("none", "poll", "explicit"))
     options = parser.parse_args(arguments)
     assert (Path(options.backend_directory) / "tensorrtllm").is_dir()
     assert options.model_control_mode == "explicit"

@@ -158,9 +158,19 @@ def test_what_is_missing_is_named_and_the_embedded_runtime_offered(
     assert not (run / "server.json").exists()
 
 
-def test_more_gpus_than_there_are_is_refused(native: GpuMachine, tmp_path: Path) -> None:
-    run = rendered(tmp_path / "large", gpu_recipe(tp_size=4))
-    with pytest.raises(ServerStartError, match=r"no GPU 1, 2, 3; there are 1 x NVIDIA H100"):
+@pytest.mark.parametrize(
+    ("num_gpus", "sizes", "message"),
+    [
+        (1, {"tp_size": 4}, r"no GPU 1, 2, 3; there are 1 x NVIDIA H100"),
+        (8, {"tp_size": 16, "num_nodes": 2}, "needs several machines"),
+    ],
+)
+def test_a_recipe_for_more_gpus_than_there_are_here_is_refused(
+    native: GpuMachine, tmp_path: Path, num_gpus: int, sizes: dict[str, int], message: str
+) -> None:
+    native.set_gpus(*[H100] * num_gpus)
+    run = rendered(tmp_path / "large", gpu_recipe(**sizes))
+    with pytest.raises(ServerStartError, match=message):
         Server.start(run, Ports.free())
 
 
@@ -169,13 +179,6 @@ def test_without_mpirun_the_message_names_the_container(native: GpuMachine, run:
     server = Server.start(run, Ports.free())
     with pytest.raises(ServerStartError, match=r"mpirun was not found.*use NVIDIA's container"):
         server.wait_ready(120)
-
-
-def test_several_machines_are_not_started_from_here(native: GpuMachine, tmp_path: Path) -> None:
-    native.set_gpus(*[H100] * 8)
-    run = rendered(tmp_path / "nodes", gpu_recipe(tp_size=16, num_nodes=2))
-    with pytest.raises(ServerStartError, match="needs several machines"):
-        Server.start(run, Ports.free())
 
 
 def test_a_worker_that_does_not_come_up_is_named() -> None:
