@@ -1,20 +1,15 @@
-"""Lists the arguments of TensorRT-LLM's LLM API that we write, each with the source where it was read.
+"""Lists the arguments of TensorRT-LLM's LLM API that we write.
 
-Sources are files of the public repository NVIDIA/TensorRT-LLM at the commits named. They were read, not
-imported: the package needs CUDA, and its wheel comes from an index of NVIDIA's own. The classes of upstream
-refuse unknown keys (``StrictBaseModel``), so this table does too.
+Sources are files of the public repository NVIDIA/TensorRT-LLM: ``llmapi/llm_args.py`` and
+``commands/serve.py`` at 00043967 and 00209af1; for 1.2 ``DecodingBaseConfig.from_dict`` of late 2025, whose
+commit is not known. They were read, not imported: the package needs CUDA, and its wheel comes from an index
+of NVIDIA's own. The classes of upstream refuse unknown keys (``StrictBaseModel``), so this table does too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-ARGUMENTS = "tensorrt_llm/llmapi/llm_args.py TorchLlmArgs, KvCacheConfig @00043967"
-DRAFT_1_3 = "tensorrt_llm/llmapi/llm_args.py DraftTargetDecodingConfig @00043967"
-# The commit of that stored version is not known: 121,745 characters, before decoding_type became a literal.
-DRAFT_1_2 = "tensorrt_llm/llmapi/llm_args.py DecodingBaseConfig.from_dict, of late 2025"
-SERVE = "tensorrt_llm/commands/serve.py serve @00209af1"
 
 
 class Field(NamedTuple):

@@ -17,58 +17,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-INPUT_TYPES = {
-    "text_input": "BYTES",
-    "input_ids": "INT32",
-    "add_special_tokens": "BOOL",
-    "parse_special_tokens": "BOOL",
-    "skip_special_tokens": "BOOL",
-    "resume_output_ids": "INT32",
-    "max_tokens": "INT32",
-    "stream": "BOOL",
-    "temperature": "FP32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "seed": "UINT64",
-    "stop_words": "BYTES",
-    "end_id": "INT32",
-    "num_draft_tokens": "INT32",
-    "session_id": "BYTES",
-    "arm": "BYTES",
-    "min_p": "FP32",
-    "repetition_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "min_tokens": "INT32",
-    "bad_words": "BYTES",
-    "logit_bias_ids": "INT32",
-    "logit_bias_values": "FP32",
-    "return_log_probs": "BOOL",
-    "num_log_probs": "INT32",
-    "return_prompt_log_probs": "BOOL",
-    "guided_decoding_guide_type": "BYTES",
-    "guided_decoding_guide": "BYTES",
-    "use_draft_logits": "BOOL",
-}
-ROWS = ("input_ids", "resume_output_ids", "stop_words", "bad_words", "logit_bias_ids", "logit_bias_values")
-OUTPUT_TYPES = {
-    "text_output": "BYTES",
-    "output_ids": "INT32",
-    "sequence_length": "INT32",
-    "finish_reason": "BYTES",
-    "output_seed": "UINT64",
-    "output_log_probs": "FP32",
-    "cum_log_probs": "FP32",
-    "top_log_prob_ids": "INT32",
-    "top_log_probs": "FP32",
-    "accepted_mask": "BOOL",
-    "token_sources": "INT32",
-    "num_rounds": "INT32",
-    "total_draft_tokens": "INT32",
-    "total_accepted_draft_tokens": "INT32",
-    "accepted_per_position": "INT32",
-    "acceptance_rate": "FP32",
-}
+from pipelines.wire.answer import OUTPUTS
+from pipelines.wire.request import TEXT_INPUTS
+
+INPUT_TYPES = {name: tensor.datatype for name, tensor in TEXT_INPUTS.items()}
+OUTPUT_TYPES = {name: tensor.datatype for name, tensor in OUTPUTS.items()}
 NUMPY_TYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 _WAIT_FOR_CANCEL_S = 10.0
 
@@ -171,7 +124,7 @@ def _grpc_inputs(request: Any) -> dict[str, Any]:
             values = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
         if list(tensor.shape) != [1, len(values)]:
             raise Refused(f"unexpected shape for input '{tensor.name}'")
-        inputs[tensor.name] = values if tensor.name in ROWS else values[0]
+        inputs[tensor.name] = values if TEXT_INPUTS[tensor.name].is_list else values[0]
     return inputs
 
 
