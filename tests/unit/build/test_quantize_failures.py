@@ -167,20 +167,20 @@ def test_nan_is_refused_before_any_calibration(source: Path, tmp_path: Path) -> 
         made(tmp_path, copy, "fp8")
 
 
-def test_other_versions_are_refused(source: Path, tmp_path: Path) -> None:
+def absent(name: str) -> str:
+    raise quantize.importlib.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [(lambda name: "0.37.0", "version of ModelOpt is not supported"), (absent, "draftproof quantize")],
+)
+def test_another_version_of_modelopt_or_none_is_refused(
+    version: Callable[[str], str], message: str, source: Path, tmp_path: Path
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize.importlib.metadata, "version", lambda name: "0.37.0")
-        with pytest.raises(CheckpointError, match="version of ModelOpt is not supported"):
-            made(tmp_path, source, "none")
-
-
-def test_without_modelopt_the_remedy_is_named(source: Path, tmp_path: Path) -> None:
-    def absent(name: str) -> str:
-        raise quantize.importlib.metadata.PackageNotFoundError(name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize.importlib.metadata, "version", absent)
-        with pytest.raises(CheckpointError, match="draftproof quantize"):
+        patch.setattr(quantize.importlib.metadata, "version", version)
+        with pytest.raises(CheckpointError, match=message):
             made(tmp_path, source, "none")
 
 

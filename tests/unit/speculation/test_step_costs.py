@@ -146,25 +146,17 @@ def test_a_calibration_that_others_disturbed_is_trusted_less() -> None:
     assert np.mean(errors[True]) < 0.7 * np.mean(errors[False])
 
 
-def test_a_size_that_was_seen_stays_as_it_is_while_another_one_turns_out_to_be_slow() -> None:
+def test_one_size_may_turn_out_to_be_slow_and_later_the_whole_machine() -> None:
     costs = StepCosts(ROWS, SECONDS)
-    for _ in range(200):
-        costs.observe(9, 0, 0.012)
-    for _ in range(200):
-        costs.observe(16, 0, 0.023)
+    for rows, seconds in ((9, 0.012), (16, 0.023)):
+        for _ in range(200):
+            costs.observe(rows, 0, seconds)
     assert float(costs.seconds(16)) == pytest.approx(0.023, rel=0.02)
-    assert float(costs.seconds(9)) == pytest.approx(0.012, rel=0.03)
-
-
-def test_what_is_known_of_the_sizes_stays_true_when_the_machine_slows_down() -> None:
-    costs = StepCosts(ROWS, SECONDS)
-    for _ in range(200):
-        costs.observe(9, 0, 0.012)
-        costs.observe(16, 0, 0.023)
-    for _ in range(200):
-        costs.observe(16, 0, 1.4 * 0.023)
+    assert float(costs.seconds(9)) == pytest.approx(0.012, rel=0.03), "it was seen, and stays as it is"
+    for rows, seconds in 200 * [(9, 0.012), (16, 0.023)] + 200 * [(16, 1.4 * 0.023)]:
+        costs.observe(rows, 0, seconds)
     assert float(costs.seconds(16)) == pytest.approx(1.4 * 0.023, rel=0.02)
-    assert float(costs.seconds(9)) == pytest.approx(1.4 * 0.012, rel=0.1)
+    assert float(costs.seconds(9)) == pytest.approx(1.4 * 0.012, rel=0.1), "nine rows are as much slower"
 
 
 def test_the_ratio_of_two_sizes_is_certain_after_both_were_seen() -> None:
