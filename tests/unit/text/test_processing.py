@@ -161,7 +161,9 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it_exactly(top_p: float, num_k
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("sampling", [{}, {"repetition_penalty": 1.3}, {"top_k": 2, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"repetition_penalty": 1.3}, {"logit_bias": ((0, 1.0),)}, {"top_k": 2, "top_p": 0.5}]
+)
 def test_logits_that_are_no_numbers_are_refused(
     bad: float, temperature: float, sampling: dict[str, Any]
 ) -> None:
