@@ -273,14 +273,6 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("is_json", [False, True])
-def test_an_error_is_json_only_on_request(is_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--url", "grpc://127.0.0.1:9", *["--json"][:is_json]]) == 1
-    shown = capsys.readouterr()
-    assert shown.err.startswith("error: the server is not ready")
-    assert ("not ready" in json.loads(shown.out)["error"]) if is_json else shown.out == ""
-
-
 @pytest.mark.parametrize(("num_answered", "num_tables"), [(45, 0), (90, 1)])
 def test_a_bench_that_is_stopped_writes_what_it_has_measured(
     num_answered: int, num_tables: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.measuring import MeasurementProgress, measure, num_different_answers, run_once, warm_up
+from pipelines.bench.measuring import measure, num_different_answers, run_once, warm_up
 from pipelines.bench.plan import (
     ADAPTIVE,
     NUM_ARRIVALS,
@@ -180,10 +180,3 @@ def test_the_expected_time_follows_the_measured_pace() -> None:
     whole = plan(concurrency=(1, 16), shares_of_capacity=(0.5,))
     assert expected_seconds(whole, PACE) == pytest.approx((4 + 8 + 10) * 3 * 4)
     assert "36 measurements, about 4 minutes" in describe(whole, PACE)
-
-
-def test_progress_scales_what_is_left_by_what_was_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = MeasurementProgress(plan(concurrency=(1,), shares_of_capacity=()), PACE)
-    progress(measured(Cell(CODE, ClosedLoop(1)), K2, 0, 8.0))  # twice the 4 s that were expected
-    line = capsys.readouterr().err
-    assert line.startswith("[1/12, 1 min left] code, 1 concurrent, repetition 1, K=2: 1.2 tokens/s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pipelines.bench.report import as_document, as_text
+from pipelines.bench.report import as_document
 from tests.unit.bench.answers import results
 
 
@@ -18,10 +18,3 @@ def test_the_document_is_json_with_every_arm_of_every_cell() -> None:
     k4 = next(each for each in document["crossovers"] if each["arm"] == "K=4")
     assert 1 < k4["num_at_once"] < 2
     assert document["was_stopped"] is False
-
-
-def test_the_text_names_every_verdict_that_is_not_pass_and_every_crossover() -> None:
-    text = as_text(results())
-    assert "0 pass, 0 inconclusive, 6 fail" in text
-    assert "fail: code, 1 concurrent: 0.50 (0.50..0.50) times target alone" in text
-    assert "code, K=2: pays throughout" in text

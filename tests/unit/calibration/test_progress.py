@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.bench.calibration import acceptance, step_costs
-from pipelines.bench.calibration.__main__ import load_executors, main
+from pipelines.bench.calibration.__main__ import load_executors
 from pipelines.bench.calibration.baseline import fitting_tokens
 from pipelines.bench.calibration.step_costs import measure_step_costs
 from pipelines.speculation.draft_length.calibration import Calibration
@@ -26,28 +26,6 @@ class CountingEngine:
 
     def step(self, inputs: Any) -> None:
         self.steps += 1
-
-
-@pytest.fixture
-def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.time_left.INTERVAL_S", 0.0)
-
-
-@pytest.mark.usefixtures("told_at_once")
-def test_every_part_of_a_calibration_says_how_long_it_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft, target = build_tiny_pair(tmp_path)
-    arguments = ["--draft", draft, "--target", target, "--max-rows", "3", "--output", tmp_path / "pair.json"]
-    assert main(list(map(str, arguments))) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" left")]
-    for part in (
-        "preparing to time the pair: 1 of 10 steps, about ",
-        "timing the steps of the pair: ",
-        "measuring acceptance: ",
-        "answering prompts: ",
-    ):
-        assert any(line.startswith(part) for line in lines), lines
 
 
 @pytest.mark.parametrize(("budget_s", "passes"), [(1e9, step_costs._PASSES), (1e-9, 1)])

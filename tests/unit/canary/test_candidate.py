@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from build import repository
-from build.files import write_manifest
-from build.recipe import load_recipe
 from build.rendering import second_pair
 from pipelines.canary.controller.candidate import (
     CandidatePair,
@@ -21,22 +18,9 @@ from pipelines.canary.controller.candidate import (
 from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import CanaryError
+from tests.unit.canary.test_preflight import DEMO, run, write_engine
 
-DEMO = load_recipe("demo")
-
-
-def write_engine(directory: Path, fingerprint: str) -> Path:
-    directory.mkdir(parents=True)
-    (directory / "engine.bin").write_bytes(b"weights")
-    (directory / "tokenizer.json").write_text("{}")
-    write_manifest(directory, {"fingerprint": fingerprint})
-    return directory
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    engines = [write_engine(tmp_path / f"{role}-1", f"{role}-1") for role in ("draft", "target")]
-    return repository.render_recipe(DEMO, *engines, tmp_path).parent
+__all__ = ["run"]
 
 
 def rendered(tmp_path: Path, run: Path, target: str = "target-2") -> CandidatePair:

@@ -120,17 +120,6 @@ def probed(
 AS_MEASURED = (5, 20, (4, 3, 2, 1))  # of each of two prompts
 
 
-def test_a_pair_with_its_measured_acceptance_continues(
-    monkeypatch: pytest.MonkeyPatch, pair: PairRecord
-) -> None:
-    found = probed(monkeypatch, pair, AS_MEASURED)
-    assert (found.verdict, found.reason) == ("pass", "mean acceptance length 3.00")
-    assert (found.probe.acceptance_rate, found.probe.mean_acceptance_length) == (0.5, 3.0)
-    assert found.evidence["baseline"] == {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0}
-    assert found.evidence["prompts"] == ["one", "two"]
-    assert found.evidence["num_draft_tokens"] == 4
-
-
 @pytest.mark.parametrize(
     ("counts", "reason"),
     [

@@ -22,14 +22,13 @@ from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store
 from pipelines.canary.controller.world import World
-from pipelines.canary.report.text import show_cycle
 from pipelines.canary.run_files import arms_file, state_file
 from pipelines.canary.start import start
 from pipelines.errors import CanaryError
 from pipelines.program import EXIT_INTERRUPTED
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.canary.faults import NO_FAULT, Fault, less_accepted
-from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun, controller_of
+from tests.unit.canary.simulated_world import EASY_LIMITS, PLAN, SimulatedWorld, begun
 from tests.unit.canary.test_preflight import run
 
 __all__ = ["run"]
@@ -138,33 +137,6 @@ def test_a_candidate_that_is_the_pair_in_service_is_refused_at_once(
     assert "the candidate is the pair in service" in capsys.readouterr().err
     assert not arms_file(run).exists()
     assert Store.existing(state_file(run)).latest() is None
-
-
-def test_a_candidate_that_waits_for_a_person_says_so_everywhere(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = SimulatedWorld(tmp_path, held=True)
-    store, rollout = Store(state_file(run)), begun()
-    store.begin(rollout)
-
-    def show(cycle: Cycle) -> None:
-        show_cycle("two words", cycle)
-        if cycle.position.phase == "paused" and cycle.transition is None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        controller_of(store, rollout, world).run(show, world.sleep)
-    reason = "acceptance_rate 0.45, 0.50 at the build"
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-2].endswith(reason)
-    decide = "draftproof canary resume --recipe 'two words', or promote or abort instead"
-    assert lines[-1] == f"to decide: {decide}"
-    state = ["--state", str(state_file(run))]
-    assert command.main(["verdict", *state]) == 3
-    shown = last_line(capsys.readouterr().out)
-    assert (shown["action"], shown["phase"], shown["reason"]) == ("hold", "paused", reason)
-    assert command.main(["report", *state, "--results", str(tmp_path / "results")]) == 0
-    assert reason in capsys.readouterr().out
 
 
 def test_no_rollout_begins_that_could_not_pass(
@@ -294,18 +266,6 @@ def test_without_a_rollout_there_is_nothing_to_say(
 ) -> None:
     assert "there is no rollout" in refused(capsys, name, "--state", str(tmp_path / "none.sqlite"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_report_without_a_request_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given(run, "shadow")
-    assert "there is nothing to report" in refused(capsys, "report", "--state", str(state_file(run)))
-
-
-@pytest.mark.parametrize("arguments", [[], ["start"], ["fly"], ["start", "--candidate", "x", "--speed", "9"]])
-def test_wrong_usage_is_two(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(arguments)
-    assert ended.value.code == 2
 
 
 def test_the_gates_read_the_same_state(run: Path) -> None:

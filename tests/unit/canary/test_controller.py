@@ -98,17 +98,6 @@ def test_each_fault_is_rolled_back_within_its_number_of_requests(
     assert not world.state["is_loaded"]
 
 
-@pytest.mark.parametrize(("same_target", "match"), [(True, "stable"), (False, "own_target")])
-def test_a_candidate_is_held_to_the_answers_of_its_own_target(
-    same_target: bool, match: str, tmp_path: Path
-) -> None:
-    world = SimulatedWorld(tmp_path, same_target=same_target)
-    told: dict[str, str] = {}
-    roll_out(world, act=lambda cycle: told.update({cycle.position.phase: world.table.replays_match}))
-    assert {"shadow", "step/1", "promoting"} <= told.keys()
-    assert {told["shadow"], told["step/1"]} == {match}
-
-
 def test_divergences_are_kept_as_readable_text(tmp_path: Path) -> None:
     record = roll_out(SimulatedWorld(tmp_path, diverging(0.02)))
     assert record.divergences[0] == {
@@ -167,25 +156,6 @@ def test_a_candidate_whose_process_was_replaced_between_two_looks_is_rolled_back
         controller = controller_of(store, rollout, world)
     assert controller.run_cycle().position.phase == "rolling_back"
     assert store.record().transitions[-1].reason == "its process ended and was replaced"
-
-
-def test_a_pause_is_kept_and_a_resume_leads_to_promotion(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path)
-    looks_paused = 0
-
-    def act(cycle: Cycle) -> None:
-        nonlocal looks_paused
-        ordering(world, {"step/1": "pause"} if not looks_paused else {})(cycle)
-        if cycle.position.phase == "paused":
-            looks_paused += 1
-            assert world.table.weights(world.clock())["candidate"] == 0.1
-            if looks_paused == 30:
-                give(tmp_path, "resume")
-
-    record = roll_out(world, act=act)
-    assert phases(record)[4:8] == ["step/1", "paused", "step/1", "step/2"]
-    assert looks_paused == 30
-    assert phases(record)[-1] == "promoted"
 
 
 @pytest.mark.parametrize("phase", ["loading", "shadow", "step/2", "promoting"])
@@ -297,27 +267,6 @@ def test_without_more_evidence_it_ends_without_a_verdict(
     assert (left.from_phase, left.to_phase) == (phase, "rolling_back")
     assert left.reason.startswith("no new evidence for 22 s: inconclusive: ")
     assert judgement(record).verdict == "inconclusive"
-
-
-def test_a_candidate_that_needs_review_at_its_cold_start_waits_and_resumes_by_order(tmp_path: Path) -> None:
-    world = SimulatedWorld(tmp_path, held=True)
-    seen: list[Cycle] = []
-
-    def act(cycle: Cycle) -> None:
-        seen.append(cycle)
-        if cycle.position.phase == "paused":
-            assert world.table.candidate is None
-            if sum(each.position.phase == "paused" for each in seen) == 50:
-                assert judgement(Store(tmp_path / "canary.sqlite").record()).action == "hold"
-                give(tmp_path, "resume")
-
-    record = roll_out(world, act=act)
-    assert phases(record)[2:6] == ["cold_start", "paused", "shadow", "step/1"]
-    assert phases(record)[-1] == "promoted"
-    held = record.transitions[3]
-    assert held.reason == "acceptance_rate 0.45, 0.50 at the build"
-    assert held.evidence == {"mean_acceptance_length": 3.2, "verdict": "inconclusive"}
-    assert record.transitions[4].at_s - held.at_s > 90
 
 
 def test_a_candidate_that_needs_review_keeps_waiting_under_the_next_controller(tmp_path: Path) -> None:

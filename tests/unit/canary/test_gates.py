@@ -16,7 +16,7 @@ import pytest
 from pipelines.canary.gates import MAX_BODY_BYTES, serve
 from pipelines.canary.report.record import RolloutRecord, Transition
 from pipelines.errors import CanaryError
-from tests.unit.canary.requests import recorded_traffic, request
+from tests.unit.canary.requests import request
 from tests.unit.canary.rollouts import rollout
 
 FLAGGER = {"name": "draftproof", "namespace": "test", "phase": "Progressing", "checksum": "85d557f47b"}
@@ -181,9 +181,3 @@ def test_gates_answer_while_another_client_dawdles_and_goes(
         assert gates.verdict()["verdict"] == "inconclusive"
     assert gates.verdict()["verdict"] == "inconclusive"
     assert capfd.readouterr().err == ""
-
-
-def test_a_real_sample_is_judged_over_http(gates: Gates) -> None:
-    stable = [each for each in recorded_traffic() if each.arm == "stable"]
-    gates.record = rollout(requests=tuple(stable))
-    assert gates.verdict()["still_needed"]

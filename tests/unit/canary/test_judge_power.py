@@ -19,10 +19,9 @@ from pipelines.canary.judge import measures, verdict
 from pipelines.canary.judge.e_values import FloatArray, Side
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.pairing import Pair, matched_rounds
-from pipelines.errors import CanaryError
 from tests.unit.canary.faults import DRILLS, NO_FAULT, Fault, failing, less_accepted, slower
 from tests.unit.canary.requests import LIMITS, limits, recorded_traffic, request
-from tests.unit.canary.simulate import Plan, Simulation, simulate
+from tests.unit.canary.simulate import Plan, Run, simulate
 
 RECORDED = recorded_traffic()
 SLO_OF_DEMO = Slo(ttft_s=0.2, itl_s=0.01)
@@ -50,21 +49,25 @@ def without_margins(alpha: float) -> Limits:
     )
 
 
-def run(fault: Fault, limits: Limits = LIMITS, num_runs: int = 12, max_pairs: int = 2000) -> Simulation:
+def run(fault: Fault, limits: Limits = LIMITS, num_runs: int = 12, max_pairs: int = 2000) -> list[Run]:
     return simulate(RECORDED, fault, limits, SLO_OF_DEMO, Plan(num_runs, max_pairs))
+
+
+def share(runs: list[Run], verdict: str) -> float:
+    return sum(each.verdict == verdict for each in runs) / len(runs)
 
 
 @pytest.mark.parametrize(("fault", "at_most"), list(zip(DRILLS, (600, 900, 500, 2000), strict=True)))
 def test_every_fault_of_the_drills_is_rolled_back(fault: Fault, at_most: int) -> None:
     found = run(fault)
-    assert found.share("fail") == 1.0
-    assert max(each.num_pairs for each in found.runs) <= at_most
+    assert share(found, "fail") == 1.0
+    assert max(each.num_pairs for each in found) <= at_most
 
 
 def test_a_good_candidate_is_not_rolled_back_and_mostly_promoted_in_time() -> None:
     found = run(NO_FAULT, num_runs=10, max_pairs=4000)
-    assert found.share("fail") == 0.0
-    assert found.share("pass") >= 0.8
+    assert share(found, "fail") == 0.0
+    assert share(found, "pass") >= 0.8
 
 
 ALPHA = 0.2
@@ -76,7 +79,7 @@ def alarms_without_difference(min_requests: int) -> int:
     """Count the alarms among rollouts without a difference, judged repeatedly from a number of pairs on."""
     judged_by = replace(without_margins(ALPHA), min_requests=min_requests)
     found = run(NO_FAULT, judged_by, NUM_RUNS, MOST_PAIRS)
-    return sum(each.verdict == "fail" for each in found.runs)
+    return sum(each.verdict == "fail" for each in found)
 
 
 def test_no_difference_looked_at_all_the_time_alarms_with_probability_below_alpha() -> None:
@@ -113,20 +116,6 @@ def test_tests_for_one_look_that_are_looked_at_all_the_time_fail_the_same_check(
     monkeypatch.setattr(verdict, "adjusted", lambda evidence: np.asarray(evidence) - math.log(len(evidence)))
     assert upper_bound(alarms_without_difference(MOST_PAIRS), NUM_RUNS, 0.99) < ALPHA
     assert upper_bound(alarms_without_difference(50), NUM_RUNS, 0.99) > ALPHA
-
-
-def test_one_seed_gives_one_simulation_and_runs_differ() -> None:
-    first, second = (run(slower(0.3), num_runs=6) for _ in range(2))
-    assert first.runs == second.runs
-    assert len({each.num_pairs for each in first.runs}) > 1
-
-
-def test_recorded_requests_must_hold_every_arm_in_every_band() -> None:
-    plan = Plan(1, 60)
-    with pytest.raises(CanaryError, match="no request was recorded"):
-        simulate([], NO_FAULT, LIMITS, SLO_OF_DEMO, plan)
-    with pytest.raises(CanaryError, match="none of control in load band low"):
-        simulate([request(0, "stable")], NO_FAULT, LIMITS, SLO_OF_DEMO, plan)
 
 
 def test_faults_change_what_they_say() -> None:

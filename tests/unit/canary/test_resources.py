@@ -65,11 +65,6 @@ def test_too_little_is_inconclusive(num: int) -> None:
     assert judged(samples(10, num_slices=9, candidate_cpu=3.0))["cpu_per_token"].verdict == "inconclusive"
 
 
-def test_without_a_series_neither_is_judged() -> None:
-    names = {each.metric.name for each in analyse([], LIMITS, SLO).judged}
-    assert not names & {"memory", "cpu_per_token"}
-
-
 def machine(rng: np.random.Generator, **candidate: Any) -> tuple[Sample, ...]:
     """Return 15 minutes of realistic memory and CPU time of two processes on a busy machine.
 

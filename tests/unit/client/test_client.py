@@ -148,15 +148,6 @@ def test_token_ids_may_come_from_numpy(ids: Any) -> None:
     assert sent["input_ids"] == [5, 6] and sent["max_tokens"] == 4
 
 
-def test_rows_of_one_value_are_sent_as_rows() -> None:
-    request = CompletionRequest("x", stop_words=("a",), bad_words=("b",), logit_bias=((5, 1.0),))
-    with StandInServer(two_rounds) as server, connect(server) as client:
-        client.generate(request)
-    ((_, inputs),) = server.requests
-    assert (inputs["stop_words"], inputs["bad_words"]) == (["a"], ["b"])
-    assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([5], [1.0])
-
-
 def test_seed_and_log_probs_come_back_streamed_or_not() -> None:
     request = CompletionRequest("x", num_log_probs=2)
     with StandInServer(with_log_probs) as server, connect(server) as client:
@@ -322,11 +313,6 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent(
 def test_an_address_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="address is invalid"):
         Client.connect(url)
-
-
-def test_the_refusal_of_http_names_grpc() -> None:
-    with pytest.raises(InvalidRequestError, match="speaks gRPC alone; name the server's gRPC port"):
-        Client.connect("http://127.0.0.1:8000")
 
 
 def test_an_address_without_scheme_means_grpc() -> None:

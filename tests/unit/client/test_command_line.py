@@ -10,7 +10,7 @@ import pytest
 from pipelines.client import CompletionRequest
 from pipelines.client.__main__ import main
 from tests.support.stand_in_scripts import two_rounds, with_log_probs
-from tests.support.stand_in_server import StandInServer, free_port
+from tests.support.stand_in_server import StandInServer
 
 
 def test_the_command_line_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,18 +86,3 @@ def test_the_command_line_sends_every_parameter(capsys: pytest.CaptureFixture[st
         assert not asked.pop(name)
     for name, value in asked.items():
         assert inputs[name] == (list(value) if isinstance(value, tuple) else value), name
-
-
-def test_the_command_line_tells_usage_from_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ["--url", "ftp://x:1", "x"],
-        ["--timeout", "0", "x"],
-        ["--max-tokens", "many", "x"],
-        ["--logit-bias", "5", "x"],
-        [],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
-    assert main(["--url", f"grpc://127.0.0.1:{free_port()}", "x"]) == 1
-    assert "no server answers" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
 import re
@@ -61,16 +60,6 @@ def test_the_launcher_runs_the_programs_of_its_checkout_from_any_folder(
     assert relative.stderr.startswith("error: there is no recipe dmo; looked for ")
 
 
-def test_make_puts_the_command_into_every_environment(tmp_path: Path) -> None:
-    for name in ("Makefile", "tools/draftproof.sh", "requirements/run.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(REPOSITORY_ROOT / name, tmp_path / name)
-    planned = _run("make", "-n", ".venv/run.stamp", cwd=tmp_path, env=OUTSIDE_MAKE).stdout
-    assert planned.index("install -m 755 tools/draftproof.sh .venv/bin/draftproof") < planned.index(
-        "pip install"
-    )
-
-
 def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["--version"])
@@ -114,13 +103,6 @@ def test_arguments_reach_the_program_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert command.main(["ask", "--stream", "--", "--text"]) == 7
     assert command.main(["serve", "--recipe", "demo"]) == 7
     assert given == [["--stream", "--", "--text"], ["serve", "--recipe", "demo"]]
-
-
-@pytest.mark.parametrize("module", sorted({module for module, _ in command.PROGRAMS.values()}))
-def test_no_program_prints_errors_in_a_way_of_its_own(module: str) -> None:
-    source = inspect.getsource(importlib.import_module(module))
-    assert "run_program(" in source or "run_command(" in source
-    assert "except DraftproofError as error:\n        print" not in source
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,6 @@ def test_there_are_enough_prompts_for_a_release_a_benchmark_and_a_calibration(pr
     assert len(prompts.for_calibration().all) >= 16
 
 
-def test_general_prompts_are_different_texts_of_four_kinds() -> None:
-    prompts = general_prompts()
-    assert set(prompts.sets) == {"english", "code", "lists", "dialogue"}
-    assert len({prompt.text for prompt in prompts.all}) == len(prompts.all)
-    assert not any(
-        "{" in prompt.text for prompt in prompts.all if prompt.prompt_id.startswith(("e", "l", "d"))
-    )
-
-
 def test_prompts_are_drawn_from_all_sets_in_turns() -> None:
     drawn = made(a=5, b=2).draw(5)
     assert [prompt.prompt_id for prompt in drawn.all] == ["a-0", "b-0", "a-1", "b-1", "a-2"]
@@ -106,22 +97,6 @@ def test_prompts_are_drawn_from_all_sets_in_turns() -> None:
     assert list(made(a=5, b=2).of_largest_set().sets) == ["a"]
     with pytest.raises(InvalidRequestError, match=r"too few prompts; 7 of made.*; at least 8; add"):
         made(a=5, b=2).draw(9, least=8)
-
-
-def test_a_report_says_which_prompts_were_used() -> None:
-    prompts = made(a=2, b=1).with_note("two are ill")
-    document = prompts.document()
-    assert document.pop("sha256") == prompts.sha256 != made(a=2).sha256
-    assert document == {
-        "source": "made",
-        "num_prompts": 3,
-        "num_tokens": None,
-        "sets": {"a": 2, "b": 1},
-        "notes": ["two are ill"],
-    }
-    first, second = prompts.lines()
-    assert first == f"prompts: 3 of made (a 2, b 1), tokens unknown, SHA-256 {prompts.sha256[:12]}"
-    assert second == "prompts: two are ill"
 
 
 class ServerOf:

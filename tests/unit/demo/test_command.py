@@ -218,18 +218,6 @@ def test_the_last_line_is_the_verdict(scene: ServerWatch, capsys: pytest.Capture
     assert scene.events == ["start", "stop"]
 
 
-def test_a_program_reads_the_last_line_as_json(
-    scene: ServerWatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["--json"]) == 0
-    out = capsys.readouterr().out
-    document = json.loads(out.splitlines()[-1])
-    assert document["verdict"] == "pass"
-    assert document["answers_compared"] == 20
-    assert document["conditions"]["recipe"] == "demo"
-    assert document["conditions"]["prompts"]["sets"] == {"code": 16}
-
-
 def test_a_difference_is_exit_code_1(
     scene: ServerWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,20 +262,3 @@ def test_a_start_that_fails_is_said_once(
     assert shown.err.count("error: the HTTP port is in use") == 1
     last = shown.out.splitlines()[-1]
     assert ("port 8000" in json.loads(last)["error"]) if is_json else not last.startswith("{")
-
-
-def test_the_fault_of_a_build_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--recipe", "no-such-recipe"]) == 1
-    shown = capfd.readouterr()
-    assert shown.err.startswith("error: there is no recipe no-such-recipe; ")
-    assert shown.err.count("error: ") == 1 and "{" not in shown.out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--num-prompts", "0"], ["--max-tokens", "1"], ["--prompts", "x"], ["--recipe", "absent.yaml"]],
-)
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.main(arguments)
-    assert caught.value.code == 2
