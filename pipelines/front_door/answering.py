@@ -34,11 +34,8 @@ class Format(Protocol):
         Log probabilities of many tokens take seconds.
         """
 
-    def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """Return the events before the first chunk of an answer."""
-
-    def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
-        """Return the events for a chunk of an answer."""
+    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+        """Return the events for a chunk of an answer, the first with those that begin the answer."""
 
     def end(self) -> Iterable[dict[str, Any]]:
         """Return the events after all answers."""
@@ -87,18 +84,14 @@ async def _stream(
     request: web.Request, router: RouterCalls, asked: Sequence[CompletionRequest], form: Format
 ) -> web.StreamResponse:
     events, exchange = EventStream(request), request[EXCHANGE]
-    begun: set[int] = set()
     try:
         async with aclosing(merged([router.stream(each) for each in asked])) as arriving:
             async for number, chunk in arriving:
                 exchange.add(number, chunk)
-                before = () if number in begun else form.begin(number)
-                begun.add(number)
                 if chunk.prompt_log_probs:  # of a whole prompt
-                    after = await asyncio.to_thread(list, form.chunk(number, chunk))
+                    await events.send(*await asyncio.to_thread(list, form.events(number, chunk)))
                 else:
-                    after = list(form.chunk(number, chunk))
-                await events.send(*before, *after)
+                    await events.send(*form.events(number, chunk))
         await events.send(*form.end())
         await events.done()
     except DraftproofError as error:

@@ -149,6 +149,7 @@ class _ChatFormat:
         self._asked = asked
         self._readers = readers
         self._messages = [MessageDocument() for _ in asked]
+        self._begun: set[int] = set()
         self._totals = Totals(len(asked[0].prompt_ids), len(asked))
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -174,15 +175,14 @@ class _ChatFormat:
         head = self._head | self._prompt_ids
         return {**head, "choices": choices, "usage": totals.usage, "metrics": totals.metrics}
 
-    def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """Return the events before the first chunk of an answer."""
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
-        yield self._event(choice) | self._prompt_ids
-
-    def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
-        """Return the events for a chunk of an answer."""
+    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+        """Return the events for a chunk of an answer; the first one of an answer says who speaks."""
         self._totals.add(chunk)
+        if number not in self._begun:
+            self._begun.add(number)
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield self._event(choice) | self._prompt_ids
         deltas = [self._messages[number].add(part) for part in self._parts(number, chunk)]
         details = self._details(chunk, number)
         if not deltas and chunk.output_ids and details != {"logprobs": None}:

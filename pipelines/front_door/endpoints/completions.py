@@ -135,12 +135,8 @@ class _CompletionFormat:
         totals = self._totals
         return {**self._head, "choices": choices, "usage": totals.usage, "metrics": totals.metrics}
 
-    def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """Return the events before the first chunk of an answer."""
-        return ()
-
-    def chunk(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
-        """Return the events for a chunk of an answer."""
+    def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
+        """Return the event for a chunk of an answer."""
         document = {**self._head, "choices": [self._choice(number, chunk)]}
         yield document | self._options.usage_of_event(self._totals.usage)
 

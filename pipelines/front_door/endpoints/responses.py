@@ -71,7 +71,7 @@ class _ResponseFormat:
         self._reader = reader
         self._log_probs = None if asked.num_log_probs is None else TextLogProbs(model)
         self._output_ids: list[int] = []
-        self._has_thoughts = False
+        self._has_begun = self._has_thoughts = False
         self._response = ResponseDocument(
             {
                 "model": model.name,
@@ -94,16 +94,15 @@ class _ResponseFormat:
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """Return the document of a response that is not streamed."""
-        for _ in self.chunk(0, answers[0]):
+        for _ in self.events(0, answers[0]):
             pass
         return self._response.document
 
-    def begin(self, number: int) -> Iterable[dict[str, Any]]:
-        """Return the events before the first chunk of an answer."""
-        return tuple(self._response.begin())  # before the chunk changes the response
-
-    def chunk(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Return the events for a chunk of an answer."""
+    def events(self, number: int, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """Return the events for a chunk of the answer, the first with those that begin the response."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._response.begin()
         self._output_ids += chunk.output_ids
         if self._log_probs is not None:
             self._log_probs.add(chunk)

@@ -122,27 +122,6 @@ def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None
     with_door(FrontDoorSettings(), work)
 
 
-def test_an_answer_counts_until_it_is_read(tmp_path: Path) -> None:
-    key = add_key(tmp_path / "keys.json", "alice", 1, None)
-
-    async def work(running: Running) -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        url = f"http://localhost:{running.port}/v1/completions"
-        async with ClientSession(headers=headers) as session:
-            with running.connect(key) as client:
-                client.sendall(BODY)
-                while not running.router.num_asked:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.1)  # its answer is sent, as far as it is taken
-                assert (await session.post(url, data=BODY)).status == 429
-                draining = asyncio.create_task(running.door.in_progress.drain(_WITHIN_S))
-                await asyncio.sleep(0.1)
-                assert not draining.done()
-            await draining
-
-    with_door(FrontDoorSettings(keys=str(tmp_path / "keys.json")), work)
-
-
 def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> None:
     keys = [add_key(tmp_path / "keys.json", name, None, None) for name in ("alice", "bob")]
     body = json.dumps({**json.loads(BODY), "session_id": "mine"})

@@ -8,15 +8,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from pipelines.client.generation import Chunk
-from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.front_door import application
 from pipelines.front_door.access.clients import Client, set_client
 from pipelines.front_door.access.key_file import ApiKey
 from pipelines.front_door.delivery import WRITE_TIMEOUT
@@ -121,17 +118,3 @@ def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() -> Non
 def test_tokens_are_written_on_another_thread() -> None:
     text, _ = ask(tokenize, prompt="a" * NUM_TOKENS, return_token_strs=True)
     assert json.loads(text)["token_strs"] == ["a"] * NUM_TOKENS
-
-
-def test_the_description_of_the_api_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Mock(wraps=application.openapi_document)
-    monkeypatch.setattr(application, "openapi_document", made)
-    door = application.FrontDoor(Mock(), Mock(), FrontDoorSettings(), Mock(answer=tokenize), ())
-
-    async def run() -> list[Any]:
-        async with TestClient(TestServer(door.application())) as client:
-            return [await (await client.get("/openapi.json")).json() for _ in range(2)]
-
-    first, second = asyncio.run(run())
-    assert first == second and "/v1/completions" in first["paths"]
-    assert made.call_count == 1

@@ -154,7 +154,7 @@ STILL_ABOVE = {
     "wire": 1_211,
     "router": 4_000,
     "triton": 4_000,
-    "front door": 3_882,
+    "front door": 3_878,
     "validation": 4_530,
     "canary": 3_190,
     "bench": 1_940,
@@ -167,7 +167,7 @@ STILL_ABOVE = {
 
 TEST_LINES = 71_300  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
-SMALL_FILES_WITH_ONE_IMPORTER = 12  # on the way to none; lower it with every step
+SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
 
 def _sources(*folders: str) -> list[str]:
