@@ -37,7 +37,6 @@ _NAMES = (
     *("timeout", "priority", "sequence_id", "sequence_start", "draftproof_key", "draftproof_ping", "nothing"),
     *("triton_enable_empty_final_response", "shared_memory_region", "binary_data_size", "text_input"),
 )
-_INSERTED = (b"[", b"{", b'"', b"\\u0000", b"-", b"9", b"1e9", b"\xff", b",null")
 _STATUS_OF_A_REFUSAL = {
     "400",
     "404",

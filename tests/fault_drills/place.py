@@ -19,6 +19,7 @@ from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.process import processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
@@ -166,11 +167,4 @@ def _request(number: int, prompt: str, max_tokens: int) -> CompletionRequest:
 
 
 def _pids(prefix: str) -> list[int]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if prefix.encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:  # gone meanwhile
-            continue
-    return found
+    return [process.pid for process, _ in processes_with(prefix)]

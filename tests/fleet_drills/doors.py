@@ -6,16 +6,15 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.integration.conftest import wait_until
 from tests.support.front_door_alone import FrontDoorAlone, front_door_alone
-from tests.support.haproxy import HAPROXY, IS_MISSING
+from tests.support.haproxy import HAPROXY, IS_MISSING, listens
 
 NUM_DOORS = 2
-_STARTS_WITHIN_S = 120.0
 _CONFIG = """
 defaults
     mode http
@@ -103,20 +102,8 @@ def _haproxy(folder: Path, port: int, doors: Sequence[int]) -> Iterator[None]:
     config.write_text(_CONFIG.format(port=port) + "".join(lines))
     process = subprocess.Popen([HAPROXY, "-db", "-f", str(config)])
     try:
-        _wait_until_it_listens(port)
+        assert wait_until(lambda: listens(port)), "HAProxy does not listen"
         yield
     finally:
         process.kill()
         process.wait()
-
-
-def _wait_until_it_listens(port: int) -> None:
-    deadline_s = time.monotonic() + _STARTS_WITHIN_S
-    while time.monotonic() < deadline_s:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("HAProxy does not listen")

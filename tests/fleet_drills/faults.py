@@ -11,6 +11,7 @@ from contextlib import suppress
 from tests.fleet_drills.doors import NUM_DOORS
 from tests.fleet_drills.network import lost_packets
 from tests.fleet_drills.place import NUM_SERVERS, Place
+from tests.integration.conftest import wait_until
 
 LASTS_S = 8.0
 DRAINS_WITHIN_S = 300.0
@@ -72,11 +73,8 @@ def drain(place: Place, number: int) -> None:
     """Tell a server to end, wait until it has, and start it again."""
     process = place.servers[number].process
     os.kill(process.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + DRAINS_WITHIN_S
-    while process.is_alive:
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"{place.address(number)} has not drained within {DRAINS_WITHIN_S:g} s")
-        time.sleep(0.05)
+    has_drained = wait_until(lambda: not process.is_alive, DRAINS_WITHIN_S)
+    assert has_drained, f"{place.address(number)} has not drained within {DRAINS_WITHIN_S:g} s"
     place.restore(number)
 
 

@@ -19,7 +19,7 @@ from pipelines.front_door.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
 from tests.fleet_drills.doors import Doors
 from tests.fleet_drills.network import bring_up, mount_small_disk, reserve, unmount
-from tests.integration.conftest import tiny_recipe
+from tests.integration.conftest import tiny_recipe, wait_until
 from tests.support.tiny_engines import build_tiny_pair
 
 NUM_SERVERS = 3
@@ -111,11 +111,9 @@ class Place:
             self.servers[number].stop(kill_after_s=0)
             self.servers[number] = self._start(number)
             self.servers[number].wait_ready(_RETURNS_WITHIN_S)
-        deadline_s = time.monotonic() + _RETURNS_WITHIN_S
-        while self.doors.latest_words(self.address(number)) != {"ready"}:
-            if time.monotonic() > deadline_s:
-                raise AssertionError(f"{self.address(number)} has not returned to all front doors")
-            time.sleep(0.05)
+        address = self.address(number)
+        has_returned = wait_until(lambda: self.doors.latest_words(address) == {"ready"}, _RETURNS_WITHIN_S)
+        assert has_returned, f"{address} has not returned to all front doors"
 
     def _stop_servers(self) -> None:
         for server in self.servers:
