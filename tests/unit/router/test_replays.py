@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.errors import DraftproofError, EngineFailedError, RequestTimeoutError, ServerBusyError
 from pipelines.router.arms import ShadowSetting
+from pipelines.router.observation import Observation
 from pipelines.wire.calls import Call, Tensors
 from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import scalar_tensor, text_tensor
@@ -40,9 +41,18 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-async def settled(world: World) -> None:
-    while world.router.num_open:  # ``run`` limits it
-        await asyncio.sleep(0.01)
+def replayed(world: World, call: Call | None = None) -> list[Observation]:
+    """Ask, wait for the replay, and return what was noted."""
+
+    async def scenario() -> None:
+        text, last = await ask(world, call or call_of(b"prompt"))
+        assert (text, arm_of(last)) == (ANSWER, "stable")
+        await asyncio.sleep(0)
+        while world.router.num_open:  # ``run`` limits it
+            await asyncio.sleep(0.01)
+
+    run(world, scenario())
+    return world.close()
 
 
 @pytest.mark.parametrize(("said", "tokens"), [(ANSWER, "equal"), (b"def mean():", "diverged")])
@@ -50,14 +60,7 @@ def test_a_replay_is_compared_token_by_token(world: World, said: bytes, tokens: 
     world.write(shadow=SHADOW)
     world.behave["candidate"] = answers(said)
 
-    async def scenario() -> None:
-        text, last = await ask(world, call_of(b"prompt"))
-        assert (text, arm_of(last)) == (ANSWER, "stable")
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    original, replay = world.close()
+    original, replay = replayed(world)
     assert (original.answer, replay.answer) == ("", tokens)
     assert (original.num_common_tokens, replay.num_common_tokens) == (None, 5 if tokens == "diverged" else 11)
     assert (replay.arm, replay.is_replay, replay.request_id) == ("candidate", True, original.request_id)
@@ -84,14 +87,7 @@ def test_a_replay_by_another_target_is_compared_with_that_target_alone(
 
     world.behave["candidate"] = behave
 
-    async def scenario() -> None:
-        text, _ = await ask(world, call_of(b"prompt"))
-        assert text == ANSWER
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    _, replay = world.close()
+    _, replay = replayed(world)
     assert (replay.answer, replay.is_replay, sum(replay.drafted_per_round)) == (tokens, True, 8)
     assert replay.num_common_tokens == 5, "with the stable pair's answer, not with its own target's"
     assert [arm for arm, _ in world.asked] == ["stable", "candidate", "candidate"]
@@ -145,13 +141,7 @@ def test_a_target_that_fails_alone_is_the_candidates_failure(world: World) -> No
 
     world.behave["candidate"] = behave
 
-    async def scenario() -> None:
-        await ask(world, call_of())
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    _, replay = world.close()
+    _, replay = replayed(world)
     assert (replay.failure, replay.answer) == ("error", "")
 
 
@@ -162,13 +152,7 @@ def test_a_replay_that_the_candidate_is_not_to_blame_for_is_not_noted(
     world.write(shadow=SHADOW)
     world.behave["candidate"] = fails(error)
 
-    async def scenario() -> None:
-        await ask(world, call_of())
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    (answer,) = world.close()
+    (answer,) = replayed(world)
     assert not answer.is_replay
 
 
@@ -241,14 +225,9 @@ def test_whatever_else_a_client_hears_is_compared_too(
 
     world.behave["candidate"] = behave
 
-    async def scenario() -> None:
-        call = call_of(b"prompt", streaming=streaming, return_log_probs=scalar_tensor(True, np.bool_))
-        assert (await ask(world, call))[0] == ANSWER
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    original, replay = world.close()
+    original, replay = replayed(
+        world, call_of(b"prompt", streaming=streaming, return_log_probs=scalar_tensor(True, np.bool_))
+    )
     assert (original.answer, original.differs_in) == ("", "")
     assert (replay.answer, replay.differs_in) == ("diverged", fault.partition(":")[0])
     assert replay.num_common_tokens == len(ANSWER)
@@ -263,13 +242,7 @@ def test_log_probabilities_that_are_equal_in_all_bits_are_equal(world: World) ->
     world.write(shadow=SHADOW)
     world.behave["candidate"] = answers(size=4)
 
-    async def scenario() -> None:
-        await ask(world, call_of(return_log_probs=scalar_tensor(True, np.bool_)))
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    _, replay = world.close()
+    _, replay = replayed(world, call_of(return_log_probs=scalar_tensor(True, np.bool_)))
     assert (replay.answer, replay.differs_in) == ("equal", "")
 
 
@@ -336,11 +309,5 @@ def test_the_ratio_rule_is_not_compared(world: World) -> None:
     world.write(shadow=SHADOW)
     world.behave["candidate"] = answers(b"def mean():")
 
-    async def scenario() -> None:
-        await ask(world, call_of(use_draft_logits=scalar_tensor(True, np.bool_)))
-        await asyncio.sleep(0)
-        await settled(world)
-
-    run(world, scenario())
-    _, replay = world.close()
+    _, replay = replayed(world, call_of(use_draft_logits=scalar_tensor(True, np.bool_)))
     assert (replay.answer, replay.divergence) == ("", None)

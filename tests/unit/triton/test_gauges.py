@@ -1,9 +1,11 @@
-"""Tests of the thread that publishes metrics: names, labels, and figures that cannot be read or published."""
+"""Tests of what is published as metrics: the thread, times of tokens, and the alarm of acceptance."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,17 @@ import pytest
 from pipelines.speculation.statistics import SpeculationStatistics
 from pipelines.triton.backend import gauges
 from pipelines.triton.backend.gauges import Gauges, watch_speculation
+from pipelines.triton.engine.acceptance_alarm import LEAST_DRAFT_TOKENS, WINDOW_S, AcceptanceAlarm
+from pipelines.triton.engine.token_times import TokenTimes
+from tests.support.recorded_gauges import RecordedGauges
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Backend:
@@ -129,3 +142,81 @@ def test_the_counts_of_speculation_are_published(backend: Backend) -> None:
         if name.startswith("spec_decode_") and labels == (("model", "m"),)
     }
     assert counted == {"drafts_total": 1, "draft_tokens_total": 2, "accepted_tokens_total": 1}
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    clock = Clock()
+    alarm = AcceptanceAlarm(clock)
+    assert alarm.rate is None
+    alarm.add(10, 9)
+    clock.now_s += WINDOW_S / 2
+    alarm.add(10, 1)
+    assert alarm.rate == 0.5
+    clock.now_s += WINDOW_S / 2 + 1
+    assert alarm.rate == 0.1
+    clock.now_s += WINDOW_S
+    assert alarm.rate is None
+
+
+def test_a_pair_that_does_not_fit_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    alarm = AcceptanceAlarm(Clock())
+    for _ in range(LEAST_DRAFT_TOKENS // 10 - 1):
+        alarm.add(10, 1)
+    assert not caplog.records, "a few tokens are no evidence"
+    for _ in range(50):
+        alarm.add(10, 1)
+    assert len(caplog.records) == 1 and alarm.is_unfit
+    assert "num_draft_tokens: 0" in caplog.text
+    for _ in range(1000):
+        alarm.add(10, 9)
+    assert not alarm.is_unfit
+
+
+def test_the_rate_may_be_read_on_another_thread_while_old_rounds_expire() -> None:
+    clock = Clock()
+    alarm = AcceptanceAlarm(clock)
+
+    class Interrupted(deque[tuple[int, int, int]]):
+        has_been_interrupted = False
+
+        def popleft(self) -> tuple[int, int, int]:
+            if not self.has_been_interrupted:
+                self.has_been_interrupted = True
+                reader.start()
+                reader.join(0.2)  # without a lock it ends here, with one it waits for its turn
+            return super().popleft()
+
+    rates: list[float | None] = []
+    reader = threading.Thread(target=lambda: rates.append(alarm.rate))
+    alarm._seconds = Interrupted()
+    alarm.add(10, 9)
+    clock.now_s += WINDOW_S + 1
+    alarm.add(10, 1)
+    reader.join()
+    assert rates in ([0.1], [None]), "the reader came before or after the round"
+    assert alarm.rate == 0.1
+
+
+TTFT, ITL = "draftproof_ttft_seconds", "draftproof_itl_seconds"
+
+
+@pytest.mark.parametrize(
+    ("responses", "ttft", "itl"),
+    [
+        ([(0.5, 1, False), (1.0, 4, False), (2.5, 6, True)], [0.5], [0.4]),
+        ([(0.5, 1, True)], [0.5], []),
+        ([(0.5, 0, True)], [], []),
+        ([(0.5, 3, True)], [0.5], []),  # one response: there is no time between its tokens
+    ],
+)
+def test_times_are_counted_from_the_request_and_per_token(
+    responses: list[tuple[float, int, bool]], ttft: list[float], itl: list[float]
+) -> None:
+    gauges, clock = RecordedGauges(), Clock()
+    note = TokenTimes(gauges, clock).begin()  # type: ignore[arg-type]
+    for at_s, num_tokens, is_final in responses:
+        clock.now_s = 50.0 + at_s
+        note(num_tokens, is_final)
+    assert gauges.values[TTFT] == pytest.approx(ttft)
+    assert gauges.values[ITL] == pytest.approx(itl)

@@ -7,8 +7,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
-from contextlib import aclosing
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ import pytest
 
 from pipelines.errors import (
     EngineFailedError,
-    InternalError,
     InvalidRequestError,
-    PromptTooLongError,
     RequestCancelledError,
     ServerBusyError,
     TransportError,
@@ -120,47 +117,6 @@ def test_every_response_has_all_tensors_though_what_has_not_changed_is_not_sent(
         {"output_ids"},
         {"output_ids", "finish_reason"},
     ]
-
-
-def test_errors_keep_their_class_and_defects_their_secrets(serve: Serve) -> None:
-    def fail(call: Call, responder: Responder) -> None:
-        known = call.request_id == "known"
-        responder.fail(PromptTooLongError("too long", limit="8") if known else KeyError("a secret"))
-
-    path = serve(fail)
-    with pytest.raises(PromptTooLongError, match="too long; 8"):
-        ask(path, {}, "known")
-    with pytest.raises(InternalError) as defect:
-        ask(path, {}, "unknown")
-    assert "secret" not in str(defect.value)
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_caller_that_leaves_cancels_the_work(serve: Serve, streams: bool) -> None:
-    work: Future[None] = Future()
-    was_taken = threading.Event()
-
-    def begin(call: Call, responder: Responder) -> None:
-        if streams:
-            responder.send({"output_ids": np.array([[1]])}, is_final=False)
-        responder.follow(work)
-        was_taken.set()
-
-    path = serve(begin)
-
-    async def leave() -> None:
-        async with aclosing(stream(path, Call({}, "r1", 0))) as responses:
-            if streams:
-                await anext(responses)
-                return
-            waiting = asyncio.ensure_future(anext(responses))
-            await asyncio.to_thread(was_taken.wait)
-            waiting.cancel()
-            await asyncio.wait({waiting})
-
-    asyncio.run(leave())
-    with pytest.raises(CancelledError):
-        work.result(timeout=120)
 
 
 def test_closing_the_server_answers_what_was_cancelled(serve: Serve, tmp_path: Path) -> None:
