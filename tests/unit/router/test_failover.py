@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -21,6 +22,7 @@ from pipelines.router.arms import Arm
 from pipelines.router.breaker import Outcome
 from pipelines.router.failover import answer_over
 from tests.unit.router.scripted_arms import (
+    ALL,
     BUSY,
     CANCELLED_FROM_WITHIN,
     DOWN,
@@ -37,12 +39,133 @@ from tests.unit.router.scripted_arms import (
 from tests.unit.router.virtual_time import run
 
 
-def test_an_arm_that_answers_is_passed_on_as_it_is_and_no_other_is_asked() -> None:
-    arms = ScriptedArms({"stable": [1.0, says(1, 2), 1.9, says(3), ends()]})
-    received = answer(arms, ("stable", "control"))
-    assert [chunk for _, chunk in received.chunks] == [says(1, 2), says(3), ends()]
-    assert received.times_s == [1.0, 2.9, 2.9]
-    assert arms.outcomes == [("stable", "answered")]
+@dataclass(frozen=True)
+class Race:
+    """What arms do, and what must come of it: each text lists arms with times or outcomes."""
+
+    scripts: dict[Arm, list[Step]]
+    received: str
+    outcomes: str
+    asked: str = ""
+    later: dict[Arm, list[Step]] = field(default_factory=dict)
+    streaming: bool = True
+
+
+RACES = {
+    "an arm that answers is passed on, and no other is asked": Race(
+        {"candidate": [1.0, says(1, 2), 1.9, says(3), ends()], "stable": [ends(9)]},
+        "candidate 1,2 at 1; candidate 3 at 2.9; candidate at 2.9",
+        "candidate answered",
+    ),
+    "an answer without a token is an answer": Race(
+        {"candidate": [ends()], "stable": [ends(1)]}, "candidate at 0", "candidate answered"
+    ),
+    "a broken stream is resumed by another arm": Race(
+        {"candidate": [says(1, 2), says(3), 1.0, DOWN], "stable": [says(1), 0.5, says(2, 3, 4, 5), ends(6)]},
+        "candidate 1,2 at 0; candidate 3 at 0; stable 4,5 at 1.5; stable 6 at 1.5",
+        "candidate error; stable answered",
+    ),
+    "an arm without a first token in time is overtaken and cancelled": Race(
+        {"candidate": [FOR_EVER_S], "stable": [0.5, says(1), 0.25, ends(2)]},
+        "stable 1 at 2.5; stable 2 at 2.75",
+        "candidate timeout; stable answered",
+        asked="candidate at 0; stable at 2",
+    ),
+    "an arm that is late and still first goes on, and its helper is cancelled": Race(
+        {"candidate": [2.25, says(1), 1.0, ends(2)], "stable": [0.5, ends(1, 2)]},
+        "candidate 1 at 2.25; candidate 2 at 3.25",
+        "stable cancelled; candidate answered",
+    ),
+    "a helper that was not needed can be asked again": Race(
+        {"candidate": [2.25, says(1), DOWN], "stable": [0.5, ends(1, 2)]},
+        "candidate 1 at 2.25; stable 2 at 2.75",
+        "stable cancelled; candidate error; stable answered",
+    ),
+    "a late arm is asked again if all others fail": Race(
+        {"candidate": [3.0, ends(1, 2)], "stable": [0.5, says(1), 0.5, DOWN], "control": [0.25, DOWN]},
+        "stable 1 at 2.5; candidate 2 at 6.25",
+        "candidate timeout; stable error; control error; candidate answered",
+        asked="candidate at 0; stable at 2; control at 3; candidate at 3.25",
+    ),
+    "an arm that fails while its helper runs calls no second one": Race(
+        {"candidate": [2.5, DOWN], "stable": [1.0, ends(1)], "control": [ends(1)]},
+        "stable 1 at 3",
+        "candidate error; stable answered",
+        asked="candidate at 0; stable at 2",
+    ),
+    "a helper that fails calls the next one, and the late arm may still be first": Race(
+        {"candidate": [3.0, ends(1)], "stable": [0.25, DOWN], "control": [FOR_EVER_S]},
+        "candidate 1 at 3",
+        "stable error; control cancelled; candidate answered",
+        asked="candidate at 0; stable at 2; control at 2.25",
+    ),
+    "where every arm is slow each is asked once, and the first token wins": Race(
+        {"candidate": [FOR_EVER_S], "stable": [9.0, ends(1)], "control": [FOR_EVER_S]},
+        "stable 1 at 11",
+        "candidate timeout; control cancelled; stable answered",
+        asked="candidate at 0; stable at 2; control at 4",
+    ),
+    "a stalled stream moves to another arm once that is ahead": Race(
+        {"candidate": [says(1, 2), FOR_EVER_S], "stable": [says(1), 1.0, says(2), 1.0, says(3), ends(4)]},
+        "candidate 1,2 at 0; stable 3 at 4; stable 4 at 4",
+        "candidate timeout; stable answered",
+    ),
+    "a stream that stalls and comes back goes on itself, however often": Race(
+        {
+            "candidate": [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)],
+            "stable": [says(1), FOR_EVER_S],
+        },
+        "candidate 1 at 0; candidate 2 at 3; candidate 3 at 6; candidate 4 at 9",
+        "stable cancelled; stable cancelled; stable cancelled; candidate answered",
+    ),
+    "an arm that differs does not end the stream that it was to help": Race(
+        {"candidate": [says(1), 2.5, ends(2)], "stable": [ends(8)]},
+        "candidate 1 at 0; candidate 2 at 2.5",
+        "stable differs; stable cancelled; candidate answered",
+        later={"stable": [1.0, ends(9)]},
+    ),
+    "an arm that differs takes a stream over that stalls": Race(
+        {"candidate": [says(1), FOR_EVER_S], "stable": [ends(8)]},
+        "candidate 1 at 0; stable 9 at 3",
+        "stable differs; candidate timeout; stable answered",
+        later={"stable": [1.0, ends(9)]},
+    ),
+    "a whole answer is that of one arm, though another began and failed": Race(
+        {"candidate": [says(1, 9), DOWN], "stable": [says(1), 1.0, says(2, 3), 0.5, ends(4)]},
+        "stable 1 at 1.5; stable 2,3 at 1.5; stable 4 at 1.5",
+        "candidate error; stable answered",
+        streaming=False,
+    ),
+    "a whole answer is that of one arm, though another began and stalls": Race(
+        {"candidate": [says(1, 9), FOR_EVER_S], "stable": [says(1), 1.0, says(2, 3), 0.5, ends(4)]},
+        "stable 1 at 3.5; stable 2,3 at 3.5; stable 4 at 3.5",
+        "candidate timeout; stable answered",
+        streaming=False,
+    ),
+    "a helper must be ahead to replace a whole answer that stalls": Race(
+        {"candidate": [says(1, 2), 3.0, ends(3)], "stable": [says(8), says(9), FOR_EVER_S]},
+        "candidate 1,2 at 3; candidate 3 at 3",
+        "stable cancelled; candidate answered",
+        streaming=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("race", RACES.values(), ids=RACES)
+def test_the_client_has_one_whole_answer_from_whom_and_when(race: Race) -> None:
+    later = {arm: lambda num_tokens, steps=steps: steps for arm, steps in race.later.items()}
+    arms = ScriptedArms(race.scripts, later=later)
+    received = answer(arms, tuple(arm for arm in ALL if arm in race.scripts), streaming=race.streaming)
+    assert received.is_whole
+    chunks = [
+        " ".join(filter(None, (arm, ",".join(map(str, chunk.ids)), f"at {at_s:g}")))
+        for (arm, chunk), at_s in zip(received.chunks, received.times_s, strict=True)
+    ]
+    assert "; ".join(chunks) == race.received
+    assert "; ".join(map(" ".join, arms.outcomes)) == race.outcomes
+    if race.asked:
+        assert "; ".join(f"{arm} at {at_s:g}" for arm, at_s in arms.asked) == race.asked
+    assert sorted(arm for arm, _ in arms.closed) == sorted(arm for arm, _ in arms.asked)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +186,6 @@ def test_an_arm_that_fails_before_its_first_token_is_replaced_at_once(
     assert received.is_whole and received.ids == [1, 2] and set(received.arms) == {"control"}
     assert received.times_s == [0.5, 0.5]
     assert arms.outcomes == [("candidate", outcome), ("stable", outcome), ("control", "answered")]
-
-
-def test_an_answer_without_a_token_is_an_answer() -> None:
-    arms = ScriptedArms({"candidate": [ends()]})
-    assert answer(arms).chunks == [("candidate", ends())]
-    assert arms.outcomes == [("candidate", "answered")]
 
 
 def test_an_arm_that_ends_without_a_word_has_failed() -> None:
@@ -132,23 +249,6 @@ def test_what_the_candidate_alone_refuses_is_answered_and_what_others_refuse_too
     assert answer(arms, ("candidate",)).error is too_long
 
 
-def test_a_broken_stream_is_resumed_by_another_arm() -> None:
-    arms = ScriptedArms(
-        {
-            "candidate": [says(1, 2), says(3), 1.0, DOWN],
-            "stable": [says(1), 0.5, says(2, 3, 4, 5), ends(6)],
-        }
-    )
-    received = answer(arms)
-    assert received.chunks == [
-        ("candidate", says(1, 2)),
-        ("candidate", says(3)),
-        ("stable", says(4, 5)),
-        ("stable", ends(6)),
-    ]
-    assert arms.outcomes == [("candidate", "error"), ("stable", "answered")]
-
-
 @pytest.mark.parametrize("other", [[says(1, 9), ends(3)], [ends(9)], [ends(1)], [says(1), ends()]])
 def test_an_arm_that_would_have_said_something_else_goes_on_with_what_the_client_has(
     other: list[Step],
@@ -188,125 +288,10 @@ def test_the_failure_of_the_arm_that_gave_the_tokens_is_what_the_client_hears_of
     assert answer(arms).error is DOWN
 
 
-def test_an_arm_without_a_first_token_in_time_is_overtaken_and_cancelled() -> None:
-    arms = ScriptedArms({"candidate": [FOR_EVER_S], "stable": [0.5, says(1), 0.25, ends(2)]})
-    received = answer(arms)
-    assert received.ids == [1, 2] and received.times_s == [SLOW_S + 0.5, SLOW_S + 0.75]
-    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S)]
-    assert arms.outcomes == [("candidate", "timeout"), ("stable", "answered")]
-    assert arms.closed[0] == ("candidate", SLOW_S + 0.5)
-
-
-def test_an_arm_that_is_late_and_still_first_goes_on_and_its_helper_is_cancelled() -> None:
-    arms = ScriptedArms({"candidate": [SLOW_S + 0.25, says(1), 1.0, ends(2)], "stable": [0.5, ends(1, 2)]})
-    received = answer(arms)
-    assert received.ids == [1, 2] and set(received.arms) == {"candidate"}
-    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "answered")]
-    assert arms.closed[0] == ("stable", SLOW_S + 0.25)
-
-
-def test_a_helper_that_was_not_needed_can_be_asked_again() -> None:
-    arms = ScriptedArms({"candidate": [SLOW_S + 0.25, says(1), DOWN], "stable": [0.5, ends(1, 2)]})
-    received = answer(arms, ("candidate", "stable"))
-    assert received.is_whole and received.ids == [1, 2]
-    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "error"), ("stable", "answered")]
-
-
-def test_a_late_arm_is_asked_again_if_all_others_fail() -> None:
-    arms = ScriptedArms(
-        {"candidate": [3.0, ends(1, 2)], "stable": [0.5, says(1), 0.5, DOWN], "control": [0.25, DOWN]}
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 2] and received.arms == ["stable", "candidate"]
-    assert [arm for arm, _ in arms.asked] == ["candidate", "stable", "control", "candidate"]
-    assert arms.outcomes[0] == ("candidate", "timeout") and arms.outcomes[-1] == ("candidate", "answered")
-
-
-def test_an_arm_that_fails_while_its_helper_runs_calls_no_second_one() -> None:
-    arms = ScriptedArms({"candidate": [SLOW_S + 0.5, DOWN], "stable": [1.0, ends(1)], "control": [ends(1)]})
-    received = answer(arms)
-    assert received.arms == ["stable"] and received.times_s == [SLOW_S + 1.0]
-    assert [arm for arm, _ in arms.asked] == ["candidate", "stable"]
-
-
-def test_a_helper_that_fails_calls_the_next_one_and_the_late_arm_may_still_be_first() -> None:
-    arms = ScriptedArms({"candidate": [SLOW_S + 1, ends(1)], "stable": [0.25, DOWN], "control": [FOR_EVER_S]})
-    received = answer(arms)
-    assert received.arms == ["candidate"] and received.times_s == [SLOW_S + 1]
-    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S), ("control", SLOW_S + 0.25)]
-    assert arms.outcomes == [("stable", "error"), ("control", "cancelled"), ("candidate", "answered")]
-
-
-def test_where_every_arm_is_slow_each_is_asked_once_and_the_first_token_wins() -> None:
-    arms = ScriptedArms({"candidate": [FOR_EVER_S], "stable": [9.0, ends(1)], "control": [FOR_EVER_S]})
-    assert answer(arms).times_s == [SLOW_S + 9.0]
-    assert arms.asked == [("candidate", 0.0), ("stable", SLOW_S), ("control", 2 * SLOW_S)]
-    assert Counter(arms.outcomes) == Counter(
-        [("candidate", "timeout"), ("control", "cancelled"), ("stable", "answered")]
-    )
-
-
-def test_a_stalled_stream_moves_to_another_arm_once_that_is_ahead() -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1, 2), FOR_EVER_S], "stable": [says(1), 1.0, says(2), 1.0, says(3), ends(4)]}
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 2, 3, 4]
-    assert received.times_s == [0.0, SLOW_S + 2, SLOW_S + 2]
-    assert arms.outcomes == [("candidate", "timeout"), ("stable", "answered")]
-
-
-def test_a_stream_that_stalls_and_comes_back_goes_on_itself_however_often() -> None:
-    stalling: list[Step] = [says(1), 3.0, says(2), 3.0, says(3), 3.0, ends(4)]
-    arms = ScriptedArms({"candidate": stalling, "stable": [says(1), FOR_EVER_S]})
-    received = answer(arms, ("candidate", "stable"))
-    assert received.is_whole and received.ids == [1, 2, 3, 4] and set(received.arms) == {"candidate"}
-    assert arms.outcomes == [("stable", "cancelled")] * 3 + [("candidate", "answered")]
-
-
-def test_a_client_that_waits_for_the_whole_answer_has_that_of_one_arm_whatever_others_began_to_say() -> None:
-    for failing in ([says(1, 9), DOWN], [says(1, 9), FOR_EVER_S]):
-        arms = ScriptedArms({"candidate": failing, "stable": [says(1), 1.0, says(2, 3), 0.5, ends(4)]})
-        received = answer(arms, streaming=False)
-        assert received.is_whole and received.ids == [1, 2, 3, 4] and set(received.arms) == {"stable"}
-        assert set(received.times_s) == {1.5 if failing[-1] is DOWN else SLOW_S + 1.5}
-        assert [outcome for _, outcome in arms.outcomes] == [
-            "error" if failing[-1] is DOWN else "timeout",
-            "answered",
-        ]
-
-
-def test_a_helper_must_be_ahead_to_replace_a_whole_answer_that_stalls() -> None:
-    arms = ScriptedArms({"candidate": [says(1, 2), 3.0, ends(3)], "stable": [says(8), says(9), FOR_EVER_S]})
-    received = answer(arms, streaming=False)
-    assert received.ids == [1, 2, 3] and set(received.arms) == {"candidate"}
-    assert arms.outcomes == [("stable", "cancelled"), ("candidate", "answered")]
-
-
 def test_without_streaming_a_failure_after_some_tokens_is_like_one_before_them() -> None:
     arms = ScriptedArms({"candidate": [says(1), BUSY], "stable": [says(1), DOWN], "control": [OSError()]})
     received = answer(arms, streaming=False)
     assert received.chunks == [] and received.error is BUSY
-
-
-def test_an_arm_that_diverges_does_not_end_the_stream_that_it_was_to_help() -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1), 2.5, ends(2)], "stable": [ends(8)]},
-        later={"stable": lambda num_tokens: [1.0, ends(9)]},
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 2] and set(received.arms) == {"candidate"}
-    assert arms.outcomes == [("stable", "differs"), ("stable", "cancelled"), ("candidate", "answered")]
-
-
-def test_an_arm_that_diverges_takes_a_stream_over_that_stalls() -> None:
-    arms = ScriptedArms(
-        {"candidate": [says(1), FOR_EVER_S], "stable": [ends(8)]},
-        later={"stable": lambda num_tokens: [1.0, ends(9)]},
-    )
-    received = answer(arms)
-    assert received.is_whole and received.ids == [1, 9] and received.times_s == [0.0, SLOW_S + 1]
-    assert arms.outcomes == [("stable", "differs"), ("candidate", "timeout"), ("stable", "answered")]
 
 
 def test_an_arm_that_may_not_be_helped_is_waited_for_and_one_that_fails_is_replaced_all_the_same() -> None:

@@ -268,8 +268,7 @@ def test_an_answer_to_a_client_whose_chunks_add_up_is_not_compared(world: World)
     assert (found.arm, found.answer, found.divergence) == ("candidate", "", None)
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World, streaming: bool) -> None:
+def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World) -> None:
     world.write()
     received = threading.Semaphore(0)
     first_sent_at_s = 0.0
@@ -283,26 +282,20 @@ def test_the_longest_pause_is_between_two_responses_of_a_stream(world: World, st
         time.sleep(0.2)
         responder.send(outputs_of(ANSWER[3:], 11), is_final=True)
 
-    def take(call: Call, responder: Responder) -> None:
-        # otherwise everything is sent at its end
-        threading.Thread(target=behave, args=[call, responder]).start()
-
     async def read() -> None:
-        async with aclosing(world.router.answer_tokens(call_of(streaming=streaming))) as responses:
+        async with aclosing(world.router.answer_tokens(call_of())) as responses:
             async for _ in responses:
                 received.release()
 
-    if not streaming:
-        received.release()  # its caller sees only the whole answer
-    world.behave["stable"] = take
+    # On a thread of its own: otherwise everything is sent at its end.
+    world.behave["stable"] = lambda *given: threading.Thread(target=behave, args=given).start()
     run(world, read())
     all_s = time.monotonic() - first_sent_at_s
-    [found] = world.close()
-    if streaming:
-        assert found.longest_pause_s is not None
-        assert 0.2 <= found.longest_pause_s <= all_s
-    else:
-        assert found.longest_pause_s is None
+    world.behave["stable"] = answers()
+    run(world, ask(world, call_of(streaming=False)))
+    streamed, whole = world.close()
+    assert streamed.longest_pause_s is not None and 0.2 <= streamed.longest_pause_s <= all_s
+    assert whole.longest_pause_s is None
 
 
 def test_the_ratio_rule_is_not_compared(world: World) -> None:

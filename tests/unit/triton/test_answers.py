@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import (
     InternalError,
     InvalidRequestError,
+    RepositoryError,
     RequestCancelledError,
     ServerBusyError,
+    ServerStartError,
     from_wire,
 )
 from pipelines.text.vocabulary import Vocabulary
@@ -170,3 +173,18 @@ def test_a_tensor_that_has_not_changed_is_sent_again_and_any_other_is_new() -> N
     assert made.count("text") == 3
     assert made.count("count") == 2
     assert made.count("ids") == 3
+
+
+def test_parameters_are_read_strictly() -> None:
+    parameters = ModelParameters("target", {"engine_dir": "engines/x", "max_seq_len": "many"})
+    assert parameters.path("engine_dir") == Path("engines/x")
+    with pytest.raises(RepositoryError, match="is missing a parameter"):
+        parameters.text("max_batch_size")
+    with pytest.raises(RepositoryError, match="max_seq_len='many'"):
+        parameters.integer("max_seq_len")
+
+
+def test_a_numpy_with_which_tensors_arrive_empty_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "__version__", "2.4.0")
+    with pytest.raises(ServerStartError, match=r"numpy 2\.4\.0"):
+        TritonWire(fake_backend())

@@ -19,23 +19,6 @@ from tests.support.fake_triton import FakeRequest, FakeResponse, fake_backend
 from tests.support.tiny_engines import write_tokenizer
 
 LONG = b"import os\n" * 1000
-NAMES = {
-    "text_input": "QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "stop_words": "STOP_WORDS_DICT",
-    "bad_words": "BAD_WORDS_DICT",
-    "min_tokens": "MIN_TOKENS",
-    "input_ids": "INPUT_IDS",
-    "add_special_tokens": "ADD_SPECIAL_TOKENS",
-    "parse_special_tokens": "PARSE_SPECIAL_TOKENS",
-}
-OUTPUTS = {
-    "input_ids": "INPUT_ID",
-    "input_lengths": "REQUEST_INPUT_LEN",
-    "request_output_len": "REQUEST_OUTPUT_LEN",
-    "stop_words_list": "STOP_WORDS_IDS",
-    "bad_words_list": "BAD_WORDS_IDS",
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +31,7 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> ModelParameters:
         "tokenizer_sha256": sha256_file(path),
         **{"max_seq_len": "100000", "max_batch_size": "1", "max_queue_size": "2"},
     }
-    return ModelParameters("preprocessing", values, tuple(NAMES.values()))
+    return ModelParameters("preprocessing", values, ("QUERY", "REQUEST_OUTPUT_LEN"))
 
 
 @pytest.fixture
@@ -63,13 +46,9 @@ def last(parameters: ModelParameters) -> PostprocessingModel:
     return PostprocessingModel(parameters, fake_backend())
 
 
-def inputs_of(text: bytes = b"x", **others: Any) -> dict[str, Any]:
-    return {"text_input": text_tensor(text), "max_tokens": scalar_tensor(4, np.int32), **others}
-
-
-def request_of(text: bytes = b"x", parameters: str = "", **others: Any) -> FakeRequest:
-    tensors = {NAMES[name]: array for name, array in inputs_of(text, **others).items()}
-    return FakeRequest(tensors, "", parameters, requested=tuple(OUTPUTS.values()))
+def request_of(text: bytes = b"x") -> FakeRequest:
+    tensors = {"QUERY": text_tensor(text), "REQUEST_OUTPUT_LEN": scalar_tensor(4, np.int32)}
+    return FakeRequest(tensors, requested=("INPUT_ID",))
 
 
 def chunk_of(ids: list[int], text_length: int, parameters: str = "") -> FakeRequest:
@@ -113,12 +92,3 @@ def test_the_last_step_asks_for_the_key_and_hides_its_defects(last: Postprocessi
     assert isinstance(error_of(without_key), InvalidRequestError)
     assert isinstance(error_of(broken), InternalError)
     assert fine.tensors["OUTPUT"].item() == b""
-
-
-def test_both_steps_answer_a_ping(first: PreprocessingModel, last: PostprocessingModel) -> None:
-    ping = request_of(b"", '{"draftproof_ping": true}')
-    first.execute([ping])
-    (response,) = ping.sender.wait()
-    (other,) = last.execute([chunk_of([0], 0, '{"draftproof_ping": true}')])
-    assert response is not None and response.error is other.error is None
-    assert not response.tensors and not other.tensors

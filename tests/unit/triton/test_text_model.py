@@ -112,15 +112,6 @@ def error_of(request: FakeRequest) -> Any:
     return from_wire(request.sender.error.message())
 
 
-@pytest.mark.parametrize("text", [b"import os", LONG])
-def test_short_and_long_texts_are_answered_alike(model: TextModel, engine: EchoEngine, text: bytes) -> None:
-    request = request_of(text, "mine", parameters='{"timeout": 50000000}')
-    model.execute([request])
-    assert text_of(request) == text
-    (call,) = engine.calls
-    assert call.request_id == "mine" and 0 < call.timeout_us <= 50_000_000
-
-
 def test_nobody_waits_while_long_texts_are_tokenized(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from pipelines.canary.controller.orders import sole_controller
 from pipelines.canary.run_files import state_file
-from pipelines.upstreams.__main__ import main
 from pipelines.upstreams.request import RESPONSES
 from tests.support.stand_in_openai import Faults, StandIn, stand_in_openai
 from tests.unit.upstreams.running import Running, figures, running
@@ -229,18 +227,3 @@ def test_keys_go_to_their_own_server_and_nowhere_else(tmp_path: Path) -> None:
     written = [path for path in (tmp_path / "service").rglob("*") if path.is_file()]
     assert len(written) > 1
     assert not [path for path in written if b"secret" in path.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"timeout": 3}, {"url": "ftp://host"}, {"key_file": "missing"}, {"name": "a/b"}]
-)
-def test_a_wrong_setting_is_refused_in_one_line(
-    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "settings.yaml"
-    stable = {"name": "old", "url": "http://127.0.0.1:1", **wrong}
-    path.write_text(yaml.safe_dump({"name": "service", "stable": stable}))
-    assert main(["--settings", str(path)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "Traceback" not in said

@@ -22,6 +22,7 @@ from pipelines.upstreams.request import RESPONSES
 from tests.support.stand_in_openai import Faults, stand_in_openai
 from tests.unit.upstreams.running import Running, ended, figures, has_begun, running, write_plan
 
+COMPLETIONS = "/v1/completions"
 _PAUSE_S = 0.02  # leaves the processor to other tests
 
 
@@ -51,12 +52,10 @@ def clients(service: Running, **fields: Any) -> Iterator[list[int]]:
             thread.join()
 
 
-def rolled_out(
-    folder: Path, faults: Faults, stable: Faults | None = None, path: str = "/v1/completions"
-) -> tuple[RolloutRecord, Judgement]:
+def rolled_out(folder: Path, faults: Faults, path: str = COMPLETIONS) -> tuple[RolloutRecord, Judgement]:
     """Roll a candidate with faults out under load."""
     with (
-        stand_in_openai(stable) as old,
+        stand_in_openai() as old,
         stand_in_openai() as new,
         running(folder, {"url": old.url}, {"url": new.url}) as service,
     ):
@@ -101,11 +100,15 @@ def test_a_good_server_is_promoted_and_stays_after_a_restart(
 
 
 @pytest.mark.parametrize(
-    ("faults", "metric", "fault"),
+    ("faults", "metric", "fault", "path"),
     [
-        (Faults(changes=0.2), "answers", ""),
+        (Faults(changes=0.2), "answers", "", COMPLETIONS),
+        pytest.param(Faults(changes=0.2), "answers", "", RESPONSES, marks=pytest.mark.long),
+        pytest.param(
+            Faults(ends=0.6), "errors", "a stream that ended early", RESPONSES, marks=pytest.mark.long
+        ),
         *(
-            pytest.param(faults, "errors", fault, marks=pytest.mark.long)
+            pytest.param(faults, "errors", fault, COMPLETIONS, marks=pytest.mark.long)
             for faults, fault in (
                 (Faults(cuts=0.6), "a connection that broke"),
                 (Faults(fails=0.3), "HTTP 500"),
@@ -119,10 +122,10 @@ def test_a_good_server_is_promoted_and_stays_after_a_restart(
     ],
 )
 def test_a_bad_server_is_rolled_back_for_what_it_does(
-    faults: Faults, metric: str, fault: str, tmp_path: Path
+    faults: Faults, metric: str, fault: str, path: str, tmp_path: Path
 ) -> None:
     write_plan(tmp_path)
-    record, judged = rolled_out(tmp_path, faults)
+    record, judged = rolled_out(tmp_path, faults, path)
     assert (record.phase, judged.verdict) == ("rolled_back", "fail")
     assert metric in judged.reason
     faults = report_of(record, {})["faults"]
@@ -132,17 +135,6 @@ def test_a_bad_server_is_rolled_back_for_what_it_does(
     else:
         assert faults == []
         assert record.divergences[0]["differs_in"] == "text"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("faults", "metric"), [(Faults(changes=0.2), "answers"), (Faults(ends=0.6), "errors"), (Faults(), "")]
-)
-def test_responses_are_judged_as_other_answers_are(faults: Faults, metric: str, tmp_path: Path) -> None:
-    write_plan(tmp_path)
-    record, judged = rolled_out(tmp_path, faults, path=RESPONSES)
-    assert (record.phase, judged.verdict) == (("rolled_back", "fail") if metric else ("promoted", "pass"))
-    assert metric in judged.reason
 
 
 def test_a_server_without_responses_is_refused_beside_one_that_has_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from pipelines.canary.start import read_together
 from pipelines.errors import CanaryError
+from pipelines.upstreams.__main__ import main
 from pipelines.upstreams.service import Service
 from pipelines.upstreams.settings import DEFAULT_PLAN, UpstreamsSettings
 from tests.unit.upstreams.running import write_plan
@@ -56,3 +57,14 @@ def test_the_server_in_service_must_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, candidate=NEW)
     with pytest.raises(CanaryError, match="a server that gets requests is missing; promoted"):
         Service(UpstreamsSettings.read(path), path, state, again=False)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"timeout": 3}, {"url": "ftp://host"}, {"key_file": "missing"}, {"name": "a/b"}]
+)
+def test_a_wrong_setting_is_refused_in_one_line(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--settings", str(write(tmp_path, stable={**OLD, **wrong}))]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "Traceback" not in said

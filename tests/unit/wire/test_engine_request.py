@@ -1,10 +1,8 @@
-"""Tests of parsing tensors into requests, tokens into chunks and text into tokens, without a server."""
+"""Tests of parsing tensors into requests, and words in tensors."""
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import (
-    EngineLoadError,
     InvalidRequestError,
-    RepositoryError,
-    ServerStartError,
 )
-from pipelines.manifest import sha256_file
-from pipelines.router.preprocessing import Preprocessing
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.triton.backend.parameters import ModelParameters
-from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.engine_request import is_stop, parse_call
 from pipelines.wire.word_list import WordKind, pack_words, unpack_words
-from tests.support.fake_triton import engine_tensors, fake_backend
-from tests.support.tiny_engines import write_tokenizer
+from tests.support.fake_triton import engine_tensors
 
 # Token i spells byte i; then some longer ones, one that ends inside a character, and a special one.
 WORDS = (b"def ", b"return", b" caf\xc3", b"\xa9!", "☕".encode(), b"")
@@ -180,80 +170,3 @@ def test_malformed_words_are_refused_by_their_name(matrix: list[list[int]], kind
     with pytest.raises(InvalidRequestError) as refused:
         unpack_words(np.array(matrix, dtype=np.int32), VOCABULARY, kind)
     assert refused.value.what.startswith((f"{kind.list_tensor} is malformed", f"a {kind.one} is empty"))
-
-
-@pytest.fixture(scope="module")
-def preprocessing(tmp_path_factory: pytest.TempPathFactory) -> Preprocessing:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    write_tokenizer(path)
-    values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
-    return ModelParameters("generate", values).preprocessing()
-
-
-def text_inputs(
-    text: bytes, stop_words: list[bytes] | None = None, bad_words: list[bytes] | None = None
-) -> dict[str, Any]:
-    inputs = {
-        "text_input": np.array([[text]], dtype=np.object_),
-        "max_tokens": np.array([[4]], dtype=np.int32),
-    }
-    if stop_words is not None:
-        inputs["stop_words"] = np.array([stop_words], dtype=np.object_)
-    if bad_words is not None:
-        inputs["bad_words"] = np.array([bad_words], dtype=np.object_)
-    return inputs
-
-
-def test_preprocessing_refuses_another_tokenizer_than_it_was_rendered_for(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    write_tokenizer(path)
-    values = {"tokenizer_file": str(path), "tokenizer_sha256": sha256_file(path), "max_seq_len": "64"}
-    write_tokenizer(path, 1024)
-    with pytest.raises(EngineLoadError, match=r"tokenizer\.json is missing or was changed"):
-        ModelParameters("generate", values).preprocessing()
-
-
-def test_preprocessing_spells_prompt_and_stop_words(preprocessing: Preprocessing) -> None:
-    outputs = preprocessing(text_inputs("naïve ☕".encode(), [b"return", "☕☕".encode()], [b" ugly"]))
-    vocabulary = preprocessing.vocabulary
-    assert vocabulary.join(outputs["input_ids"].ravel().tolist()).decode() == "naïve ☕"
-    assert outputs["input_lengths"].tolist() == [[outputs["input_ids"].size]]
-    words = unpack_words(outputs["stop_words_list"][0], vocabulary, WordKind.STOP)
-    assert words == (b"return", "☕☕".encode())
-    assert unpack_words(outputs["bad_words_list"][0], vocabulary, WordKind.BAD) == (b" ugly",)
-    for name in ("stop_words_list", "bad_words_list"):
-        assert preprocessing(text_inputs(b"x"))[name].tolist() == [[[-1], [-1]]]
-
-
-def test_parameters_are_read_strictly() -> None:
-    parameters = ModelParameters("target", {"engine_dir": "engines/x", "max_seq_len": "many"})
-    assert parameters.path("engine_dir") == Path("engines/x")
-    with pytest.raises(RepositoryError, match="is missing a parameter"):
-        parameters.text("max_batch_size")
-    with pytest.raises(RepositoryError, match="max_seq_len='many'"):
-        parameters.integer("max_seq_len")
-
-
-def test_a_numpy_with_which_tensors_arrive_empty_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(np, "__version__", "2.4.0")
-    with pytest.raises(ServerStartError, match=r"numpy 2\.4\.0"):
-        TritonWire(fake_backend())
-
-
-def test_a_prompt_is_not_cut_or_padded_by_what_a_trainer_left_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    write_tokenizer(path)
-    document = json.loads(path.read_text(encoding="utf-8"))
-    right = {"direction": "Right"}
-    document["truncation"] = {"max_length": 4, "stride": 0, "strategy": "LongestFirst", **right}
-    padding = {"strategy": {"Fixed": 48}, "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
-    document["padding"] = {**padding, "pad_token": "x", **right}
-    cut = tmp_path / "cut.json"
-    cut.write_text(json.dumps(document), encoding="utf-8")
-    ids = []
-    for each in (path, cut):
-        values = {"tokenizer_file": str(each), "tokenizer_sha256": sha256_file(each), "max_seq_len": "64"}
-        made = ModelParameters("generate", values).preprocessing()
-        ids.append(made(text_inputs(b"def main():\n    return 12"))["input_ids"].tolist())
-    assert ids[0] == ids[1]
-    assert 4 < len(ids[0][0]) < 48

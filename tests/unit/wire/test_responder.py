@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,17 +32,9 @@ from tests.support.fake_triton import FakeRequest, fake_backend
 Begin = Callable[[Responder], None]
 
 
-class Client(Protocol):
-    """Asks a server whose answer a test decides."""
-
-    def ask(self, begin: Begin) -> tuple[list[int], DraftproofError | None]:
-        """Return the numbers of all responses, and the error that came last, if any."""
-
-    def leave(self, begin: Begin, was_begun: threading.Event) -> None:
-        """Ask, and leave once it was begun."""
-
-
 class SocketClient:
+    """Asks over a socket; ``ask`` returns the numbers of the responses, and the error that came last."""
+
     def __init__(self, path: Path) -> None:
         self._server = CallServer(path, self._take)
         self._path = path
@@ -82,6 +74,8 @@ class SocketClient:
 
 
 class TritonClient:
+    """Asks as Triton does."""
+
     def __init__(self) -> None:
         self._outbox = Outbox()
 
@@ -102,6 +96,9 @@ class TritonClient:
 
     def close(self) -> None:
         self._outbox.close(5.0)
+
+
+Client = SocketClient | TritonClient
 
 
 @pytest.fixture(params=["socket", "triton"])
