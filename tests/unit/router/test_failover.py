@@ -41,7 +41,7 @@ from tests.unit.router.virtual_time import run
 
 @dataclass(frozen=True)
 class Race:
-    """What arms do, and what must come of it: each text lists arms with times or outcomes."""
+    """Scripts of arms, and the result: each text lists arms with their times or outcomes."""
 
     scripts: dict[Arm, list[Step]]
     received: str
