@@ -13,15 +13,17 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from pipelines.client import Client
-from pipelines.errors import RequestCancelledError
+from pipelines.errors import DraftproofError
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _is_stopped = threading.Event()
 
 
-class StoppedError(RequestCancelledError):
+class StoppedError(DraftproofError):
     """A request was not sent, because the proof was stopped."""
+
+    code = "proof_stopped"
 
 
 @contextmanager
