@@ -46,9 +46,8 @@ def long_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         yield running
 
 
-def connect(server: Server, transport: str) -> Client:
-    port = server.ports.http if transport == "http" else server.ports.grpc
-    return Client.connect(f"{transport}://127.0.0.1:{port}", PATIENT, server.key)
+def connect(server: Server) -> Client:
+    return Client.connect(f"grpc://127.0.0.1:{server.ports.grpc}", PATIENT, server.key)
 
 
 def prompt_of(seed: int) -> CompletionRequest:
@@ -59,15 +58,15 @@ def prompt_of(seed: int) -> CompletionRequest:
 @pytest.mark.long
 def test_a_prompt_of_32k_tokens_has_the_answer_of_the_target_alone(long_server: Server) -> None:
     request = prompt_of(seed=1)
-    with connect(long_server, "http") as client:
+    with connect(long_server) as client:
         alone = target_alone(client, request)
         assert client.stream(request).result().output_ids == alone.output_ids
-    with connect(long_server, "grpc") as client:  # its blocks are cached now
+    with connect(long_server) as client:  # its blocks are cached now
         assert client.generate(request).output_ids == alone.output_ids
 
 
 def test_a_long_text_is_tokenized_and_refused_by_its_length(long_server: Server) -> None:
-    with connect(long_server, "grpc") as client, pytest.raises(Exception, match="too long"):
+    with connect(long_server) as client, pytest.raises(Exception, match="too long"):
         client.generate(CompletionRequest("return x\n" * 40_000, max_tokens=4))
 
 
@@ -78,7 +77,7 @@ def test_a_cancelled_long_prompt_frees_its_blocks_and_others_are_answered_meanwh
         return read_gauge(long_server, "draftproof_kv_blocks_free", engine="target", model="speculative")
 
     before = free()
-    with connect(long_server, "grpc") as client, connect(long_server, "http") as other:
+    with connect(long_server) as client, connect(long_server) as other:
         stream = client.stream(dataclasses.replace(prompt_of(seed=900), num_draft_tokens=0))
         assert wait_until(lambda: free() < before - 100, timeout_s=120), "it is being read"
         assert other.generate(CompletionRequest("def f(x):", max_tokens=8)).output_ids

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, AcceptanceByMargin
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.engine.draft_length_setting import DraftLengthSetting, LiveDraftLength
@@ -75,6 +75,31 @@ def test_a_server_does_not_start_with_an_invalid_file(tmp_path: Path, text: str)
 def of_recipe(num_draft_tokens: str, max_draft_len: str) -> DraftLengthSetting:
     values = {"num_draft_tokens": num_draft_tokens, "max_draft_len": max_draft_len}
     return DraftLengthSetting.of_recipe(ModelParameters("speculative", values))
+
+
+def test_the_recipes_setting_is_read_from_the_rendered_model() -> None:
+    assert of_recipe("adaptive", "8") == DraftLengthSetting(None, 8)
+    assert of_recipe("0", "1") == DraftLengthSetting(0, 1)
+    assert of_recipe("8", "8") == DraftLengthSetting(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "max_draft_len"),
+    [("9", "8"), ("-1", "8"), ("many", "8"), ("", "8"), ("0", "0"), ("adaptive", "-3"), ("4", "many")],
+)
+def test_an_invalid_rendered_model_is_refused(num_draft_tokens: str, max_draft_len: str) -> None:
+    with pytest.raises(RepositoryError) as caught:
+        of_recipe(num_draft_tokens, max_draft_len)
+    error = caught.value
+    assert error.what and error.values and error.limit and "draftproof repository" in error.remedy
+
+
+def test_a_length_above_the_ceiling_is_refused() -> None:
+    for good in (None, 0, 8):
+        ADAPTIVE.check(good)
+    for bad in (-1, 9):
+        with pytest.raises(InvalidRequestError, match="max_draft_len=8"):
+            ADAPTIVE.check(bad)
 
 
 def test_a_session_is_remembered_and_the_oldest_forgotten() -> None:
