@@ -132,8 +132,6 @@ BREAKAGES: tuple[Breakage, ...] = (
         "chunk rule: a split leaves a chunk of one token",
         "        if num_left - count == 1:\n            count -= 1\n",
         "",
-        _EXECUTOR,
-        _LANES,
         "test_prompt_pace.py",
     ),
     _one("row rule: a step has a single token", "LEAST_TOKENS = 2", "LEAST_TOKENS = 1", _ROWS),

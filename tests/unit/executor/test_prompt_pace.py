@@ -219,3 +219,17 @@ def test_debt_is_paid_by_answers_in_proportion_to_requests() -> None:
 def test_nothing_waits_without_answers() -> None:
     assert not SharedTime(num_reading=3, num_answering=0, debt_s=1.0).must_wait
     assert PromptPace().fit([]) == []
+
+
+@pytest.mark.parametrize("budget", [4, 5, 9])
+def test_no_split_leaves_a_chunk_of_one_token(budget: int) -> None:
+    """One token alone would be computed as a row, with other last bits; the executor never computes it."""
+    for num_tokens in range(2, 4 * budget):
+        executor = make_executor(RecordingEngine(64), max_num_tokens=budget)
+        loop = StepLoop([executor])
+        loop.start()
+        try:
+            answer = loop.spawn(executor.complete(request(num_tokens, 1))).result(timeout=30)
+        finally:
+            loop.stop()
+        assert len(answer.token_ids) == 1, num_tokens
