@@ -66,7 +66,7 @@ _FOR_ALL: tuple[Mapping[str, Any], ...] = (
     {"bad_words": ("self", "\n\n", "return")},
     {"bad_words": ("e",), "frequency_penalty": 0.3, "num_log_probs": 3},
     {"stop_words": ("\n\n\n", "class "), "min_tokens": True, "num_log_probs": 1},
-    {"stop_words": (")",), "min_tokens": True, "bad_words": ("(",)},
+    {"stop_words": (")",), "stop_token_ids": (97, 110), "min_tokens": True, "bad_words": ("(",)},
     {"min_tokens": True, "logit_bias": 3, "num_log_probs": MAX_LOG_PROBS},
     {"logit_bias": 40, "prompt_ids": True},
     {"guide": ("json_schema", _SCHEMA), "num_log_probs": 2},

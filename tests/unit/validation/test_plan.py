@@ -175,7 +175,15 @@ def test_every_parameter_of_a_request_is_used_by_a_kind() -> None:
             }
     shared = {"prompt", "max_tokens"}
     penalties = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
-    words = {"bad_words", "stop_words", "min_tokens", "logit_bias", "num_log_probs", "guide"}
+    words = {
+        "bad_words",
+        "stop_words",
+        "stop_token_ids",
+        "min_tokens",
+        "logit_bias",
+        "num_log_probs",
+        "guide",
+    }
     prompts = {"prompt_ids", "add_special_tokens", "parse_special_tokens", "return_prompt_log_probs"}
     assert used["greedy"] == shared
     assert used["greedy, parameters"] == shared | penalties | words | prompts

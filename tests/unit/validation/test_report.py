@@ -298,8 +298,13 @@ def test_exit_codes_tell_pass_fail_and_inconclusive(
 
 
 def test_a_stopped_proof_reports_what_it_has(
-    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripted: Callable[[Change], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal too late must not end the test run
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
     counter = itertools.count(1)
 
     def stop_after_a_while(request: CompletionRequest, model: str, given: Generation) -> Generation:
