@@ -83,7 +83,7 @@ class Attacked:
     def unharmed(cls, server: Server, http: Address) -> Attacked:
         """Return the state of a server before it is attacked."""
         found = cls(server, http, _processes(server), _answer(http))
-        assert {"generate", "speculative", "router"} <= {model for model, _ in found.processes}
+        assert {"speculative", "router"} <= {model for model, _ in found.processes}
         return found
 
     def withstands(self, attack: Attack, address: Address, way: Way) -> None:

@@ -97,7 +97,7 @@ def test_clients_see_a_configuration_without_paths_of_the_machine(attacked: Atta
     url = f"http://127.0.0.1:{attacked.http[1]}/v2/models/generate/config"
     assert httpx.get(url, trust_env=False).json()["parameters"] == {}
     seen = httpx.get(url, headers={"draftproof-key": attacked.server.key}, trust_env=False).json()
-    assert seen["parameters"]["engine_socket"], "operators see them"
+    assert seen["parameters"]["stable_socket"], "operators see them"
 
 
 def test_no_attack_left_a_traceback_in_the_log(attacked: Attacked, logged_before: int) -> None:

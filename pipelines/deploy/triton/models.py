@@ -11,11 +11,6 @@ from pipelines.errors import ServerStartError
 
 _ENSEMBLE = re.compile(r'^platform: "ensemble"$', re.MULTILINE)
 _STEP = re.compile(r'^\s*model_name: "([^"]*)"$', re.MULTILINE)
-_SOCKET = re.compile(
-    r'^parameters \{ key: "((?:engine_|target_)?socket)" value: \{ string_value: "([^"]*)" \} \}$',
-    re.MULTILINE,
-)
-_ASKS = "engine_socket"
 
 
 def models_at_start(repository: Path) -> tuple[str, ...]:
@@ -63,7 +58,7 @@ def _invalid(record: Path, values: str) -> ServerStartError:
 
 
 class ModelDependencies:
-    """Reads from the configurations which models each model asks.
+    """Reads from the configurations which models are steps of ensembles.
 
     Args:
         repository: The model repository.
@@ -75,23 +70,10 @@ class ModelDependencies:
         self._steps = {
             name: _STEP.findall(config) for name, config in configs.items() if _ENSEMBLE.search(config)
         }
-        sockets = {name: _SOCKET.findall(config) for name, config in configs.items()}
-        server = {path: name for name, found in sockets.items() for key, path in found if key != _ASKS}
-        self._asked = {
-            name: [server[path] for key, path in found if key == _ASKS and path in server]
-            for name, found in sockets.items()
-        }
 
     def needed_by(self, model: str) -> set[str]:
-        """Return a model, the steps of an ensemble, and the models whose sockets these ask."""
-        needed: set[str] = set()
-        left = [model]
-        while left:
-            name = left.pop()
-            if name not in needed:
-                needed.add(name)
-                left += (*self._steps.get(name, ()), *self._asked.get(name, ()))
-        return needed
+        """Return a model and the steps of an ensemble."""
+        return {model, *self._steps.get(model, ())}
 
     def ensembles_with(self, model: str) -> list[str]:
         """Return the ensembles of which a model is a step."""

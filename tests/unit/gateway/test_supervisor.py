@@ -21,7 +21,7 @@ from pipelines.errors import (
 )
 from pipelines.triton.supervision import supervisor as supervising
 from tests.unit.gateway.stand_in_triton import until
-from tests.unit.gateway.supervised_triton import ENSEMBLE, ModelProcess, Process, opened, served, supervised
+from tests.unit.gateway.supervised_triton import ENSEMBLE, Process, opened, served, supervised
 
 __all__ = ["supervised"]
 
@@ -72,33 +72,6 @@ def test_an_ensemble_answers_no_longer_than_its_steps(supervised: Any, tmp_path:
             assert world.controlled == ["unload speculative", "load speculative"]
             assert await supervisor.is_model_ready("ensemble")
             supervisor.check_open("ensemble")
-
-    asyncio.run(scenario())
-
-
-def test_a_relay_answers_no_longer_than_the_model_that_it_asks(supervised: Any, tmp_path: Path) -> None:
-    """Its own process is well, and its metrics are not stale."""
-    setting = 'parameters {{ key: "{}" value: {{ string_value: "/run/target.sock" }} }}\n'
-    for model, key in (("speculative", "target_socket"), ("target", "engine_socket")):
-        config = tmp_path / "model_repository" / model / "config.pbtxt"
-        config.parent.mkdir(exist_ok=True)
-        config.write_text(setting.format(key))
-
-    async def scenario() -> None:
-        async with supervised(ready={"generate", "speculative", "target"}) as (world, supervisor, _):
-            world.models["target"] = ModelProcess("target")
-            await served(supervisor)
-            assert await supervisor.is_model_ready("target")
-            world.models["speculative"].is_alive = False
-            assert not await supervisor.is_model_ready("target")
-            assert await supervisor.is_model_ready("generate"), "it does not ask speculative here"
-            assert supervisor.unanswering == {"speculative"}
-            with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
-                while True:
-                    supervisor.check_open("target")
-                    await asyncio.sleep(0)
-            await until(lambda: supervisor.num_replaced == {"speculative": 1})
-            assert await supervisor.is_model_ready("target")
 
     asyncio.run(scenario())
 
