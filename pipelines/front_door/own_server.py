@@ -22,8 +22,8 @@ from pipelines.router.observation_log import ObservationLog
 from pipelines.router.open_requests import OpenRequests
 from pipelines.router.preprocessing import Preprocessing
 from pipelines.router.router import Router, TextRequest, max_open_requests
+from pipelines.socket_path import is_listening
 from pipelines.wire.answer import Response
-from pipelines.wire.calls import is_listening
 from pipelines.wire.request import CompletionRequest
 
 
@@ -56,7 +56,7 @@ class OwnServer(Collector):
 
     async def is_ready(self) -> bool:
         """Return whether the process of the pair in service takes requests."""
-        return await is_listening(Path(self._arms.read().stable.socket))
+        return is_listening(Path(self._arms.read().stable.socket))
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
         """Answer one request and stream its chunks; closing the generator cancels the request.

@@ -113,15 +113,6 @@ async def stream(path: Path, call: Call) -> AsyncGenerator[tuple[Tensors, bool],
             await closed(writer)
 
 
-async def is_listening(path: Path) -> bool:
-    """Return whether a process listens on a socket."""
-    try:
-        (await _connected(path)).close()
-    except (OSError, ServerBusyError) as error:
-        return isinstance(error, ServerBusyError)
-    return True
-
-
 async def _connected(path: Path) -> socket.socket:
     """Connect, and wait while the backlog is full.
 

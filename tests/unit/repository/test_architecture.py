@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("time_limit", "executor", "speculation", "text", "wire", "router", "deploy"),
     },
     "front_door": {
-        "wire",
+        *("socket_path", "wire"),
         *("errors", "program", "atomic_file", "manifest", "configuration", "client", "deploy", "text"),
         *("kserve_stream", "router", "time_limit"),
         "triton",  # ends what a killed gateway leaves

@@ -16,7 +16,7 @@ from pipelines.errors import (
     from_wire,
 )
 from pipelines.manifest import sha256_file
-from pipelines.router import preprocessing
+from pipelines.router import failover, preprocessing
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.call_server import CallServer
@@ -162,7 +162,8 @@ def test_places_of_clients_that_leave_are_freed(model: TextModel, engine: EchoEn
     assert [text_of(request) for request in again] == [b"x"] * MAX_OPEN
 
 
-def test_the_arm_of_the_gateway_answers_alone(model: TextModel) -> None:
+def test_the_arm_of_the_gateway_answers_alone(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "RETURNS_WITHIN_S", 0.5)
     alone = request_of(parameters='{"draftproof_arm": "control"}')
     model.execute([alone])
     assert error_of(alone) is not None, "its socket does not exist, and the stable pair may not stand in"
