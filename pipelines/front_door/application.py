@@ -12,7 +12,7 @@ from aiohttp import web
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.front_door.access.clients import KeyRing, client_of, set_client
 from pipelines.front_door.answering import json_response
-from pipelines.front_door.delivery import WRITE_TIMEOUT, deliver
+from pipelines.front_door.delivery import deliver
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
 from pipelines.front_door.endpoints.responses import answer_response
@@ -111,7 +111,6 @@ class FrontDoor:
         watch = watching(*self._observers)
         application = web.Application(client_max_size=size, middlewares=[watch, self._guard])
         application.on_response_prepare.append(add_request_id)
-        application[WRITE_TIMEOUT] = self._settings.write_timeout_s
         application.on_response_prepare.append(self._origins.add_headers)
         for operation, handler in self._gets():
             application.router.add_get(operation.path, handler)

@@ -13,7 +13,6 @@ from aiohttp import web
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import EngineFailedError, InvalidRequestError, ServerUnavailableError
 from pipelines.front_door.access.clients import KeyRing
-from pipelines.front_door.delivery import WRITE_TIMEOUT, dropped_after
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.guarding import RequestsInProgress, guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import add_request_id, watching
@@ -65,7 +64,6 @@ class Application:
             middlewares=[watching(self._metrics.count_response), self._guard],
         )
         application.on_response_prepare.append(add_request_id)
-        application[WRITE_TIMEOUT] = self._settings.write_timeout_s
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._publish)
         application.router.add_get("/v1/models", self._models)
@@ -149,9 +147,8 @@ async def _send(request: web.Request, response: web.StreamResponse, piece: Piece
     Raises:
         ConnectionError: The client has left, or the connection was broken.
     """
-    with dropped_after(request):
-        await response.prepare(request)
-        await response.write(piece.data)
+    await response.prepare(request)
+    await response.write(piece.data)
     if piece.is_cut and request.transport is not None:
         request.transport.abort()
         raise ConnectionResetError("the upstream server broke the connection")

@@ -380,6 +380,12 @@ BREAKAGES: tuple[Breakage, ...] = (
         "test_keys.py",
     ),
     _one(
+        "delivery: what TLS keeps for a client counts as delivered",
+        "return not writable.poll(0)",
+        "return False",
+        "test_delivery.py",
+    ),
+    _one(
         "errors: clients see the names of the server's models",
         "error = _without_internals(error, status)",
         "pass",

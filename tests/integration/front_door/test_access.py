@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from pipelines.front_door.access.key_file import add_key, remove_key
 from tests.integration.conftest import wait_until
 from tests.integration.front_door.conftest import MODEL, UNREAD
 from tests.integration.test_disconnects import all_blocks_are_free, is_busy
+from tests.support.certificate import make_certificate
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door access")]
 
@@ -64,22 +63,16 @@ class Closed:
 def closed(
     new_door: Callable[..., AbstractContextManager[Server]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Closed]:
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
-    made = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    made += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
-    subprocess.run([*made, *files], check=True, capture_output=True)
+    files = make_certificate(folder)
     settings = {
         "keys": str(folder / "keys.json"),
-        "tls": {"certificate": str(folder / "tls.crt"), "key": str(folder / "tls.key")},
+        "tls": asdict(files),
         "cors_origins": [PAGE],
         "request_log": str(folder / "requests.jsonl"),
     }
     with new_door(json.dumps(settings)) as server:
-        yield Closed(server, folder / "keys.json", ssl.create_default_context(cafile=str(folder / "tls.crt")))
+        yield Closed(server, folder / "keys.json", ssl.create_default_context(cafile=files.certificate))
 
 
 @pytest.fixture

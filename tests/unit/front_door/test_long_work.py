@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from pipelines.client.generation import Chunk
 from pipelines.front_door.access.clients import Client, set_client
 from pipelines.front_door.access.key_file import ApiKey
-from pipelines.front_door.delivery import WRITE_TIMEOUT
 from pipelines.front_door.endpoints.completions import answer_completion
 from pipelines.front_door.endpoints.tokens import tokenize
 from pipelines.front_door.observing.exchange import watching
@@ -86,7 +85,6 @@ def ask(endpoint: Callable[..., Awaitable[web.StreamResponse]], **body: Any) -> 
 
     async def run() -> str:
         server = web.Application(middlewares=[watching()])
-        server[WRITE_TIMEOUT] = 60.0
         server.router.add_post("/", handle)
         async with TestClient(TestServer(server)) as client:
             reply = await client.post("/", json=body)

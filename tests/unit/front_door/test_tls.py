@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from pipelines.deploy.front_door import Tls
 from pipelines.errors import ServerStartError
 from pipelines.front_door import serving
 from pipelines.front_door.serving import TlsContext
-
-OPENSSL = shutil.which("openssl")
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with")
-
-
-def make(folder: Path, name: str) -> Tls:
-    """Write a certificate for a name."""
-    assert OPENSSL is not None
-    files = Tls(str(folder / "tls.crt"), str(folder / "tls.key"))
-    command = [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}"]
-    command += ["-keyout", files.key, "-out", files.certificate]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+from tests.support.certificate import make_certificate
 
 
 async def served_certificate(context: TlsContext) -> str:
@@ -42,13 +27,13 @@ def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serving, "_LOOK_INTERVAL_S", 0.01)
-    files = make(tmp_path, "first")
+    files = make_certificate(tmp_path, "first")
 
     async def run() -> None:
         context = TlsContext(files)
         watching = asyncio.create_task(context.watch())
         first = await served_certificate(context)
-        make(tmp_path, "second")
+        make_certificate(tmp_path, "second")
         second = Path(files.certificate).read_text()
         while (seen := await served_certificate(context)) == first:
             await asyncio.sleep(0.01)
@@ -62,14 +47,10 @@ def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-@pytest.mark.parametrize("content", ["", "damaged"])
-def test_files_that_are_no_certificate_are_refused_at_start(tmp_path: Path, content: str) -> None:
-    files = make(tmp_path, "first")
-    Path(files.certificate).write_text(content)
+@pytest.mark.parametrize("content", ["", "damaged", None])
+def test_files_that_are_no_certificate_are_refused_at_start(tmp_path: Path, content: str | None) -> None:
+    files = make_certificate(tmp_path)
+    certificate = Path(files.certificate)
+    certificate.unlink() if content is None else certificate.write_text(content)
     with pytest.raises(ServerStartError, match="the certificate cannot be read"):
         TlsContext(files)
-
-
-def test_a_missing_file_is_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="the certificate cannot be read"):
-        TlsContext(Tls(str(tmp_path / "a"), str(tmp_path / "b")))
