@@ -22,7 +22,6 @@ from build.digests import known_engine
 from build.package import read_package
 from build.recipe import REPOSITORY_ROOT, Recipe, load_recipe
 from build.rendering.kv_blocks import num_kv_blocks, returned_bytes
-from build.rendering.launch import write_launch_file
 from build.rendering.pair_record import pair_record
 from build.rendering.second_pair import models_of_other_pairs, render_second_pair
 from build.rendering.template_values import PairNames, template_values
@@ -30,7 +29,7 @@ from build.rendering.templates import TEMPLATES, render_repository
 from build.tensorrt_llm.memory_plan import MemoryPlan
 from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
-from pipelines.deploy.triton.launch import PackageOrigin
+from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import RepositoryError
 from pipelines.socket_path import is_listening
@@ -93,8 +92,16 @@ def render_recipe(
     own = [model for model in models if model in asdict(names).values()]
     record = pair_record(recipe, *manifests, values, names, own, loads_at_start=True, memory=memory)
     record.write(destination / names.speculative)
-    write_launch_file(recipe, destination.parent, package)
+    launch_of(recipe, package).write(destination.parent)
     return destination
+
+
+def launch_of(recipe: Recipe, package: PackageOrigin | None = None) -> Launch:
+    """Return how to start the server of a recipe that has passed preflight."""
+    if recipe.runtime == "embedded":
+        return Launch(package=package)
+    gpus = {*recipe.draft.tensorrt_llm.gpus, *recipe.target.tensorrt_llm.gpus}
+    return Launch(recipe.runtime, recipe.tensorrt_llm.container, tuple(sorted(gpus)), package)
 
 
 def _render(options: argparse.Namespace) -> dict[str, Any]:

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from build.recipe import Recipe
 from build.tensorrt_llm.memory_plan import MemoryPlan
-from build.tensorrt_llm.ranks import gpu_device_ids, num_nodes, participant_ids
 from build.tensorrt_llm.rules.limits import (
     EngineLimits,
     draft_vocabulary,
     engine_limits,
-    fast_logits_columns,
     longest_request,
 )
 from build.tensorrt_llm.rules.rule import Violation
@@ -116,7 +114,6 @@ def engine_values(
         "end_ids": _joined(target.end_ids),
         "logits_datatype": target.logits_type,
         "batch_scheduler_policy": recipe.tensorrt_llm.batch_scheduler_policy,
-        "fast_logits": str(recipe.tensorrt_llm.fast_logits).lower(),
         # The loop and target_alone each have at most max_batch_size calls in flight; other calls may queue.
         "engine_queue_size": str(serving.max_queue_size + 2 * serving.max_batch_size),
     }
@@ -126,11 +123,9 @@ def engine_values(
         # The backend splits these at ";" into model instances and at "," into numbers (model_state.cc,
         # utils::csvStrToVecInt). NVIDIA's documentation has a backslash before the comma, which only its
         # fill_template.py needs.
-        values[f"{role}_gpu_device_ids"] = _joined(gpu_device_ids(recipe, role))
-        values[f"{role}_participant_ids"] = _joined(participant_ids(recipe, role))
+        values[f"{role}_gpu_device_ids"] = _joined(getattr(recipe, role).tensorrt_llm.gpus)
         values[f"{role}_vocab_size"] = str(built.limits.vocab_size)
         values[f"{role}_padded_vocab_size"] = str(built.limits.padded_vocab_size)
-        values[f"{role}_num_nodes"] = str(num_nodes(recipe, role))
     return values
 
 
@@ -139,7 +134,6 @@ def _unfit(recipe: Recipe, draft: EngineLimits, target: EngineLimits) -> Iterato
     for engine in (draft, target):
         yield from longest_request(engine, recipe.serving.max_seq_len)
     yield from draft_vocabulary(draft, target)
-    yield from fast_logits_columns(draft, target, fast_logits=recipe.tensorrt_llm.fast_logits)
 
 
 def _joined(numbers: tuple[int, ...]) -> str:

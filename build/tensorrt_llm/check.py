@@ -16,14 +16,12 @@ from build.tensorrt_llm.model_config import ModelConfig, parse_tensorrt_llm
 from build.tensorrt_llm.pair import Pair, Side
 from build.tensorrt_llm.rules.limits import SIZE_RULES
 from build.tensorrt_llm.rules.networks import PRECISION_RULES, VERSION_RULES, VOCABULARY_RULES
-from build.tensorrt_llm.rules.placement import PLACEMENT_RULES, PLACEMENT_WARNINGS
+from build.tensorrt_llm.rules.placement import PLACEMENT_RULES
 from build.tensorrt_llm.rules.rule import Finding, Violation, findings
 from pipelines.errors import CheckpointError, IncompatiblePairError
 from pipelines.manifest import read_manifest
 
 RULES = (*VERSION_RULES, *VOCABULARY_RULES, *PRECISION_RULES, *SIZE_RULES, *PLACEMENT_RULES)
-WARNINGS = PLACEMENT_WARNINGS
-"""Rules that only warn, because the problem is documented but has not been reproduced."""
 
 
 def check_pair(pair: Pair, built: Mapping[str, Path] | None = None) -> list[Finding]:

@@ -19,7 +19,7 @@ from build.checkpoints.engine_texts import engine_text_digests, write_engine_tex
 from build.files import EnginePlan, exclusive, new_engine, plan_engine, write_manifest
 from build.quantization.quantized_checkpoint import checkpoint_for
 from build.recipe import Recipe
-from build.tensorrt_llm.check import WARNINGS, check_built, check_pair, differences, refuse
+from build.tensorrt_llm.check import check_built, check_pair, differences, refuse
 from build.tensorrt_llm.command import (
     Builder,
     Paths,
@@ -30,7 +30,7 @@ from build.tensorrt_llm.command import (
     tail,
 )
 from build.tensorrt_llm.pair import Pair, Side, read_pair
-from build.tensorrt_llm.rules.rule import Finding, findings
+from build.tensorrt_llm.rules.rule import Finding
 from pipelines.errors import CheckpointError, EngineBuildError, EngineLoadError
 from pipelines.manifest import checked_engine, read_manifest, sha256_file
 
@@ -222,8 +222,6 @@ def build_tensorrt_llm_engines(recipe: Recipe, engines: Path, report: Report = p
     """
     started = time.monotonic()
     pair = read_pair(recipe, engines)
-    for warning in findings(pair, WARNINGS):
-        report(f"warning: {warning}")
     _report_and_check(pair, check_pair(pair), report)
     checkpoints = {side.role: checkpoint_for(recipe, side.role, engines) for side in pair.sides}
     directories: dict[str, Path] = {}

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from build.tensorrt_llm.command import GATHERS_LOGITS
 from build.tensorrt_llm.model_config import ModelConfig
 from build.tensorrt_llm.pair import Pair, Side
-from build.tensorrt_llm.ranks import gpu_device_ids
 
 PROCESS_BYTES = 3 << 29
 
@@ -57,7 +56,7 @@ class EngineMemory:
 
     Attributes:
         role: ``draft`` or ``target``.
-        devices: GPUs of a node that it runs on.
+        devices: GPUs that it runs on.
         weight_bytes: Size of the weights of the largest rank.
         workspace_bytes: Estimated workspace; see the module.
         kv_bytes_per_token: Size of the keys and values of one token on one rank.
@@ -81,7 +80,7 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of both engines on the GPUs of a node.
+    """Memory of both engines on the GPUs of a machine.
 
     Attributes:
         gpu: Name of the GPU.
@@ -206,7 +205,7 @@ class _Share:
 
     def __init__(self, pair: Pair, side: Side) -> None:
         self.role = side.role
-        self.devices = gpu_device_ids(pair.recipe, side.role)
+        self.devices = side.engine.tensorrt_llm.gpus
         self.weights = weight_bytes(side.config)
         self.workspace = workspace_bytes(pair, side)
         self.static = self.weights + self.workspace

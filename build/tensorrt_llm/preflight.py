@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from build.recipe import Recipe
-from build.tensorrt_llm.check import RULES, WARNINGS, check_pair
+from build.tensorrt_llm.check import RULES, check_pair
 from build.tensorrt_llm.engine import find_engines
 from build.tensorrt_llm.memory_plan import MemoryPlan, plan_memory
 from build.tensorrt_llm.pair import Pair, Side, read_pair
-from build.tensorrt_llm.rules.rule import findings
 from build.tensorrt_llm.settings import GPUS
 from pipelines.atomic_file import write_whole
 
@@ -83,20 +82,18 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         run: Folder in which ``<recipe>/preflight.json`` is written.
 
     Returns:
-        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``warnings`` (which are no
-        failure), ``engines`` and ``memory_plans`` (the recipe's GPU first).
+        ``recipe``, ``runtime``, ``rules`` (how many were checked), ``findings``, ``engines`` and
+        ``memory_plans`` (the recipe's GPU first).
 
     Raises:
         CheckpointError: A ``config.json`` or ``tokenizer.json`` is missing or invalid.
     """
     pair = read_pair(recipe, engines)
     built = {**find_engines(pair, engines), **given}
-    found, warned = check_pair(pair, built), findings(pair, WARNINGS)
+    found = check_pair(pair, built)
     plans = _plans(pair)
     for finding in found:
         print(finding)
-    for finding in warned:
-        print(f"warning: {finding}")
     for plan in plans:
         print(plan_table(plan))
     state = ", ".join(f"{side.role} {_state(side, built)}" for side in pair.sides)
@@ -106,7 +103,6 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         "runtime": recipe.runtime,
         "rules": len(RULES),
         "findings": [finding.as_dict() for finding in found],
-        "warnings": [finding.as_dict() for finding in warned],
         "engines": {role: str(path) for role, path in built.items()},
         "memory_plans": [_plan_document(plan) for plan in plans],
     }

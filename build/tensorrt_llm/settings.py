@@ -17,11 +17,11 @@ class Gpu:
 
     Attributes:
         memory_bytes: Total memory as ``nvidia-smi`` reports it; slightly less can be allocated.
-        per_node: GPUs in a typical server.
+        per_machine: GPUs in a typical server.
     """
 
     memory_bytes: int
-    per_node: int
+    per_machine: int
 
 
 _MIB = 1 << 20
@@ -29,8 +29,8 @@ _MIB = 1 << 20
 # Memory from public nvidia-smi listings of "H100 80GB HBM3" and "H200"; HGX and DGX boards have eight GPUs.
 # Both are Hopper: another generation needs rules of its own (FP8 from Ada on, integer weights not on SM 100).
 GPUS: dict[GpuName, Gpu] = {
-    "h100-80gb": Gpu(memory_bytes=81559 * _MIB, per_node=8),
-    "h200-141gb": Gpu(memory_bytes=143771 * _MIB, per_node=8),
+    "h100-80gb": Gpu(memory_bytes=81559 * _MIB, per_machine=8),
+    "h200-141gb": Gpu(memory_bytes=143771 * _MIB, per_machine=8),
 }
 
 
@@ -41,7 +41,7 @@ class TensorRtLlmEngine:
     Attributes:
         tp_size: Tensor parallel size: GPUs that share each layer.
         pp_size: Pipeline parallel size: number of stages that the layers are divided into.
-        gpu_device_ids: GPUs of a node that the engine runs on; None: the first ``tp_size * pp_size``.
+        gpu_device_ids: GPUs that the engine runs on; None: the first ``tp_size * pp_size``.
         kv_cache_dtype: ``model`` (type of the activations) or ``fp8``. Preflight rejects ``int8``, because
             ``trtllm-build`` then switches off paged context attention, which a target needs.
         kv_cache_free_gpu_mem_fraction: Fraction of the memory that is free after the engine has loaded; None:
@@ -74,6 +74,11 @@ class TensorRtLlmEngine:
         """Return the number of ranks of the engine, which is that of its GPUs."""
         return self.tp_size * self.pp_size
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Return the GPUs of the machine that the engine runs on, in the order of its ranks."""
+        return self.gpu_device_ids or tuple(range(self.world_size))
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -100,11 +105,6 @@ class TensorRtLlm:
         container: Image with that version, for building and serving.
         max_num_tokens: Tokens in one step, at most. None: enough for the longest round and the largest batch,
             and at least ``serving.max_num_tokens``. Prompts are not chunked.
-        num_nodes: Machines that the target's ranks are spread over.
-        mode: ``orchestrator``: the server starts a worker process per rank. ``leader``: MPI starts all ranks,
-            each of which is a server.
-        fast_logits: Send draft logits to the target from GPU to GPU; needs the orchestrator, with ranks that
-            MPI starts.
         batch_scheduler_policy: ``guaranteed_no_evict`` or ``max_utilization``.
         calibration: Text for calibrating activation scales.
     """
@@ -113,8 +113,5 @@ class TensorRtLlm:
     version: Text = "1.2.1"
     container: Text = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
     max_num_tokens: PositiveInt | None = None
-    num_nodes: PositiveInt = 1
-    mode: Literal["orchestrator", "leader"] = "orchestrator"
-    fast_logits: bool = False
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     calibration: Calibration = Calibration()

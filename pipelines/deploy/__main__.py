@@ -1,7 +1,6 @@
 """Start, stop and configure a server: ``python -m pipelines.deploy serve|ready|stop|doctor|...``.
 
-Containers use ``run``, and ``mpirun`` in them ``rank``. These two become the server instead of starting one
-in the background.
+Containers use ``run``, which becomes the server instead of starting one in the background.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from pipelines.deploy.doctor import examine, print_findings
 from pipelines.deploy.live_settings import ADAPTIVE, set_draft_length, set_lookup_corpus
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
-from pipelines.deploy.triton.command import ServerCommand, gateway_command, rank_command
+from pipelines.deploy.triton.command import ServerCommand, gateway_command
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.launch import RUNTIMES
-from pipelines.deploy.triton.nvidia_triton import RANK_VARIABLE
-from pipelines.errors import ServerStartError
 from pipelines.program import run_program
 
 
@@ -46,11 +43,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         ),
         ("doctor", _doctor, "show what this machine has and lacks"),
         ("run", _run, "serve a run directory in the foreground, for containers"),
-        ("rank", _rank, "run one rank of that server, for mpirun"),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command)
-        if name in ("run", "rank"):
+        if name == "run":
             sub.add_argument("directory", type=Path, help="run directory with a rendered repository")
             sub.add_argument("--address", default=HOST, help="address to listen on (%(default)s)")
             sub.add_argument(
@@ -87,13 +83,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 default="",
                 help="runtime (default: the recipe's)",
             )
-        if name in ("serve", "run", "rank"):
+        if name in ("serve", "run"):
             sub.add_argument(
                 "--front-door",
                 type=Path,
                 help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
             )
-        if name in ("serve", "doctor", "run", "rank"):
+        if name in ("serve", "doctor", "run"):
             for port in PORTS:
                 variable = f"DRAFTPROOF_{port.upper()}_PORT"
                 sub.add_argument(
@@ -197,19 +193,6 @@ def _run(options: argparse.Namespace) -> int:
         package = package_arguments(options.package, options.public_key)
         run_build("build.repository", [*package, "--run-directory", str(directory)], _report)
     return _become(gateway_command(directory, endpoint))
-
-
-def _rank(options: argparse.Namespace) -> int:
-    text = os.environ.get(RANK_VARIABLE, "")
-    if not text.isdecimal():
-        raise ServerStartError(
-            "the rank of this process is unknown",
-            values=f"{RANK_VARIABLE}={text!r}",
-            limit="this command must be started by Open MPI's mpirun",
-            remedy="use 'python -m pipelines.deploy run', which starts mpirun",
-        )
-    endpoint = _endpoint(options)
-    return _become(rank_command(options.directory.resolve(), endpoint, int(text)))
 
 
 def _report(line: str) -> None:

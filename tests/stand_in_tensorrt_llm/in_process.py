@@ -86,6 +86,5 @@ def parameters(directory: Path, **changes: str) -> ModelParameters:
         "draft_vocab_size": str(VOCAB_SIZE),
         "draft_padded_vocab_size": str(VOCAB_SIZE),
         "max_seq_len": "512",
-        "fast_logits": "false",
     }
     return ModelParameters("speculative", {**values, **changes})

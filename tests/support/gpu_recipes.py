@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from build.recipe import Recipe, load_recipe
-from build.rendering.launch import write_launch_file
+from build.repository import launch_of
 
 
 def gpu_recipe(tp_size: int = 1, draft_tp_size: int = 1, **section: object) -> Recipe:
@@ -26,5 +26,5 @@ def rendered(directory: Path, recipe: Recipe) -> Path:
     for model in ("draft", "target", "generate"):
         (directory / "model_repository" / model).mkdir(parents=True, exist_ok=True)
         (directory / "model_repository" / model / "config.pbtxt").write_text("")
-    write_launch_file(recipe, directory)
+    launch_of(recipe).write(directory)
     return directory

@@ -113,32 +113,23 @@ def _nvidia_ctk(arguments: list[str]) -> int:
 
 
 def _mpirun(arguments: list[str]) -> int:
-    """Run all ranks on this machine; as on other machines, they get only the variables that are passed on."""
+    """Run the server, which gets only the variables that are passed on, as its workers do."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("-n", type=int, required=True)
     parser.add_argument("-x", action="append", default=[])
     parser.add_argument("--mca", nargs=2, action="append", default=[])
     parser.add_argument("--wdir", required=True)
-    parser.add_argument("--host")
-    parser.add_argument("--map-by", choices=("slot", "node", "core", "socket", "numa"))
     parser.add_argument("--allow-run-as-root", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     if os.geteuid() == 0 and not options.allow_run_as_root:
         print("mpirun has detected an attempt to run as root.", file=sys.stderr)
         return 1
-    slots = sum(int(host.split(":")[1]) for host in options.host.split(",")) if options.host else options.n
-    if slots < options.n:
-        print("There are not enough slots available in the system", file=sys.stderr)
-        return 1
+    assert options.n == 1, "the backend spawns the ranks of its engines itself"
     passed = {name: os.environ[name] for name in (*options.x, "STAND_IN_STATE")}
-    children = [
-        subprocess.Popen(options.command, cwd=options.wdir, env={**passed, "OMPI_COMM_WORLD_RANK": str(rank)})
-        for rank in range(options.n)
-    ]
-    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
-    codes = [child.wait() for child in children]
-    return max(abs(code) for code in codes)
+    server = subprocess.Popen(options.command, cwd=options.wdir, env=passed)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    return abs(server.wait())
 
 
 def _serving_tritonserver(arguments: list[str]) -> int:
@@ -153,7 +144,7 @@ def _tritonserver(arguments: list[str]) -> int:
     needed = ("model-repository", "backend-directory", "exit-timeout-secs", "grpc-address", "grpc-port")
     for name in (*needed, "metrics-address", "grpc-restricted-protocol"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("allow-http", "allow-grpc", "allow-metrics", "strict-readiness", "enable-peer-access"):
+    for name in ("allow-http", "strict-readiness", "enable-peer-access"):
         parser.add_argument(f"--{name}", choices=("true", "false"))
     for name in ("backend-config", "load-model", "cuda-memory-pool-byte-size"):
         parser.add_argument(f"--{name}", action="append")
@@ -170,9 +161,6 @@ def _tritonserver(arguments: list[str]) -> int:
         print("E1120 model_lifecycle.cc:642] failed to load 'target': engine of another version", flush=True)
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before the server's threads begin
-    if options.allow_grpc == "false":
-        signal.sigwait([signal.SIGTERM])
-        return 0
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     servicer = _Repository(tuple(options.load_model), options.grpc_restricted_protocol)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)

@@ -78,22 +78,6 @@ def draft_vocabulary(draft: EngineLimits, target: EngineLimits) -> Iterator[Viol
         )
 
 
-def fast_logits_columns(
-    draft: EngineLimits, target: EngineLimits, *, fast_logits: bool
-) -> Iterator[Violation]:
-    """Check that fast logits have the target's width, because they bypass the code that adapts it."""
-    if fast_logits and draft.padded_vocab_size != target.padded_vocab_size:
-        yield Violation(
-            "pair",
-            "fast logits of draft and target differ in width",
-            f"draft {draft.padded_vocab_size} ({draft.vocab_size} padded for its ranks), "
-            f"target {target.padded_vocab_size} ({target.vocab_size} padded for its ranks)",
-            "must be equal with fast_logits; otherwise TensorRT-LLM fails with 'Incompatible buffer sizes'",
-            "set pad_vocab_size_to of both roles to a common multiple of both engines' ranks, or remove "
-            "fast_logits",
-        )
-
-
 @rule("round-fits", "tensorrt_llm/builder.py build() @008b2b8d: 'New max_num_tokens'")
 def _round_fits(pair: Pair) -> Iterator[Violation]:
     serving = pair.recipe.serving

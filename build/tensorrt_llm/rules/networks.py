@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from build.checkpoints.tokenizer_file import first_difference
 from build.tensorrt_llm.pair import Pair
-from build.tensorrt_llm.rules.limits import draft_vocabulary, fast_logits_columns, requested_limits
+from build.tensorrt_llm.rules.limits import draft_vocabulary, requested_limits
 from build.tensorrt_llm.rules.rule import Violation, rule
 from build.tensorrt_llm.versions import (
     KNOWN_FLAGS,
@@ -153,15 +153,6 @@ def _padding(pair: Pair) -> Iterator[Violation]:
             )
 
 
-@rule("fast-logits-columns", "TensorRT-LLM issue #2789, newRequestDraftTokensExternal")
-def _fast_logits_columns(pair: Pair) -> Iterator[Violation]:
-    return fast_logits_columns(
-        requested_limits(pair, pair.draft),
-        requested_limits(pair, pair.target),
-        fast_logits=pair.recipe.tensorrt_llm.fast_logits,
-    )
-
-
 @rule("tokenizer", "examples/draft_target_model/README.md: same tokenizer")
 def _tokenizer(pair: Pair) -> Iterator[Violation]:
     if pair.draft.tokenizer.sha256 != pair.target.tokenizer.sha256:
@@ -197,7 +188,7 @@ def _logits_dtype(pair: Pair) -> Iterator[Violation]:
             )
 
 
-VOCABULARY_RULES = (_draft_vocabulary, _vocab_size, _padding, _fast_logits_columns, _tokenizer, _logits_dtype)
+VOCABULARY_RULES = (_draft_vocabulary, _vocab_size, _padding, _tokenizer, _logits_dtype)
 
 
 # Weights with which trtllm-build keeps paged context attention on with an FP8 KV cache.

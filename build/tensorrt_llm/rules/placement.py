@@ -1,4 +1,4 @@
-"""Rules on the placement of ranks on GPUs, on how they are started, and on memory."""
+"""Rules on the placement of ranks on GPUs, and on memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from build.tensorrt_llm.memory_plan import plan_memory
 from build.tensorrt_llm.pair import Pair
-from build.tensorrt_llm.ranks import placement_violations
 from build.tensorrt_llm.rules.rule import Violation, rule
 
 _AWQ_GROUP = 128
@@ -46,45 +45,25 @@ def _split(pair: Pair) -> Iterator[Violation]:
             )
 
 
-@rule("devices", "cpp executorImpl.cpp: deviceIds * numNodes must be tp*pp*cp; worldConfig.cpp")
+@rule("devices", "cpp executorImpl.cpp: deviceIds must be tp*pp*cp; worldConfig.cpp")
 def _devices(pair: Pair) -> Iterator[Violation]:
-    return placement_violations(pair.recipe)
-
-
-@rule("fast-logits", "triton_backend docs: honoured only in orchestrator mode without spawning")
-def _fast_logits(pair: Pair) -> Iterator[Violation]:
-    section = pair.recipe.tensorrt_llm
-    if section.fast_logits and section.mode != "orchestrator":
-        yield Violation(
-            "pair",
-            "TensorRT-LLM would switch fast logits off with a warning",
-            f"fast_logits: true, mode: {section.mode}",
-            "mode: orchestrator, with ranks that MPI starts",
-            "set tensorrt_llm.mode: orchestrator, or remove fast_logits",
-        )
-    if section.fast_logits and section.num_nodes > 1:
-        yield Violation(
-            "pair",
-            "fast logits are supported on one node only",
-            f"num_nodes={section.num_nodes}",
-            "num_nodes must be 1",
-            "remove tensorrt_llm.fast_logits",
-        )
-
-
-@rule(
-    "leader-tensor-parallelism",
-    "README of examples/draft_target_model, 0.18: --multi-model is necessary if TP mode is used",
-)
-def _leader_with_tensor_parallelism(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
-        if pair.recipe.tensorrt_llm.mode == "leader" and side.config.tp_size > 1:
+        section, last = side.engine.tensorrt_llm, pair.gpu.per_machine - 1
+        if len(set(section.gpus)) != len(section.gpus) or len(section.gpus) != section.world_size:
             yield Violation(
                 side.role,
-                "two engines with tensor parallelism may not work in leader mode",
-                f"mode: leader, tp_size={side.config.tp_size}",
-                "NVIDIA documents a pair with tensor parallelism for the orchestrator only",
-                "set tensorrt_llm.mode: orchestrator, or test it with a request before it serves",
+                "gpu_device_ids does not name one GPU per rank",
+                f"gpu_device_ids={list(section.gpus)}, tp_size x pp_size = {section.world_size}",
+                f"{section.world_size} different GPUs",
+                f"correct or remove {side.role}.tensorrt_llm.gpu_device_ids",
+            )
+        elif max(section.gpus) > last:
+            yield Violation(
+                side.role,
+                "a machine does not have this GPU",
+                f"GPU {max(section.gpus)}",
+                f"0 to {last} on a machine with {pair.recipe.tensorrt_llm.gpu}",
+                f"lower {side.role}.tensorrt_llm.tp_size or pp_size, or correct gpu_device_ids",
             )
 
 
@@ -114,6 +93,4 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
-PLACEMENT_RULES = (_split, _devices, _fast_logits, _memory)
-
-PLACEMENT_WARNINGS = (_leader_with_tensor_parallelism,)
+PLACEMENT_RULES = (_split, _devices, _memory)

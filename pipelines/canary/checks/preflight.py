@@ -10,7 +10,6 @@ from typing import Any
 
 from pipelines.canary.checks.server_figures import memory_of
 from pipelines.canary.controller.candidate import CandidatePair, engine_manifest, read_pair
-from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import EngineLoadError
 from pipelines.manifest import MANIFEST_NAME, EngineFiles
@@ -54,7 +53,6 @@ def examine(candidate: CandidatePair, free_bytes: Callable[[], int]) -> tuple[Ch
     return (
         _is_another_pair(pair, stable),
         _is_of_the_runtime(pair, stable),
-        _can_be_loaded_now(candidate),
         _has_the_tokenizer(pair, stable),
         _ends_texts_alike(pair, stable),
         whole,
@@ -96,18 +94,6 @@ def _is_of_the_runtime(pair: PairRecord, stable: PairRecord) -> Check:
         {"candidate": pair.runtime, "stable": stable.runtime},
         "one runtime per server",
         f"give --runtime {stable.runtime}",
-    )
-
-
-def _can_be_loaded_now(candidate: CandidatePair) -> Check:
-    launch = Launch.read(candidate.run_directory)
-    # Ranks that MPI has started cannot load other engines.
-    return Check(
-        "the server can load engines while it runs",
-        launch.runtime == "embedded" or launch.spawns_workers,
-        {"runtime": launch.runtime, "mode": launch.mode, "spawns_workers": launch.spawns_workers},
-        "the embedded runtime, or TensorRT-LLM's orchestrator that starts its workers itself",
-        "compare two servers instead (docs/how-to/canary-openai-servers.md)",
     )
 
 

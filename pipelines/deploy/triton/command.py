@@ -13,7 +13,7 @@ from pipelines.deploy.triton import nvidia_triton
 from pipelines.deploy.triton.install import TritonInstall
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.models import loading_options
-from pipelines.deploy.triton.nvidia_triton import NvidiaTriton, leader_worker_set_hosts, wait_for
+from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import ServerStartError
 
@@ -45,16 +45,7 @@ def background_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
     if launch.runtime == "embedded":
         TritonInstall.find()
         return gateway_command(directory, endpoint)
-    if launch.num_nodes > 1:
-        raise ServerStartError(
-            "this recipe needs several machines",
-            values=f"num_nodes={launch.num_nodes}",
-            limit="'draftproof serve' starts a server on one machine",
-            remedy="use deploy/several_machines, or set tensorrt_llm.num_nodes: 1",
-        )
-    check_gpus(launch.gpu_device_ids)
-    if NvidiaTriton.find() is None:
-        raise _no_backend(launch)
+    _nvidia_triton(launch)
     return gateway_command(directory, endpoint)
 
 
@@ -65,38 +56,18 @@ def gateway_command(directory: Path, endpoint: Endpoint) -> ServerCommand:
 
 
 def triton_command(directory: Path, place: TritonPlace, endpoint: Endpoint) -> ServerCommand:
-    """Return the command of Triton; on the leader of several machines, it starts all ranks.
+    """Return the command of Triton.
 
     Raises:
-        ServerStartError: A requirement is missing, or another machine cannot be reached.
+        ServerStartError: A requirement is missing.
     """
     launch = Launch.read(directory)
     if launch.runtime == "embedded":
         return _embedded(directory, place, endpoint)
-    check_gpus(launch.gpu_device_ids)
-    if NvidiaTriton.find() is None:
-        raise _no_backend(launch)
-    hosts = None
-    if launch.num_nodes > 1:
-        hosts = leader_worker_set_hosts(launch, os.environ)
-        wait_for(hosts)
-    arguments = nvidia_triton.mpi_command(launch, directory, endpoint, hosts)
-    return ServerCommand(arguments, {**nvidia_triton.environment(launch), **place.variables()})
-
-
-def rank_command(directory: Path, endpoint: Endpoint, rank: int) -> ServerCommand:
-    """Return the command of one rank, for a process that ``mpirun`` has started.
-
-    Raises:
-        ServerStartError: Triton with TensorRT-LLM's backend is not installed.
-    """
-    launch = Launch.read(directory)
-    triton = NvidiaTriton.find()
-    if triton is None:
-        raise _no_backend(launch)
-    place = TritonPlace.from_environment(directory)
-    arguments = nvidia_triton.rank_command(triton, launch, directory, place, endpoint.exit_timeout_s, rank)
-    return ServerCommand(arguments, nvidia_triton.environment(launch))
+    arguments = nvidia_triton.triton_command(
+        _nvidia_triton(launch), launch, directory, place, endpoint.exit_timeout_s
+    )
+    return ServerCommand(arguments, {**os.environ, **nvidia_triton.variables(), **place.variables()})
 
 
 def _embedded(directory: Path, place: TritonPlace, endpoint: Endpoint) -> ServerCommand:
@@ -114,10 +85,19 @@ def _embedded(directory: Path, place: TritonPlace, endpoint: Endpoint) -> Server
     return ServerCommand(arguments, {**install.environment(directory / "libraries"), **place.variables()})
 
 
-def _no_backend(launch: Launch) -> ServerStartError:
-    return ServerStartError(
-        "Triton with TensorRT-LLM's C++ backend is not installed",
-        values=f"no tritonserver with backends/tensorrtllm on PATH or in {nvidia_triton.ROOT}",
-        limit=f"must run in {launch.container}",
-        remedy=f"use that container, for which deploy/compose.gpu.yaml is made; or {INSTEAD}",
-    )
+def _nvidia_triton(launch: Launch) -> NvidiaTriton:
+    """Return NVIDIA's Triton, after checking the GPUs.
+
+    Raises:
+        ServerStartError: A GPU is missing, or Triton with TensorRT-LLM's backend is not installed.
+    """
+    check_gpus(launch.gpu_device_ids)
+    triton = NvidiaTriton.find()
+    if triton is None:
+        raise ServerStartError(
+            "Triton with TensorRT-LLM's C++ backend is not installed",
+            values=f"no tritonserver with backends/tensorrtllm on PATH or in {nvidia_triton.ROOT}",
+            limit=f"must run in {launch.container}",
+            remedy=f"use that container, for which deploy/compose.gpu.yaml is made; or {INSTEAD}",
+        )
+    return triton

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 
 from pipelines import configuration
 from pipelines.atomic_file import write_whole
@@ -15,7 +15,7 @@ from pipelines.errors import ServerStartError
 
 Runtime = Literal["embedded", "tensorrt_llm"]
 RUNTIMES = get_args(Runtime)
-FORMAT = 5
+FORMAT = 6
 """Version of the rendered repository's format."""
 
 _REMEDY = "run 'draftproof repository'"
@@ -42,22 +42,12 @@ class Launch:
     Attributes:
         runtime: ``embedded`` or ``tensorrt_llm``.
         container: Image with NVIDIA's Triton in which it runs; "" on the embedded runtime.
-        mode: ``orchestrator`` or ``leader``; None on the embedded runtime.
-        spawns_workers: Whether the server starts the ranks of its engines itself.
-        world_size: Ranks that MPI starts.
-        num_nodes: Machines that the ranks are spread over.
-        ranks_per_node: Ranks on each machine but the first, which has all others.
-        gpu_device_ids: GPUs of one machine, ascending.
+        gpu_device_ids: GPUs that the engines run on, ascending; () on the embedded runtime.
         package: The package that holds the engines; None if they are the checkout's.
     """
 
     runtime: Runtime = "embedded"
     container: str = ""
-    mode: Literal["orchestrator", "leader"] | None = None
-    spawns_workers: bool = False
-    world_size: PositiveInt = 1
-    num_nodes: PositiveInt = 1
-    ranks_per_node: PositiveInt = 1
     gpu_device_ids: tuple[NonNegativeInt, ...] = ()
     package: PackageOrigin | None = None
 
@@ -76,15 +66,11 @@ class Launch:
             return cls()
         launch = configuration.read_json(cls, path, FORMAT, ServerStartError, _REMEDY)
         needs_gpu, gpus = launch.runtime != "embedded", launch.gpu_device_ids
-        if (
-            (launch.mode is not None) != needs_gpu
-            or bool(gpus) != needs_gpu
-            or list(gpus) != sorted(set(gpus))
-        ):
+        if bool(gpus) != needs_gpu or list(gpus) != sorted(set(gpus)):
             raise ServerStartError(
                 f"{path}: the runtime has other settings",
-                values=f"runtime={launch.runtime}, mode={launch.mode}, gpu_device_ids={list(gpus)}",
-                limit="a mode and ascending GPUs on tensorrt_llm, neither on embedded",
+                values=f"runtime={launch.runtime}, gpu_device_ids={list(gpus)}",
+                limit="ascending GPUs on tensorrt_llm, none on embedded",
                 remedy=_REMEDY,
             )
         return launch

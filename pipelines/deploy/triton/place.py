@@ -79,27 +79,6 @@ class TritonPlace:
             ) from None
         return place
 
-    @classmethod
-    def from_environment(cls, run_directory: Path) -> TritonPlace:
-        """Read the variables that ``variables`` returned, in a rank that MPI started.
-
-        Raises:
-            ServerStartError: The variables are not set.
-        """
-        sockets = run_directory / "triton"
-        if sockets.is_relative_to(REPOSITORY_ROOT):
-            sockets = sockets.relative_to(REPOSITORY_ROOT)
-        names = ("DRAFTPROOF_KEY", "DRAFTPROOF_TRITON_KEY", "DRAFTPROOF_SHARED_MEMORY")
-        values = [os.environ.get(name, "") for name in names]
-        if not all(values):
-            raise ServerStartError(
-                "this rank does not have the keys of the server",
-                values=", ".join(name for name, value in zip(names, values, strict=True) if not value),
-                limit="the gateway sets these variables and mpirun forwards them",
-                remedy="start the server with 'python -m pipelines.deploy run', which starts mpirun",
-            )
-        return cls(sockets, *values)
-
     @property
     def grpc(self) -> str:
         """Return the target of a gRPC channel to Triton."""
@@ -110,12 +89,11 @@ class TritonPlace:
         """Return the path of the socket for metrics."""
         return str(self.sockets / "metrics")
 
-    def options(self, exit_timeout_s: int, rank: int = 0) -> list[str]:
+    def options(self, exit_timeout_s: int) -> list[str]:
         """Return the options of ``tritonserver`` for sockets, keys and shared memory.
 
         Args:
             exit_timeout_s: How long it waits for requests in flight at shutdown.
-            rank: MPI rank of this process; each has its own shared memory.
         """
         return [
             "--allow-http=false",
@@ -125,7 +103,7 @@ class TritonPlace:
             f"--grpc-restricted-protocol={_RESTRICTED_PROTOCOLS}:draftproof-key={self.triton_key}",
             f"--exit-timeout-secs={exit_timeout_s}",
             "--disable-auto-complete-config",  # it would start every Python model twice
-            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}{rank}_",
+            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
             f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
         ]
 
@@ -135,7 +113,6 @@ class TritonPlace:
             "DRAFTPROOF_GRPC_ADDRESS": self.grpc,
             "DRAFTPROOF_KEY": self.server_key,
             "DRAFTPROOF_TRITON_KEY": self.triton_key,
-            "DRAFTPROOF_SHARED_MEMORY": self.shared_memory_prefix,
         }
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

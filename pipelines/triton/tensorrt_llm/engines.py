@@ -65,7 +65,6 @@ class TensorRtLlmEngines:
         self._draft_model = parameters.text("draft_model")
         self._draft_vocab = parameters.integer("draft_vocab_size")
         self._draft_columns = parameters.integer("draft_padded_vocab_size")
-        self._has_fast_logits = parameters.text("fast_logits") == "true"
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
@@ -87,9 +86,7 @@ class TensorRtLlmEngines:
             DraftproofError: See ``ServerCalls.stream``; EngineFailedError also after ``DRAFT_TIMEOUT_S``.
         """
         wants_logits = request.return_generation_logits and not request.sampling.is_greedy
-        tensors = draft_tensors(
-            request, self._draft_columns, _seed(request, NoiseStream.DRAFT), scaled=not self._has_fast_logits
-        )
+        tensors = draft_tensors(request, self._draft_columns, _seed(request, NoiseStream.DRAFT))
         own_deadline_s = time.monotonic() + DRAFT_TIMEOUT_S
         deadline_s = min(own_deadline_s, request.deadline_s or own_deadline_s)
         try:
@@ -111,10 +108,7 @@ class TensorRtLlmEngines:
             ) from None
         token_ids = new_tokens(outputs, request)
         logits = None
-        if wants_logits and self._has_fast_logits:
-            # A handle to logits that stay on the GPU; only the target can interpret it.
-            logits = outputs[LOGITS].reshape(1, -1)
-        elif wants_logits:
+        if wants_logits:
             logits = proposal_logits(
                 outputs[LOGITS],
                 len(token_ids),

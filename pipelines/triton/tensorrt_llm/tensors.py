@@ -79,7 +79,7 @@ def verification_tensors(request: GenerationRequest, padded_vocab_size: int, see
     return tensors
 
 
-def draft_tensors(request: GenerationRequest, padded_vocab_size: int, seed: int, *, scaled: bool) -> Outputs:
+def draft_tensors(request: GenerationRequest, padded_vocab_size: int, seed: int) -> Outputs:
     """Return the tensors for one proposal of the draft.
 
     There is no ``end_id``: an end token is proposed like any other, and the text ends if the target accepts
@@ -90,13 +90,12 @@ def draft_tensors(request: GenerationRequest, padded_vocab_size: int, seed: int,
         request: The request; asks for ``max_tokens`` tokens.
         padded_vocab_size: Columns of the engine's logits.
         seed: Seed of this round.
-        scaled: Whether to draw at the request's temperature; otherwise at 1.
     """
     sampling = request.sampling
     tensors = _input(request, streaming=False)
     if sampling.is_greedy:
         return {**tensors, **_choice(sampling, seed), **_bias(sampling, padded_vocab_size)}
-    whole = SamplingParams(temperature=sampling.temperature if scaled else 1.0)
+    whole = SamplingParams(temperature=sampling.temperature)
     return {
         **tensors,
         **_choice(whole, seed),

@@ -25,7 +25,6 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, Ports
 from pipelines.deploy.server import KILL_AFTER_S
 from pipelines.deploy.triton.launch import Launch
-from pipelines.deploy.triton.nvidia_triton import SSH_DIRECTORY, SSH_PORT
 from pipelines.front_door.fleet.__main__ import _parse as parse_front_door
 from pipelines.triton.backend import gauges
 from pipelines.triton.gateway.metrics import GatewayMetrics
@@ -52,7 +51,7 @@ from tests.unit.gateway.test_metrics import supervised
 
 KUBERNETES_VERSION = "1.30"  # the oldest supported version; later ones accept its manifests
 IMAGE_VOLUMES_VERSION = "1.35"  # the first that has image volumes without a feature gate
-FOLDERS = ("server", "gpu", "fleet", "several_machines")
+FOLDERS = ("server", "gpu", "fleet")
 OF_OTHERS = {"LeaderWorkerSet", "HTTPRoute", "InferencePool", "ServiceMonitor"}
 ROUTER_READY = "/v2/models/router/ready"
 SETTINGS = "/etc/draftproof/settings"
@@ -80,10 +79,6 @@ def pods(found: list[Document]) -> Iterator[tuple[Document, Document]]:
         if document["kind"] == "Deployment":
             template = document["spec"]["template"]
             yield template["metadata"]["labels"], template["spec"]
-        elif document["kind"] == "LeaderWorkerSet":
-            for role in ("leaderTemplate", "workerTemplate"):
-                template = document["spec"]["leaderWorkerTemplate"][role]
-                yield template["metadata"]["labels"], template["spec"]
 
 
 def boxes(spec: Document) -> list[Document]:
@@ -132,7 +127,7 @@ def user_of_the_image() -> int:
     """Return the user that every stage of the Dockerfile ends with."""
     text = (DEPLOY / "Dockerfile").read_text()
     stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
-    assert [stage.split()[2] for stage in stages] == ["environment", "server", "node"]
+    assert [stage.split()[2] for stage in stages] == ["environment", "server"]
     [user] = {re.findall(r"^USER (\d+):\1$", stage, re.MULTILINE)[-1] for stage in stages}
     assert f"useradd --uid {user} --gid {user} " in text
     assert f"--owner {user} --group {user} {RUN}" in text, "a new volume there is the user's"
@@ -315,23 +310,6 @@ def test_front_doors_find_the_servers_and_may_ask_them() -> None:
     policy = one(found, "NetworkPolicy", "draftproof-from-front-doors")
     labels = {"app.kubernetes.io/instance": "draftproof-front-door"}
     assert admitted(policy) == {str({"podSelector": {"matchLabels": labels}}): {"control-grpc"}}
-
-
-def test_ranks_on_other_machines_render_the_same_package_and_wait_for_mpi() -> None:
-    found = kustomized("several_machines")
-    leader, ranks = (spec for _, spec in pods(found))
-    served, [render] = _parse(command(box(leader, "server"))[3:]), ranks["initContainers"]
-    words = command(render)
-    assert words[:3] == [PYTHON, "-m", "build.repository"]
-    assert words[words.index("--package") + 1] == str(served.package)
-    assert words[words.index("--run-directory") + 1] == RUN
-    waiting = box(ranks, "ranks")
-    assert waiting["command"][0] == "/usr/sbin/sshd"
-    assert {f"-p{SSH_PORT}", f"-h{SSH_DIRECTORY}/id_ed25519", "-oPasswordAuthentication=no"} <= set(
-        waiting["command"]
-    )
-    limits = [box(leader, "server")["resources"]["limits"], waiting["resources"]["limits"]]
-    assert limits[0] == limits[1] and "nvidia.com/gpu" in limits[0]
 
 
 def test_packages_may_come_from_an_image(server: list[Document]) -> None:

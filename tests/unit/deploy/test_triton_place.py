@@ -58,7 +58,7 @@ def test_a_key_that_is_not_there_is_none(tmp_path: Path) -> None:
 
 def test_the_server_s_key_stands_on_no_command_line(tmp_path: Path) -> None:
     place = TritonPlace.make(tmp_path)
-    options = place.options(exit_timeout_s=5, rank=3)
+    options = place.options(exit_timeout_s=5)
     assert not any(place.server_key in option for option in options)
     assert any(place.triton_key in option for option in options)
     assert place.variables()["DRAFTPROOF_KEY"] == place.server_key
@@ -79,28 +79,6 @@ def test_triton_listens_on_sockets_and_closes_every_protocol_but_health(tmp_path
         *("statistics", "trace", "logging"),
     }
     assert place.metadata() == ((f"triton-grpc-protocol-{name}", key),)
-
-
-def test_ranks_have_shared_memory_of_their_own(tmp_path: Path) -> None:
-    place = TritonPlace.make(tmp_path)
-    prefixes = [
-        next(text.partition("prefix-name=")[2] for text in place.options(5, rank) if "prefix-name" in text)
-        for rank in (0, 1, 10)
-    ]
-    assert len(set(prefixes)) == 3
-    assert all(each.startswith(place.shared_memory_prefix) for each in prefixes)
-    assert not prefixes[2].startswith(prefixes[1])
-
-
-def test_a_rank_reads_what_the_gateway_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = TritonPlace.make(tmp_path)
-    for name, value in place.variables().items():
-        monkeypatch.setenv(name, value)
-    assert TritonPlace.from_environment(tmp_path) == place
-    monkeypatch.setenv("DRAFTPROOF_TRITON_KEY", "")
-    with pytest.raises(ServerStartError, match="DRAFTPROOF_TRITON_KEY") as refused:
-        TritonPlace.from_environment(tmp_path)
-    assert place.server_key not in str(refused.value)
 
 
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:

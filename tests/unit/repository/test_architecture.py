@@ -156,16 +156,16 @@ STILL_ABOVE = {
     "triton": 4_000,
     "front door": 3_878,
     "validation": 4_530,
-    "canary": 3_190,
+    "canary": 3_177,
     "bench": 1_940,
-    "deploy": 2_387,
+    "deploy": 2_260,
     "command line": 1_065,
     "shared modules": 770,
     "build": 5_035,
-    "GPU track": 3_470,
+    "GPU track": 3_262,
 }
 
-TEST_LINES = 71_250  # on the way to size.TEST_LINES
+TEST_LINES = 70_772  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 

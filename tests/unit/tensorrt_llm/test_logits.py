@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,27 +49,3 @@ def test_logits_are_fitted_to_the_targets_columns(tmp_path: Path) -> None:
     assert handed and all(logits.shape[2] == 2056 for logits in handed)
     weights = np.exp(handed[0][0, 0].astype(np.float64) - handed[0].max())
     assert weights[2048:].sum() == 0
-
-
-def test_fast_logits_are_handed_on_as_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = InProcessCalls()
-    handle = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
-    whole = calls.whole
-
-    async def with_handle(model: str, tensors: Any, names: Any, **others: Any) -> Any:
-        answer = await whole(model, tensors, names, **others)
-        return {**answer, "generation_logits": handle} if model == "draft" else answer
-
-    monkeypatch.setattr(calls, "whole", with_handle)
-    asked = request(4, sampling=SamplingParams(temperature=0.5), return_generation_logits=True)
-    with running(tmp_path, calls, fast_logits="true") as engines:
-        drafted = asyncio.run(engines.draft(asked))
-    assert drafted.generation_logits is not None
-    assert np.array_equal(drafted.generation_logits, handle.reshape(1, 4))
-    # The target will take the softmax of the raw logits, so the draft must draw from just that.
-    _, tensors = calls.asked[-1]
-    assert (
-        tensors["temperature"].item(),
-        tensors["runtime_top_k"].item(),
-        tensors["runtime_top_p"].item(),
-    ) == (1, 0, 1)

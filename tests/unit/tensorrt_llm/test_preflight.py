@@ -64,13 +64,6 @@ BREAKS: list[tuple[str, str, str, str]] = [
     ("vocab-size", "", "draft: {vocab_size: 128000}", "draft 128000, target 128256"),
     ("vocab-padding", "draft: {pad_vocab_size_to: 1000}", "", "at least vocab_size=128256"),
     ("draft-vocabulary", "", "target: {vocab_size: 128000}", "draft 128256, target 128000"),
-    (
-        "fast-logits-columns",
-        "{draft: {pad_vocab_size_to: 128258}, tensorrt_llm: {fast_logits: true}, "
-        "target: {pad_vocab_size_to: 128258, tensorrt_llm: {tp_size: 2, pp_size: 2}}}",
-        "",
-        "draft 128258 (128258 padded for its ranks), target 128260",
-    ),
     ("tokenizer", "", "{draft: {vocab_size: 100}, target: {vocab_size: 100}}", "vocab_size=100"),
     ("kv-cache-type", "target: {tensorrt_llm: {kv_cache_dtype: int8}}", "", "INT8 KV cache"),
     (
@@ -118,9 +111,6 @@ BREAKS: list[tuple[str, str, str, str]] = [
     ("split", "draft: {tensorrt_llm: {pp_size: 17}}", "", "num_hidden_layers=16"),
     ("devices", "target: {tensorrt_llm: {tp_size: 2, gpu_device_ids: [1, 1]}}", "", "2 different GPUs"),
     ("devices", "target: {tensorrt_llm: {tp_size: 2, gpu_device_ids: [7, 8]}}", "", "0 to 7"),
-    ("devices", "tensorrt_llm: {num_nodes: 3}", "", "num_nodes=3"),
-    ("fast-logits", "tensorrt_llm: {fast_logits: true, mode: leader}", "", "mode: orchestrator"),
-    ("fast-logits", "tensorrt_llm: {fast_logits: true, num_nodes: 2}", "", "num_nodes=2"),
     ("memory", "target: {tensorrt_llm: {tp_size: 1}}", "", "GPU 0 has too little memory"),
     (
         "memory",
@@ -266,20 +256,6 @@ def test_the_command_prints_the_plan_of_both_gpus_and_stores_it(
         lines[-1]
         == f"{len(RULES)} rules checked, 0 violations; draft to be quantized, target to be quantized"
     )
-
-
-def test_what_nobody_tried_is_warned_of_and_not_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken_pair(tmp_path, {"tensorrt_llm": {"mode": "leader"}}, {})
-    assert run(tmp_path) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    document = json.loads(last)
-    assert document["findings"] == []
-    (warning,) = document["warnings"]  # the draft has one rank
-    assert (warning["rule"], warning["role"]) == ("leader-tensor-parallelism", "target")
-    assert all(warning.values())
-    assert lines[0].startswith("warning: leader-tensor-parallelism (target): two engines")
 
 
 def test_the_command_fails_and_prints_every_finding(
