@@ -22,7 +22,7 @@ from build.command_line import add_engines, add_runtime, print_line, recipe_pars
 from build.digests import file_digests
 from build.fetch import fetch_checkpoints
 from build.files import EnginePlan, Need, check_space, exclusive, plan_engine
-from build.hub.repository import pin_recipe
+from build.hub.pinned import pin_recipe
 from build.networks.growth import grow
 from build.networks.network import Layer, Network, NetworkConfig, fit_vocabulary
 from build.networks.weight_only import apply_quantization

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from build.files import Need, check_space
-from build.hub.repository import download_weights, missing_weights, pin_recipe, repositories
+from build.hub.pinned import pin_recipe, repositories
 from build.preflight import check_settings
 from build.recipe import Recipe
 
@@ -35,7 +35,7 @@ def fetch_checkpoints(recipe: Recipe, report: Callable[[str], None], after: Sequ
     found = repositories(recipe)
     if found and recipe.runtime == "embedded":
         check_settings(recipe)
-    missing = [(repository, missing_weights(repository)) for repository in found]
+    missing = [(repository, repository.missing_weights()) for repository in found]
     downloads = [
         Need(each.checkpoint.repo, each.checkpoint.cache, sum(blob.bytes_left for blob in blobs), "HF_HOME")
         for each, blobs in missing
@@ -43,5 +43,5 @@ def fetch_checkpoints(recipe: Recipe, report: Callable[[str], None], after: Sequ
     if any(need.size for need in downloads):
         check_space([*downloads, *after])
     for repository, blobs in missing:
-        download_weights(repository, blobs, report)
+        repository.download(blobs, report)
     return recipe

@@ -195,8 +195,7 @@ def _is_same(written: Any, document: dict[str, Any]) -> bool:
         sizes = ("kv_cache", "num_threads")
         return {name: without_sizes(value) for name, value in recipe.items() if name not in sizes}
 
-    same: bool = without_sizes(written) == without_sizes(document)
-    return same
+    return bool(without_sizes(written) == without_sizes(document))
 
 
 def _work(options: argparse.Namespace) -> dict[str, Any]:

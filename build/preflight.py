@@ -17,7 +17,7 @@ from build.checkpoints.engine_texts import read_engine_texts
 from build.checkpoints.token_map import LEAST_SHARE, ModelTokens, TokenMap, map_tokens
 from build.checkpoints.tokenizer_file import TokenizerInfo, find_end_ids, read_tokenizer
 from build.command_line import add_engines, add_runtime, recipe_parser, run_command
-from build.hub.repository import missing_names, pin_recipe, repositories
+from build.hub.pinned import pin_recipe, repositories
 from build.memory import EngineMemory, MemoryPlan, plan_memory
 from build.networks.growth import check_growth, grown_config
 from build.networks.rotary import stretched
@@ -246,7 +246,7 @@ def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) ->
             limit="engines of the embedded runtime are checked against their manifest on load",
             remedy="remove the option, or set --runtime tensorrt_llm",
         )
-    missing = [name for repository in repositories(recipe) for name in missing_names(repository)]
+    missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
         print(f"{role}: {source.network.directory}, {source.tokenizer.num_tokens} tokens")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from pipelines.errors import CheckpointError
 
@@ -19,6 +17,10 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def _is_repo(text: str) -> bool:
+    # Imported here: only recipes that name the hub wait the half second that this takes.
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(text)
     except HFValidationError:

@@ -1,7 +1,4 @@
-"""Read a repository of the hub: its commit, its files and settings, and then its weights.
-
-A recipe is pinned when each of its checkpoints on the hub has a commit, so that the files never change.
-"""
+"""Read a repository of the hub: its commit, its files and settings, and then its weights."""
 
 from __future__ import annotations
 
@@ -26,13 +23,11 @@ from build.hub.checkpoint_id import HubCheckpoint
 from build.hub.failures import explained
 from build.hub.transfer import Blob, download
 from build.hugging_face.weights import weight_names
-from build.recipe import Recipe
 from pipelines.errors import CheckpointError
 from pipelines.time_left import TimeLeft
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _GB = 1e9
-_ROLES = ("target", "draft")
 
 _REQUIRED = ("config.json", "tokenizer.json")
 _SETTINGS = (
@@ -57,6 +52,47 @@ class Repository:
 
     checkpoint: HubCheckpoint
     files: Sequence[str]
+
+    def missing_names(self) -> list[str]:
+        """Return the names of those weights that are not on this machine.
+
+        Raises:
+            CheckpointError: The repository has no weights in safetensors, or lacks a part of them.
+        """
+        directory = self.checkpoint.directory
+        names = weight_names(directory, self.checkpoint.repo, self.files)
+        return [name for name in names if not (directory / name).is_file()]
+
+    def missing_weights(self) -> list[Blob]:
+        """Return those weights that are not on this machine; the hub is asked for their sizes and hashes.
+
+        Raises:
+            CheckpointError: As for ``missing_names``, or the hub does not answer.
+        """
+        names = self.missing_names()
+        with explained(self.checkpoint):
+            return [_blob(self.checkpoint, name) for name in names]
+
+    def download(self, blobs: Sequence[Blob], report: Callable[[str], None]) -> None:
+        """Download weights, and link them into the directory of the checkpoint.
+
+        Args:
+            blobs: What ``missing_weights`` returned.
+            report: Called with a line about the progress every few seconds.
+
+        Raises:
+            CheckpointError: The download broke off. What has arrived is kept, but not in that directory.
+        """
+        if not blobs:
+            return
+        repo, revision = self.checkpoint.repo, self.checkpoint.revision
+        total = sum(blob.bytes_left for blob in blobs)
+        report(f"{repo}: downloading {total / _GB:.2f} GB of weights, commit {revision}")
+        progress = TimeLeft(total, report, lambda done: f"{repo}: {done / _GB:.2f} of {total / _GB:.2f} GB")
+        with explained(self.checkpoint):
+            for blob in blobs:
+                download(blob, build_hf_headers(), progress.advance, report)
+                hf_hub_download(repo, blob.name, revision=revision)  # links to the blob
 
 
 def open_repository(checkpoint: HubCheckpoint) -> Repository:
@@ -95,28 +131,6 @@ def open_repository(checkpoint: HubCheckpoint) -> Repository:
     return Repository(pinned, files)
 
 
-def missing_names(repository: Repository) -> list[str]:
-    """Return the names of those weights that are not on this machine.
-
-    Raises:
-        CheckpointError: The repository has no weights in safetensors, or lacks a part of them.
-    """
-    directory = repository.checkpoint.directory
-    names = weight_names(directory, repository.checkpoint.repo, repository.files)
-    return [name for name in names if not (directory / name).is_file()]
-
-
-def missing_weights(repository: Repository) -> list[Blob]:
-    """Return those weights that are not on this machine; the hub is asked for their sizes and hashes.
-
-    Raises:
-        CheckpointError: As for ``missing_names``, or the hub does not answer.
-    """
-    names = missing_names(repository)
-    with explained(repository.checkpoint):
-        return [_blob(repository.checkpoint, name) for name in names]
-
-
 def _blob(checkpoint: HubCheckpoint, name: str) -> Blob:
     url = hf_hub_url(checkpoint.repo, name, revision=checkpoint.revision)
     found = get_hf_file_metadata(url)
@@ -130,49 +144,3 @@ def _blob(checkpoint: HubCheckpoint, name: str) -> Blob:
     cache = checkpoint.cache
     lock = cache.parent / ".locks" / cache.name / f"{found.etag}.lock"
     return Blob(name, url, found.size, found.etag, cache / "blobs" / found.etag, lock)
-
-
-def download_weights(repository: Repository, blobs: Sequence[Blob], report: Callable[[str], None]) -> None:
-    """Download weights, and link them into the directory of the checkpoint.
-
-    Args:
-        repository: The repository.
-        blobs: What ``missing_weights`` returned.
-        report: Called with a line about the progress every few seconds.
-
-    Raises:
-        CheckpointError: The download broke off. What has arrived is kept, but not in that directory.
-    """
-    if not blobs:
-        return
-    checkpoint = repository.checkpoint
-    total = sum(blob.bytes_left for blob in blobs)
-    report(f"{checkpoint.repo}: downloading {total / _GB:.2f} GB of weights, commit {checkpoint.revision}")
-    progress = TimeLeft(
-        total, report, lambda done: f"{checkpoint.repo}: {done / _GB:.2f} of {total / _GB:.2f} GB"
-    )
-    with explained(checkpoint):
-        for blob in blobs:
-            download(blob, build_hf_headers(), progress.advance, report)
-            hf_hub_download(checkpoint.repo, blob.name, revision=checkpoint.revision)  # links to the blob
-
-
-def pin_recipe(recipe: Recipe) -> Recipe:
-    """Return a recipe whose checkpoints have commits; their settings and tokenizers are on this machine.
-
-    Raises:
-        CheckpointError: A repository cannot be read, or is not a checkpoint.
-    """
-    for role in _ROLES:
-        engine = getattr(recipe, role)
-        named = HubCheckpoint.parse(engine.checkpoint)
-        if named is not None:
-            pinned = replace(engine, checkpoint=str(open_repository(named).checkpoint))
-            recipe = replace(recipe, **{role: pinned})
-    return recipe
-
-
-def repositories(recipe: Recipe) -> list[Repository]:
-    """Return the repositories of the hub that a recipe names; raises CheckpointError."""
-    named = (HubCheckpoint.parse(getattr(recipe, role).checkpoint) for role in _ROLES)
-    return [open_repository(checkpoint) for checkpoint in named if checkpoint is not None]

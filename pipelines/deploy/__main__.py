@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pipelines.building import build_recipe, package_arguments, run_build
 from pipelines.deploy.doctor import examine, print_findings
-from pipelines.deploy.live_settings import ADAPTIVE, set_draft_length, set_lookup_corpus
 from pipelines.deploy.ports import DRAIN_S, EXIT_TIMEOUT_S, HOST, PORTS, Endpoint, Ports
 from pipelines.deploy.server import Server, find_server, lock_run_directory, run_directory
 from pipelines.deploy.triton.command import ServerCommand, gateway_command
@@ -98,7 +97,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         if name == "draft-length":
             sub.add_argument(
                 "--num-draft-tokens",
-                default=ADAPTIVE,
+                default="adaptive",
                 help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
             )
         if name == "lookup-corpus":
@@ -171,12 +170,16 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _draft_length(options: argparse.Namespace) -> int:
+    from pipelines.deploy.live_settings import set_draft_length
+
     path = set_draft_length(run_directory(options.recipe), options.num_draft_tokens)
     print(f"default draft length: {options.num_draft_tokens} ({path})")
     return 0
 
 
 def _lookup_corpus(options: argparse.Namespace) -> int:
+    from pipelines.deploy.live_settings import set_lookup_corpus
+
     set_lookup_corpus(run_directory(options.recipe), options.texts, _report)
     return 0
 
