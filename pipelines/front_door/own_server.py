@@ -101,7 +101,7 @@ class OwnServer(Collector):
         )
         for arm in get_args(Arm):
             fallbacks.add_metric((arm,), self._router.num_fallbacks[arm])
-            out.add_metric((arm,), self._router.is_out(arm))
+            out.add_metric((arm,), self._router.routing.is_out(arm))
         dropped = CounterMetricFamily(
             "draftproof_front_door_observations_dropped", "Observations that could not be written"
         )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipelines.router.observation import Difference
 from pipelines.upstreams.response_items import STREAMED, read_part
 
 CHARACTERS_PER_TOKEN = 4
@@ -14,6 +15,7 @@ CHARACTERS_PER_TOKEN = 4
 _TEXTS = ("text", "content", "reasoning", "reasoning_content", "refusal")
 _MOST_BYTES = 64 << 20  # of an answer in one piece, or of a line of a stream
 _DONE = "[DONE]"
+_DIFFERENCES: tuple[Difference, ...] = ("tokens", "text", "finish_reason", "sequence_length")
 _FIELDS = (b":", b"event", b"id", b"retry")  # of server-sent events, beside data
 
 
@@ -170,6 +172,18 @@ class Answer:
 
     def _find(self, fault: str) -> None:
         self.fault = self.fault or fault
+
+
+def first_difference(expected: Answer, answer: Answer) -> Difference:
+    """Return the first thing in which two answers differ; "" if they are equal.
+
+    What one server does not tell, such as token ids, cannot differ.
+    """
+    for what in _DIFFERENCES:
+        both = expected.compared(what), answer.compared(what)
+        if None not in both and both[0] != both[1]:
+            return what
+    return ""
 
 
 def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> bool:

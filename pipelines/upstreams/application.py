@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.errors import EngineFailedError, InvalidRequestError, ServerUnavailableError
+from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerUnavailableError
 from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.guarding import RequestsInProgress, guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import add_request_id, watching
 from pipelines.front_door.requests.body import receive_body
-from pipelines.upstreams.call import Piece
+from pipelines.router.arms import Arm
+from pipelines.router.routing import Arrived, Routing
+from pipelines.upstreams.call import UpstreamCall
 from pipelines.upstreams.metrics import UpstreamMetrics
+from pipelines.upstreams.reading import Piece
 from pipelines.upstreams.request import RESPONSES, ForwardedRequest
-from pipelines.upstreams.routing import UpstreamRouter
-from pipelines.upstreams.upstream import head_of, name_of
+from pipelines.upstreams.upstream import Upstream, head_of, name_of
 
 ARM = "X-Draftproof-Arm"
 """Header of a request that chooses an arm, and of a response that names the one that answered."""
@@ -42,7 +46,8 @@ class Application:
         in_progress: The requests that are being answered.
 
     Args:
-        router: Who answers.
+        routing: Chooses the server of a request.
+        servers: The servers by their names.
         settings: Who may ask, and limits.
         metrics: What operators see.
 
@@ -50,9 +55,16 @@ class Application:
         ServerStartError: The file of API keys is invalid.
     """
 
-    def __init__(self, router: UpstreamRouter, settings: FrontDoorSettings, metrics: UpstreamMetrics) -> None:
+    def __init__(
+        self,
+        routing: Routing[Piece],
+        servers: Mapping[str, Upstream],
+        settings: FrontDoorSettings,
+        metrics: UpstreamMetrics,
+    ) -> None:
         self.in_progress = RequestsInProgress()
-        self._router = router
+        self._routing = routing
+        self._servers = servers
         self._settings = settings
         self._metrics = metrics
         self._keys = KeyRing(Path(settings.keys) if settings.keys else None)
@@ -90,7 +102,7 @@ class Application:
 
     async def _models(self, request: web.Request) -> web.Response:
         """Pass on what the server in service lists."""
-        stable = self._router.stable
+        stable = self._servers[self._routing.table.stable.socket]
         try:
             async with stable.send("GET", request.path) as response:
                 if response.status != 200:
@@ -119,7 +131,7 @@ class Application:
             request.headers.get(ARM, ""),
         )
         response: web.StreamResponse | None = None
-        async with aclosing(self._router.answer(forwarded)) as answered:
+        async with aclosing(self._pieces(forwarded)) as answered:
             async for arm, piece in answered:
                 if response is None:
                     response = web.StreamResponse(
@@ -128,8 +140,33 @@ class Application:
                     if piece.is_last:
                         response.content_length = len(piece.data)
                 await _send(request, response, piece)
-        assert response is not None  # the router yields a piece or raises
+        assert response is not None  # a piece is yielded, or an error raised
         return response
+
+    async def _pieces(self, request: ForwardedRequest) -> AsyncGenerator[tuple[Arm, Piece], None]:
+        """Stream the response of one server; a refusal, if no server answers.
+
+        Raises:
+            InvalidRequestError: The client chose an arm that is not served.
+            EngineFailedError: No server answered or said why.
+        """
+        table = self._routing.table
+        own_id = secrets.token_hex(12)
+        key = request.session_id or own_id
+        arrived = Arrived(own_id, key, request.session_id, request.arm, request.prompt_id)
+        visit = self._routing.begin(arrived, table)
+        call = UpstreamCall(request, self._servers, table, partial(self._routing.ask, visit))
+        try:
+            async with aclosing(self._routing.answer(visit, call)) as answered:
+                async for arm, piece in answered:
+                    call.may_read.clear()
+                    yield arm, piece
+                    call.may_read.set()
+        except DraftproofError as error:
+            arm, fault = call.fault_of(error)
+            if fault.response is None:
+                raise
+            yield arm, Piece(*fault.response, is_last=True)
 
 
 def _not_passed_on(request: web.Request) -> InvalidRequestError:

@@ -1,4 +1,4 @@
-"""Sends one request to servers and passes their bytes on (the ``ArmClient`` of ``router.failover``).
+"""Sends one request to servers and passes their bytes on (the ``RoutedCall`` of ``router.routing``).
 
 Another server takes over as long as the client has nothing: until the first token of a stream, and until the
 end of an answer in one piece. After that, what went wrong is recorded, and the client gets the same bytes as
@@ -8,37 +8,26 @@ from the server itself, to the same end.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import replace
 
-import aiohttp
-
-from pipelines.errors import TransportError
-from pipelines.router.arms import Arm
+from pipelines.errors import DraftproofError, InvalidRequestError, TransportError
+from pipelines.router.arms import Arm, ArmTable
 from pipelines.router.breaker import Outcome
+from pipelines.router.observation import Divergence, FallbackReason, Observation
 from pipelines.router.open_requests import unix_time_s
-from pipelines.upstreams.answer import Answer
+from pipelines.time_limit import within
+from pipelines.upstreams.answer import CHARACTERS_PER_TOKEN, Answer, first_difference
+from pipelines.upstreams.reading import Piece, Reading
 from pipelines.upstreams.request import ForwardedRequest
-from pipelines.upstreams.upstream import Fault, Head, Upstream, head_of, name_of
+from pipelines.upstreams.upstream import Fault, Upstream
 
-_WHOLE = "application/json"
+_MOST_TIMES = 10.0
+"""A replay may take so many times as long as the answer that the client got."""
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of a response.
-
-    Attributes:
-        head: Status and headers of the response.
-        data: Bytes of its body.
-        is_last: Whether it is the last one.
-        is_cut: Whether the server broke the connection after it.
-    """
-
-    head: Head
-    data: bytes
-    is_last: bool = False
-    is_cut: bool = False
+_MOST_SHOWN = 200  # characters of a differing value
 
 
 class UpstreamCall:
@@ -46,85 +35,49 @@ class UpstreamCall:
 
     Attributes:
         outcomes: Outcomes of the arms that were asked.
-        faults: What went wrong, by arm.
-        answers: Answers of the arms that were asked, as far as they came.
-        has_begun: Set once the client has a piece: then no other arm is asked.
         may_read: Whether pieces are read; not while the client takes none, which would be kept in memory.
 
     Args:
         request: The request.
-        upstreams: Server of each arm.
-        begin: Records that an arm is asked; the returned function is called once, with the outcome.
+        servers: The servers by their names.
+        table: The table of arms, whose sockets are names of servers.
+        asked: Records that an arm is asked; the returned function is called once, with the outcome.
     """
 
     def __init__(
         self,
         request: ForwardedRequest,
-        upstreams: Mapping[Arm, Upstream],
-        begin: Callable[[Arm], Callable[[Outcome], None]],
+        servers: Mapping[str, Upstream],
+        table: ArmTable,
+        asked: Callable[[Arm], Callable[[Outcome], None]],
     ) -> None:
         self.outcomes: dict[Arm, Outcome] = {}
-        self.faults: dict[Arm, Fault] = {}
-        self.answers: dict[Arm, Answer] = {}
-        self.has_begun = False
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._request = request
-        self._upstreams = upstreams
-        self._begin = begin
+        self._servers = servers
+        self._table = table
+        self._asked = asked
+        self._readings: dict[Arm, Reading] = {}
+        self._has_begun = False  # the client has a piece, so no other arm is asked
+        self._lasted_s = 0.0
 
-    async def ask(self, arm: Arm) -> AsyncGenerator[Piece, None]:
+    def ask(self, arm: Arm) -> AsyncGenerator[Piece, None]:
         """Stream the response from its start.
 
         Raises:
             TransportError: The client has a part of another response.
-            EngineFailedError: The server fails before anything was passed on.
-            ServerBusyError: It is asked for too much.
-            InvalidRequestError: It refuses the request.
+            DraftproofError: As ``Reading.pieces``.
         """
-        if self.has_begun:
+        if self._has_begun:
             raise TransportError(
                 "an answer cannot be continued by another server",
                 values=arm,
                 limit="a server that answers from the start",
                 remedy="send the request again",
             )
-        request, upstream = self._request, self._upstreams[arm]
-        content = request.content_for(upstream.endpoint.model)
-        held, is_passing = b"", False
-        answer: Answer | None = None
-        try:
-            async with upstream.send("POST", request.path, content) as response:
-                head = head_of(response)
-                if response.status != 200:
-                    raise self._note(arm, await upstream.refusal(response))
-                is_stream = request.is_stream and response.content_type != _WHOLE
-                answer = self.answers[arm] = Answer(
-                    is_stream=is_stream, clock=unix_time_s, has_items=request.has_items
-                )
-                async for data in response.content.iter_any():
-                    await self.may_read.wait()
-                    answer.read(data)
-                    held += data
-                    is_passing = is_passing or (is_stream and answer.has_token and not answer.fault)
-                    if is_passing:
-                        data, held = held, b""
-                        yield Piece(head, data)
-                    elif answer.fault:
-                        break
-                answer.end()
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            name = name_of(error)
-            if not is_passing or answer is None:
-                raise self._note(arm, upstream.failure(name)) from None
-            answer.cut(name)
-            self._check(arm, answer)
-            yield Piece(head, held, is_last=True, is_cut=True)
-            return
-        self._check(arm, answer)
-        if answer.fault and not is_passing:
-            raise self.faults[arm].error
-        yield Piece(head, held, is_last=True)
+        reading = self._readings[arm] = Reading(self._request, self._server(self._table, arm), self.may_read)
+        return reading.pieces()
 
     def resume(self, arm: Arm, output_ids: Sequence[int], last: Piece) -> AsyncGenerator[Piece, None]:
         """Refuse, as ``ask`` does: nothing tells where the bytes of one server end in another's."""
@@ -132,19 +85,19 @@ class UpstreamCall:
 
     def begin(self, arm: Arm) -> Callable[[Outcome], None]:
         """Record that an arm is asked; an answer with a fault counts as a failure."""
-        end = self._begin(arm)
+        asked = self._asked(arm)
 
-        def note(outcome: Outcome) -> None:
-            if outcome == "answered" and arm in self.faults:
+        def end(outcome: Outcome) -> None:
+            if outcome == "answered" and self._fault(arm) is not None:
                 outcome = "error"
             self.outcomes[arm] = outcome
-            end(outcome)
+            asked(outcome)
 
-        return note
+        return end
 
     def may_hedge(self, arm: Arm) -> bool:
         """Whether a silent server may be overtaken: only by a stream, and before its first token."""
-        return self._request.is_stream and not self.has_begun
+        return self._request.is_stream and not self._has_begun
 
     def output_ids(self, chunk: Piece) -> Sequence[int]:
         """Return no tokens: pieces are bytes."""
@@ -158,14 +111,115 @@ class UpstreamCall:
         """Return the piece, which has no tokens that could be left out."""
         return chunk
 
-    def _check(self, arm: Arm, answer: Answer) -> None:
-        upstream = self._upstreams[arm]
-        name = answer.fault
-        if not name and upstream.changes_model(str(self._request.body.get("model")), answer.model):
-            name = "another model than before"
-        if name:
-            self._note(arm, upstream.failure(name))
+    def deliver(self, chunk: Piece) -> None:
+        """Note that the client has a piece."""
+        self._has_begun = True
 
-    def _note(self, arm: Arm, fault: Fault) -> Exception:
-        self.faults[arm] = fault
-        return fault.error
+    def observed(self, observation: Observation) -> Observation:
+        """Complete the observation of an answer; one with a fault counts as none."""
+        self._lasted_s = observation.e2e_latency_s or 0.0
+        # A server that is asked for too much has failed as well: both get requests of the same clients.
+        reasons: list[FallbackReason] = [
+            "error" if reason == "busy" else reason for reason in observation.fallback_reasons
+        ]
+        observation = replace(
+            observation,
+            fallback_reasons=tuple(reasons),
+            fallback_faults=tuple(map(self._fault_in_words, observation.fallback_from, reasons)),
+        )
+        fault, answer = self._fault(observation.arm), self._readings[observation.arm].answer
+        if fault is not None or answer is None:
+            name = fault.name if fault else "no answer"
+            return replace(observation, failure="error", fault=name, e2e_latency_s=None)
+        return replace(
+            observation,
+            ttft_s=None if answer.first_at_s is None else answer.first_at_s - observation.arrived_at_s,
+            longest_pause_s=answer.longest_pause_s,
+            num_output_tokens=answer.num_tokens,
+        )
+
+    def failed(self, observation: Observation, error: DraftproofError) -> Observation:
+        """Complete the observation of a request without an answer; the client is to blame for a refusal."""
+        arm, fault = self.fault_of(error)
+        if isinstance(error, InvalidRequestError):
+            return replace(observation, arm=arm)
+        return replace(observation, arm=arm, failure="error", fault=fault.name)
+
+    def fault_of(self, error: DraftproofError) -> tuple[Arm, Fault]:
+        """Return the arm that an error comes from, and what went wrong."""
+        for arm, reading in self._readings.items():
+            if reading.fault is not None and reading.fault.error is error:
+                return arm, reading.fault
+        return next(reversed(self.outcomes)), Fault(error.what, error)
+
+    @property
+    def replay_arms(self) -> tuple[Arm, ...]:
+        """A replay asks the candidate, and the stable server too if both can repeat an answer.
+
+        In how many replays the stable server differs from itself is the noise above which a candidate is
+        judged, so it is recorded first.
+        """
+        return ("candidate", "stable") if self._request.should_repeat else ("candidate",)
+
+    async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
+        """Ask the servers again at the same time, and compare their answers with the client's."""
+        asked = [self._ask_again(self._server(table, arm), table, each) for arm, each in begun.items()]
+        seen = await asyncio.gather(*asked)
+        if any(each.failure for each in seen):
+            seen = [replace(each, answer="", differs_in="", divergence=None) for each in seen]
+        return dict(zip(begun, seen, strict=True))
+
+    async def _ask_again(self, server: Upstream, table: ArmTable, observation: Observation) -> Observation:
+        reading = Reading(self._request, server)
+        limit_s = table.slow_after_s + _MOST_TIMES * self._lasted_s
+        try:
+            await within(limit_s, _read(reading))
+        except asyncio.TimeoutError:  # else silent replays would keep all others waiting
+            return replace(observation, failure="error", fault="no answer in time")
+        except DraftproofError:
+            pass  # the reading has the fault
+        if reading.fault is not None or reading.answer is None:
+            return replace(observation, failure="error", fault=reading.fault.name if reading.fault else "")
+        observation = replace(
+            observation,
+            e2e_latency_s=unix_time_s() - observation.arrived_at_s,
+            num_output_tokens=reading.answer.num_tokens,
+        )
+        return self._compared(observation, reading.answer) if self._request.should_repeat else observation
+
+    def _compared(self, observation: Observation, answer: Answer) -> Observation:
+        expected = self._readings["stable"].answer
+        assert expected is not None  # only what the stable server answered is replayed
+        differs_in = first_difference(expected, answer)
+        if not differs_in:
+            return replace(observation, answer="equal")
+        divergence = None
+        if observation.arm == "candidate":
+            texts = expected.whole_text, answer.whole_text
+            shown = (str(each.compared(differs_in))[:_MOST_SHOWN] for each in (expected, answer))
+            num_common = _num_common(*texts) // CHARACTERS_PER_TOKEN
+            divergence = Divergence(self._request.prompt, "stable", differs_in, *texts, num_common, *shown)
+        return replace(observation, answer="diverged", differs_in=differs_in, divergence=divergence)
+
+    def _server(self, table: ArmTable, arm: Arm) -> Upstream:
+        return self._servers[table.settings[arm].socket]
+
+    def _fault(self, arm: Arm) -> Fault | None:
+        reading = self._readings.get(arm)
+        return None if reading is None else reading.fault
+
+    def _fault_in_words(self, arm: Arm, reason: str) -> str:
+        if (fault := self._fault(arm)) is not None:
+            return fault.name
+        return {"timeout": "no token in time", "out": "not asked: it failed too often"}.get(reason, reason)
+
+
+async def _read(reading: Reading) -> None:
+    async with aclosing(reading.pieces()) as pieces:
+        async for _ in pieces:
+            pass
+
+
+def _num_common(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -22,6 +22,7 @@ from pipelines.errors import CanaryError
 from pipelines.front_door.observing.exchange import Exchange
 from pipelines.router.arms import Arm
 from pipelines.router.observation import Observation
+from pipelines.router.routing import Ended
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,25 +94,24 @@ class UpstreamMetrics(Collector):
         """Count a response to a client, whatever its path."""
         self._responses.labels(exchange.path or "other", str(exchange.status)).inc()
 
-    def count(self, observation: Observation, *, is_judged: bool) -> None:
-        """Count a request or a replay that has ended; see ``routing.Observe``."""
+    def count(self, observation: Observation, ended: Ended) -> None:
+        """Count a request or a replay that has ended."""
         arm = observation.arm
         if observation.is_replay:
-            if is_judged:
+            if ended != "left":
                 self._replays.labels(arm, _compared(observation)).inc()
             return
-        outcome = "answered" if is_judged else "left"
-        self._requests.labels(arm, "error" if observation.failure and is_judged else outcome).inc()
+        self._requests.labels(arm, ended).inc()
         faults = [*zip(observation.fallback_from, observation.fallback_faults, strict=True)]
         for left in observation.fallback_from:
             self._fallbacks.labels(left).inc()
-        if observation.failure and is_judged:
+        if ended == "error":
             faults.append((arm, observation.fault))
         for of_arm, fault in faults:
             self._faults.labels(of_arm, fault).inc()
-        if is_judged and observation.ttft_s is not None:
+        if ended != "left" and observation.ttft_s is not None:
             self._ttft_s.labels(arm).observe(observation.ttft_s)
-        if is_judged and observation.e2e_latency_s is not None:
+        if ended != "left" and observation.e2e_latency_s is not None:
             self._e2e_s.labels(arm).observe(observation.e2e_latency_s)
 
     def collect(self) -> Iterator[Metric]:

@@ -28,10 +28,11 @@ from pipelines.front_door.serving import TlsContext, listen
 from pipelines.program import EXIT_CODES, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS
 from pipelines.router.arms import ArmSetting, ArmTable, LiveArms, read_table
 from pipelines.router.observation_log import ObservationLog
-from pipelines.router.open_requests import unix_time_s
+from pipelines.router.open_requests import OpenRequests, unix_time_s
+from pipelines.router.routing import Routing
 from pipelines.upstreams.application import Application
 from pipelines.upstreams.metrics import UpstreamMetrics, Weights
-from pipelines.upstreams.routing import UpstreamRouter
+from pipelines.upstreams.reading import Piece
 from pipelines.upstreams.settings import UpstreamsSettings, endpoint_of
 from pipelines.upstreams.upstream import Upstream
 from pipelines.upstreams.world import UpstreamWorld
@@ -95,12 +96,12 @@ class Service:
             log = ObservationLog(observations_file(self._run))
             stack.callback(log.close)
             metrics = UpstreamMetrics(self._weights, self._phase)
-            router = UpstreamRouter(self._arms, log, upstreams, metrics.count)
-            stack.push_async_callback(router.close)
+            routing: Routing[Piece] = Routing(self._arms, log, OpenRequests(), metrics.count)
+            stack.push_async_callback(routing.close)
             tls = TlsContext(front_door.tls) if front_door.tls else None
             if tls is not None:
                 stack.callback(asyncio.create_task(tls.watch()).cancel)
-            application = Application(router, front_door, metrics)
+            application = Application(routing, upstreams, front_door, metrics)
             door = application.application()
             await stack.enter_async_context(listen(door, front_door, listening, tls.context if tls else None))
             print(f"listening on {front_door.url(listening.getsockname()[1])}", flush=True)

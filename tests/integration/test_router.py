@@ -17,9 +17,8 @@ import tritonclient.grpc
 from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError, PromptTooLongError
-from pipelines.router.arms import ArmSetting, ArmTable, Bands, ShadowSetting, write_table
-from pipelines.router.breaker import Breaker
-from pipelines.router.engine_arm import EngineArms
+from pipelines.router.arms import Arm, ArmSetting, ArmTable, Bands, ShadowSetting, write_table
+from pipelines.router.engine_call import EngineCall
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from pipelines.text.vocabulary import Vocabulary
@@ -236,9 +235,8 @@ def test_an_arm_resumes_an_answer_as_if_it_had_begun_it(
         **GOES_ON[case],
     }
     call = Call(tensors, "r", 0)
-    asked = EngineArms(
-        call, {"stable": directory / f"{arm}.sock"}, {"stable": Breaker(arm)}, Vocabulary(()), lambda: False
-    )
+    sockets: dict[Arm, Path] = {"stable": directory / f"{arm}.sock"}
+    asked = EngineCall(call, sockets, Vocabulary(()), lambda arm: lambda outcome: None, bool)
 
     async def all_of(responses: AsyncGenerator[Response, None]) -> list[Response]:
         async with aclosing(responses):

@@ -96,15 +96,15 @@ async def _answer_ping(responder: Responder) -> None:
 
 def watch_router(gauges: Gauges, router: Router) -> None:
     """Publish the requests of a router by arm."""
-    gauges.add("draftproof_router_generation", lambda: router.table.generation)
+    gauges.add("draftproof_router_generation", lambda: router.routing.table.generation)
     gauges.add("draftproof_memory_available_bytes", published_bytes)
-    gauges.add("draftproof_router_requests_open", lambda: router.num_open)
-    gauges.add("draftproof_router_replays_total", lambda: router.replays[0], kind="begun")
-    gauges.add("draftproof_router_replays_total", lambda: router.replays[1], kind="dropped")
+    gauges.add("draftproof_router_requests_open", lambda: router.routing.num_open)
+    gauges.add("draftproof_router_replays_total", lambda: router.routing.replays[0], kind="begun")
+    gauges.add("draftproof_router_replays_total", lambda: router.routing.replays[1], kind="dropped")
     gauges.add("draftproof_router_observations_dropped_total", lambda: router.log.num_dropped)
     for arm in get_args(Arm):
         gauges.add("draftproof_router_weight", partial(_weight, router, arm), arm=arm)
-        gauges.add("draftproof_router_arm_out", partial(router.is_out, arm), arm=arm)
+        gauges.add("draftproof_router_arm_out", partial(router.routing.is_out, arm), arm=arm)
         gauges.add(
             "draftproof_router_fallbacks_total", partial(router.num_fallbacks.__getitem__, arm), arm=arm
         )
@@ -114,4 +114,4 @@ def watch_router(gauges: Gauges, router: Router) -> None:
 
 
 def _weight(router: Router, arm: Arm) -> float:
-    return router.table.weights(unix_time_s()).get(arm, 0.0)
+    return router.routing.table.weights(unix_time_s()).get(arm, 0.0)

@@ -6,58 +6,89 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.router.arms import ShadowSetting
+from pipelines.router.arms import Arm, ShadowSetting
 from pipelines.router.choice import choose
-from pipelines.router.replays import ReplayQueue, is_replayed
+from pipelines.router.observation import Observation
+from pipelines.router.open_requests import OpenRequests
+from pipelines.router.shadow import ShadowTraffic, is_replayed
 from tests.unit.router.virtual_time import run
 
-SETTING = ShadowSetting(share=0.25, max_per_s=1e6, max_in_flight=2, max_queue=3)
+SETTING = ShadowSetting(share=1.0, max_per_s=1e6, max_in_flight=2, max_queue=3)
+OBSERVED = Observation("c1", 1, "r", "r", "stable", 0.0, 0.0, "low")
 
 
 class Replays:
-    """Records what was replayed and when; a replay takes a second."""
+    """A table whose limits a test changes, and what was replayed under it; a replay takes a second."""
 
-    def __init__(self) -> None:
-        self.setting: ShadowSetting | None = SETTING
+    candidate, canary_id, generation, salt, shadow = "candidate", "c1", 1, "s", SETTING
+
+    def __init__(self, setting: ShadowSetting = SETTING) -> None:
+        self.setting: ShadowSetting | None = setting
         self.begun: list[tuple[int, float]] = []
         self.ended: list[int] = []
         self.most_at_once = 0
-        self._num_running = 0
+        self.open = OpenRequests()
+        self.num_judged = 0
 
-    async def replay(self, item: int) -> None:
-        self.begun.append((item, asyncio.get_running_loop().time()))
-        self._num_running += 1
-        self.most_at_once = max(self.most_at_once, self._num_running)
-        try:
-            await asyncio.sleep(1.0)
-        finally:
-            self._num_running -= 1
-        self.ended.append(item)
+    def shadow_at(self, now_s: float) -> ShadowSetting | None:
+        return self.setting
+
+    def read(self) -> Replays:
+        return self
+
+    def offer(self, traffic: ShadowTraffic, number: int) -> None:
+        traffic.offer(Request(number, self), OBSERVED, self)  # type: ignore[arg-type]
+
+    def note(self, number: int, observation: Observation, *, is_judged: bool) -> None:
+        assert observation.is_replay
+        self.open.end(number)
+        self.num_judged += is_judged
 
     @property
     def items(self) -> list[int]:
         return [item for item, _ in self.begun]
 
 
-def shadowed(work: Callable[[ReplayQueue[int]], Awaitable[None]], replays: Replays) -> ReplayQueue[int]:
-    async def scenario() -> ReplayQueue[int]:
-        shadow = ReplayQueue(lambda: replays.setting, replays.replay)
+@dataclasses.dataclass
+class Request:
+    number: int
+    replays: Replays
+    replay_arms: tuple[Arm, ...] = ("candidate",)
+
+    async def replay(self, table: object, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
+        replays = self.replays
+        replays.begun.append((self.number, asyncio.get_running_loop().time()))
+        replays.most_at_once = max(replays.most_at_once, len(replays.open))
+        await asyncio.sleep(1.0)
+        if self.number < 0:
+            raise KeyError("a defect")
+        replays.ended.append(self.number)
+        return begun
+
+
+def shadowed(work: Callable[[ShadowTraffic], Awaitable[None]], replays: Replays) -> ShadowTraffic:
+    async def scenario() -> ShadowTraffic:
+        shadow = ShadowTraffic(replays, replays.open, replays.note)  # type: ignore[arg-type]
         await work(shadow)
         await shadow.close()
         return shadow
 
-    return run(scenario())
+    shadow = run(scenario())
+    assert len(replays.open) == 0
+    assert replays.num_judged == len(replays.ended)
+    return shadow
 
 
 def test_the_share_is_kept_and_has_nothing_to_do_with_the_arm() -> None:
     ids = [f"request-{number}" for number in range(20_000)]
-    repeated = [each for each in ids if is_replayed(SETTING, "pepper", each)]
+    quarter = dataclasses.replace(SETTING, share=0.25)
+    repeated = [each for each in ids if is_replayed(quarter, "pepper", each)]
     assert abs(len(repeated) - 5000) < 4 * (20_000 * 0.25 * 0.75) ** 0.5
     weights = {"stable": 0.5, "candidate": 0.5}
     num_stable = sum(choose(weights, "pepper", each) == "stable" for each in repeated)  # type: ignore[arg-type]
@@ -68,12 +99,11 @@ def test_the_share_is_kept_and_has_nothing_to_do_with_the_arm() -> None:
 
 
 def test_where_there_is_no_room_the_oldest_goes_and_is_counted() -> None:
-    replays = Replays()
-    replays.setting = dataclasses.replace(SETTING, max_in_flight=1)
+    replays = Replays(dataclasses.replace(SETTING, max_in_flight=1))
 
-    async def work(shadow: ReplayQueue[int]) -> None:
+    async def work(shadow: ShadowTraffic) -> None:
         for item in range(10):
-            shadow.offer(item)
+            replays.offer(shadow, item)
         await asyncio.sleep(10.0)
 
     shadow = shadowed(work, replays)
@@ -82,14 +112,13 @@ def test_where_there_is_no_room_the_oldest_goes_and_is_counted() -> None:
 
 
 def test_a_rate_that_is_raised_holds_at_once() -> None:
-    replays = Replays()
-    replays.setting = dataclasses.replace(SETTING, max_per_s=1e-3)
+    replays = Replays(dataclasses.replace(SETTING, max_per_s=1e-3))
 
-    async def work(shadow: ReplayQueue[int]) -> None:
-        shadow.offer(0)
+    async def work(shadow: ShadowTraffic) -> None:
+        replays.offer(shadow, 0)
         await asyncio.sleep(5.0)
         replays.setting = SETTING
-        shadow.offer(1)
+        replays.offer(shadow, 1)
         await asyncio.sleep(5.0)
 
     shadowed(work, replays)
@@ -99,13 +128,13 @@ def test_a_rate_that_is_raised_holds_at_once() -> None:
 def test_when_the_shadow_is_off_nothing_begins_any_more_and_what_waited_is_forgotten() -> None:
     replays = Replays()
 
-    async def work(shadow: ReplayQueue[int]) -> None:
+    async def work(shadow: ShadowTraffic) -> None:
         for item in range(5):
-            shadow.offer(item)
+            replays.offer(shadow, item)
         await asyncio.sleep(0.5)
         replays.setting = None
         await asyncio.sleep(5.0)
-        shadow.offer(5)
+        replays.offer(shadow, 5)
         await asyncio.sleep(5.0)
 
     shadow = shadowed(work, replays)
@@ -115,16 +144,15 @@ def test_when_the_shadow_is_off_nothing_begins_any_more_and_what_waited_is_forgo
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
 def test_closing_cancels_what_runs_and_leaves_nothing_behind(after_s: float) -> None:
-    replays = Replays()
-    replays.setting = dataclasses.replace(SETTING, max_per_s=1.0)
+    replays = Replays(dataclasses.replace(SETTING, max_per_s=1.0))
 
-    async def work(shadow: ReplayQueue[int]) -> None:
+    async def work(shadow: ShadowTraffic) -> None:
         for item in range(4):
-            shadow.offer(item)
+            replays.offer(shadow, item)
         await asyncio.sleep(after_s)
         await shadow.close()
         num_begun = len(replays.begun)
-        shadow.offer(9)
+        replays.offer(shadow, 9)
         await asyncio.sleep(50.0)
         assert len(replays.begun) == num_begun
         assert replays.ended == ([0] if after_s > 1 else [])
@@ -134,22 +162,15 @@ def test_closing_cancels_what_runs_and_leaves_nothing_behind(after_s: float) -> 
 
 
 def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    repeated: list[int] = []
+    replays = Replays()
 
-    async def replay(item: int) -> None:
-        repeated.append(item)
-        if item == 0:
-            raise KeyError("a defect")
+    async def work(shadow: ShadowTraffic) -> None:
+        for item in (-1, 1, 2):
+            replays.offer(shadow, item)
+        await asyncio.sleep(5.0)
 
-    async def work() -> None:
-        shadow = ReplayQueue(lambda: SETTING, replay)
-        for item in range(3):
-            shadow.offer(item)
-        await asyncio.sleep(1.0)
-        await shadow.close()
-
-    run(work())
-    assert repeated == [0, 1, 2]
+    shadowed(work, replays)
+    assert replays.ended == [1, 2]
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
@@ -162,15 +183,14 @@ def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFix
 def test_every_bound_holds_and_every_request_is_repeated_or_counted(
     arrivals: list[tuple[float, bool]], max_per_s: float, max_in_flight: int, max_queue: int
 ) -> None:
-    replays = Replays()
     setting = ShadowSetting(1.0, max_per_s, max_in_flight, max_queue)
-    replays.setting = setting
+    replays = Replays(setting)
 
-    async def work(shadow: ReplayQueue[int]) -> None:
+    async def work(shadow: ShadowTraffic) -> None:
         for number, (pause_s, is_on) in enumerate(arrivals):
             await asyncio.sleep(pause_s)
             replays.setting = setting if is_on else None
-            shadow.offer(number)
+            replays.offer(shadow, number)
             assert len(shadow._waiting) <= max_queue
         replays.setting = setting
         await asyncio.sleep(100.0)

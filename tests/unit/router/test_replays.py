@@ -48,7 +48,7 @@ def replayed(world: World, call: Call | None = None) -> list[Observation]:
         text, last = await ask(world, call or call_of(b"prompt"))
         assert (text, arm_of(last)) == (ANSWER, "stable")
         await asyncio.sleep(0)
-        while world.router.num_open:  # ``run`` limits it
+        while world.router.routing.num_open:  # ``run`` limits it
             await asyncio.sleep(0.01)
 
     run(world, scenario())
@@ -120,7 +120,7 @@ def test_replays_that_ask_twice_keep_to_the_same_bounds(world: World) -> None:
         nonlocal is_open
         for _ in range(5):
             assert (await ask(world, call_of()))[0] == ANSWER
-        while world.router.num_open:
+        while world.router.routing.num_open:
             if held:
                 is_open -= 1
                 answers()(*held.pop(0))
@@ -165,7 +165,7 @@ def test_a_replay_never_holds_the_answer_back(world: World) -> None:
         for _ in range(12):
             assert (await ask(world, call_of()))[0] == ANSWER
         assert time.monotonic() - began_s < 5
-        begun, dropped = world.router.replays
+        begun, dropped = world.router.routing.replays
         assert (begun, dropped) == (2, 6)
 
     run(world, scenario())

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from pipelines.executor.step_loop import StepLoop
-from pipelines.router.breaker import Breaker
-from pipelines.router.engine_arm import EngineArms
+from pipelines.router.engine_call import EngineCall
 from pipelines.triton.engine.answering import Answering
 from pipelines.triton.engine.engine_answerer import EngineAnswerer
 from pipelines.triton.engine.token_times import TokenTimes
@@ -120,8 +119,8 @@ def told(responses: list[Response]) -> tuple[list[int], bytes, list[Any], Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_follows_is_what_would_have_followed(socket: Path, case: str) -> None:
     async def scenario() -> None:
-        arms = EngineArms(
-            call_of(CASES[case]), {"stable": socket}, {"stable": Breaker("stable")}, letters(), lambda: False
+        arms = EngineCall(
+            call_of(CASES[case]), {"stable": socket}, letters(), lambda arm: lambda outcome: None, bool
         )
         whole = await all_of(arms.ask("stable"))
         ids = told(whole)[0]

@@ -154,7 +154,7 @@ def test_a_burst_takes_no_arm_out(world: World) -> None:
         assert {text for text, _ in burst} == {ANSWER}
 
     run(world, scenario())
-    assert not any(world.router.is_out(arm) for arm in world.behave)
+    assert not any(world.router.routing.is_out(arm) for arm in world.behave)
     assert {outcome for _, outcome in world.router.num_requests} == {"answered"}
     assert {each.failure for each in world.close()} == {""}
 
@@ -185,11 +185,11 @@ def test_an_arm_that_keeps_failing_is_left_out_and_comes_back(world: World) -> N
         for _ in range(8):
             await ask(world, call_of())
         assert sum(arm == "candidate" for arm, _ in world.asked) == 5
-        assert world.router.is_out("candidate")
+        assert world.router.routing.is_out("candidate")
         world.behave["candidate"] = answers()
         await asyncio.sleep(1.1)
         assert arm_of((await ask(world, call_of()))[1]) == "candidate"
-        assert not world.router.is_out("candidate")
+        assert not world.router.routing.is_out("candidate")
 
     run(world, scenario())
 
@@ -238,6 +238,6 @@ def test_a_client_that_leaves_is_not_noted_and_its_arm_is_told(world: World) -> 
             await anext(responses)
 
     run(world, leave())
-    assert world.router.num_open == 0
+    assert world.router.routing.num_open == 0
     assert world.router.num_requests == {("stable", "left"): 1}
     assert world.close() == []

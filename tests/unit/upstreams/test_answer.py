@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.router.observation import Difference
-from pipelines.upstreams.answer import Answer
-from pipelines.upstreams.replays import first_difference
+from pipelines.upstreams.answer import Answer, first_difference
 
 
 def event(text: str | None = None, end: str | None = None, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""Replays requests of the stable arm on the candidate, within the limits of the table of arms.
+
+What a replay asks, and with what its answer is compared, the request itself says (``Replayed``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipelines.router.arms import Arm, ArmTable, LiveArms, ShadowSetting
+from pipelines.router.choice import point
+from pipelines.router.observation import Observation
+from pipelines.router.open_requests import OpenRequests, unix_time_s
+
+_LOG = logging.getLogger(__name__)
+
+
+class Replayed(Protocol):
+    """A request that the stable arm has answered."""
+
+    @property
+    def replay_arms(self) -> tuple[Arm, ...]:
+        """The arms that a replay asks; their observations are recorded from the last to the first."""
+
+    async def replay(self, table: ArmTable, begun: Mapping[Arm, Observation]) -> Mapping[Arm, Observation]:
+        """Ask the arms again and compare their answers.
+
+        Args:
+            table: The current table of arms.
+            begun: Observations to complete.
+
+        Returns:
+            The completed ones; those for which no arm is to blame are left out.
+        """
+
+
+class Note(Protocol):
+    """Records the observation of a request that ended."""
+
+    def __call__(self, number: int, observation: Observation, *, is_judged: bool) -> None:
+        """Record the outcome of request ``number``; ``is_judged`` is false if no arm is to blame."""
+
+
+@dataclass(frozen=True)
+class _Answered:
+    call: Replayed
+    observation: Observation
+
+
+class ShadowTraffic:
+    """Replays requests in the background. Runs on a single event loop.
+
+    Attributes:
+        num_begun: Replays started so far.
+        num_dropped: Requests dropped from the queue.
+
+    Args:
+        arms: The table of arms, whose limits are read for each replay. Without limits none begins, and the
+            queue is emptied.
+        open_requests: Requests in flight; replays are added to them.
+        note: Receives the observations of each replay.
+    """
+
+    def __init__(self, arms: LiveArms, open_requests: OpenRequests, note: Note) -> None:
+        self.num_begun = 0
+        self.num_dropped = 0
+        self._arms = arms
+        self._open = open_requests
+        self._note = note
+        self._waiting: deque[_Answered] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._begun_at_s = float("-inf")  # start of the latest replay
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def offer(self, call: Replayed, observation: Observation, table: ArmTable) -> None:
+        """Queue an answered request, if it is one of the share that is replayed.
+
+        Args:
+            call: The request.
+            observation: Of its answer.
+            table: The table of arms when it arrived.
+        """
+        setting = table.shadow
+        if setting is None or observation.overridden or observation.failure:
+            return
+        if is_replayed(setting, table.salt, observation.request_id):
+            self._waiting.append(_Answered(call, observation))
+            self._begin_replays()
+
+    async def close(self) -> None:
+        """Empty the queue, cancel running replays and wait until they have ended."""
+        self._is_closed = True
+        self._begin_replays()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _limits(self) -> ShadowSetting | None:
+        return None if self._is_closed else self._arms.read().shadow_at(unix_time_s())
+
+    def _begin_replays(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        limits = self._limits()
+        if limits is None:
+            self._drop_until(0)
+            return
+        loop = asyncio.get_running_loop()
+        while self._waiting and len(self._running) < limits.max_in_flight:
+            wait_s = self._begun_at_s + 1 / limits.max_per_s - loop.time()
+            if wait_s > 0:
+                self._timer = loop.call_later(wait_s, self._begin_replays)
+                break
+            self._begun_at_s = loop.time()
+            self.num_begun += 1
+            task = loop.create_task(self._run(self._waiting.popleft()))
+            self._running.add(task)
+            task.add_done_callback(self._end)
+        self._drop_until(limits.max_queue)
+
+    def _drop_until(self, num_left: int) -> None:
+        while len(self._waiting) > num_left:
+            self._waiting.popleft()
+            self.num_dropped += 1
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._begin_replays()
+
+    async def _run(self, answered: _Answered) -> None:
+        try:
+            await self._replay(answered)
+        except Exception:  # an error in one replay must not end the others
+            _LOG.exception("a replay failed")
+
+    async def _replay(self, answered: _Answered) -> None:
+        table, before = self._arms.read(), answered.observation
+        if table.candidate is None or table.canary_id != before.canary_id:
+            return
+        numbers: dict[Arm, int] = {}
+        begun: dict[Arm, Observation] = {}
+        for arm in answered.call.replay_arms:
+            numbers[arm], arrived_at_s = self._open.begin()
+            begun[arm] = Observation(
+                canary_id=table.canary_id,
+                generation=table.generation,
+                request_id=before.request_id,
+                key=before.key,
+                arm=arm,
+                arrived_at_s=arrived_at_s,
+                oldest_open_at_s=arrived_at_s,
+                band=before.band,
+                is_replay=True,
+                draft_length=before.draft_length,
+                prompt_id=before.prompt_id,
+                session_id=before.session_id,
+            )
+        seen: Mapping[Arm, Observation] = {}
+        try:
+            seen = await answered.call.replay(table, begun)
+        finally:
+            for arm in reversed(begun):
+                self._note(numbers[arm], seen.get(arm, begun[arm]), is_judged=arm in seen)
+
+
+def is_replayed(setting: ShadowSetting, salt: str, request_id: str) -> bool:
+    """Whether the candidate replays a request; independent of all other requests."""
+    return point(salt, request_id, "shadow") < setting.share
