@@ -83,7 +83,7 @@ class ShadowTraffic:
 
         Args:
             call: The request.
-            observation: Of its answer.
+            observation: What was seen of its answer.
             table: The table of arms when it arrived.
         """
         setting = table.shadow
