@@ -19,7 +19,7 @@ from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
 from pipelines.front_door.requests.sampling import SamplingFields
-from pipelines.front_door.router_calls import RouterCalls, merged
+from pipelines.front_door.router_calls import RouterCalls, generate_all, merged
 from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ async def answer(
         try:
             if body.stream:
                 return await _stream(request, router, asked, form)
-            answers = await router.generate_all(asked)
+            answers = await generate_all(router, asked)
         except InvalidRequestError as error:
             raise in_the_clients_words(error, body.guide_field) from None
         for number, chunk in enumerate(answers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import get_args
@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 from pipelines.client import Chunk
 from pipelines.client.connection import Timeouts
 from pipelines.client.generation import chunk_from_outputs
-from pipelines.front_door.router_calls import all_of
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.arms import Arm, LiveArms, pair_in_service
 from pipelines.router.observation_log import ObservationLog
@@ -68,15 +67,12 @@ class OwnServer(Collector):
             async for response in responses:
                 yield _chunk(response)
 
-    async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
-        """Answer requests concurrently, each in one chunk; the first error cancels the others.
+    async def generate(self, request: CompletionRequest) -> Chunk:
+        """Answer one request in one chunk.
 
         Raises:
             DraftproofError: As for ``stream``.
         """
-        return await all_of(map(self._generate, requests))
-
-    async def _generate(self, request: CompletionRequest) -> Chunk:
         async with aclosing(self._responses(request, streaming=False)) as responses:
             return [_chunk(response) async for response in responses][-1]
 

@@ -25,9 +25,8 @@ from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailabl
 from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import TIMEOUTS
+from pipelines.front_door.fleet.server import GatewayCalls
 from pipelines.front_door.observing.metrics import MetricsPage
-from pipelines.front_door.router_calls import GatewayCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.serving import TlsContext, fleet_of, listen, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
@@ -129,7 +128,7 @@ async def _describe(
 
 async def _ask(address: str) -> tuple[ServedFiles, ServerIdentity] | None:
     """Return what a server says of its model and of itself; None if it does not answer."""
-    calls = GatewayCalls(address, TIMEOUTS, 1)
+    calls = GatewayCalls(address)
     try:
         own = ServerIdentity.of_extensions(await calls.extensions())
         content = await calls.served_files() if own is not None else None

@@ -8,17 +8,13 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import ServerStartError, ServerUnavailableError
 from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.chunks import joined
-from pipelines.front_door.fleet.fleet_call import FleetCall
+from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget, joined
 from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.fleet.retry_budget import RetryBudget
-from pipelines.front_door.fleet.server import FleetServer
-from pipelines.front_door.router_calls import GatewayCalls, all_of
+from pipelines.front_door.fleet.server import FleetServer, GatewayCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.router.failover import answer_over
 from pipelines.wire.request import CompletionRequest
@@ -27,11 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
 _FIND_INTERVAL_S = 2.0
-_ANSWERS_WITHIN_S = 1.0
 _SLOW_AFTER_S = 1.0
 """Time without a token after which it counts whether the server still answers looks."""
-
-TIMEOUTS = Timeouts(connect_s=_ANSWERS_WITHIN_S)
 
 
 class Fleet:
@@ -141,15 +134,12 @@ class Fleet:
         finally:
             self._open.discard(asked)
 
-    async def generate_all(self, requests: Sequence[CompletionRequest]) -> list[Chunk]:
-        """Answer requests concurrently, each in one chunk; the first error cancels the others.
+    async def generate(self, request: CompletionRequest) -> Chunk:
+        """Answer one request in one chunk.
 
         Raises:
             DraftproofError: As for ``stream``.
         """
-        return await all_of(map(self._generate, requests))
-
-    async def _generate(self, request: CompletionRequest) -> Chunk:
         async with aclosing(self.stream(request)) as chunks:
             return joined([chunk async for chunk in chunks])
 
@@ -161,7 +151,7 @@ class Fleet:
 
     def _add(self, addresses: Iterable[str]) -> list[FleetServer]:
         added = [
-            FleetServer(address, GatewayCalls(address, TIMEOUTS, self._max_requests))
+            FleetServer(address, GatewayCalls(address))
             for address in addresses
             if address not in self.servers
         ]

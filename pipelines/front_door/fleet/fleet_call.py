@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from pipelines.client.generation import Chunk
 from pipelines.errors import (
@@ -14,12 +15,39 @@ from pipelines.errors import (
     ServerBusyError,
     ServerUnavailableError,
 )
-from pipelines.front_door.fleet.chunks import without_first
-from pipelines.front_door.fleet.retry_budget import RetryBudget
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.router.breaker import Outcome
+from pipelines.text.chunk_boundary import decode_chunk
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.request import CompletionRequest
+
+_OF_PROMPT = ("prompt_log_probs", "prompt_top_log_probs")
+_BY_TOKEN = ("output_ids", "accepted_mask", "log_probs", "top_log_probs", "token_sources")
+_LONGEST = 1 << 31  # bytes
+_SHARE = 0.2
+_MOST = 10.0
+
+
+class RetryBudget:
+    """Limits how many requests are sent to a second server because the queue of the first was full.
+
+    Without a limit, a fleet whose queues are full would be asked by each request as often as it has servers.
+    The credit grows with each request, by ``_SHARE`` of a retry, up to ``_MOST``.
+    """
+
+    def __init__(self) -> None:
+        self._credit = _MOST
+
+    def note_request(self) -> None:
+        """Add the share of one request."""
+        self._credit = min(self._credit + _SHARE, _MOST)
+
+    def take(self) -> bool:
+        """Spend one retry; False if there is none left."""
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
 
 
 class FleetCall:
@@ -142,3 +170,23 @@ class FleetCall:
         """Return a chunk without its first tokens and their text."""
         skip = self._request.skip_special_tokens
         return without_first(chunk, num_tokens, self._vocabulary, skip_special_tokens=skip)
+
+
+def without_first(
+    chunk: Chunk, num_tokens: int, vocabulary: Vocabulary, *, skip_special_tokens: bool
+) -> Chunk:
+    """Return a chunk without its first tokens and their text; another chunk ended where they end."""
+    ids = chunk.output_ids[:num_tokens]
+    text = vocabulary.join(ids) if skip_special_tokens else vocabulary.join_with_special(ids, _LONGEST)
+    cut: dict[str, Any] = {name: getattr(chunk, name)[num_tokens:] for name in _BY_TOKEN}
+    nothing: dict[str, Any] = dict.fromkeys(_OF_PROMPT, ())  # the client has them
+    return replace(chunk, text=chunk.text[len(decode_chunk(text)) :], **cut, **nothing)
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Return all chunks of an answer as one."""
+    whole: dict[str, Any] = {
+        name: tuple(value for chunk in chunks for value in getattr(chunk, name))
+        for name in (*_BY_TOKEN, *_OF_PROMPT)
+    }
+    return replace(chunks[-1], text="".join(chunk.text for chunk in chunks), **whole)

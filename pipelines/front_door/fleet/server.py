@@ -2,20 +2,110 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from pipelines.client.connection import Timeouts
+from pipelines.client.generation import Chunk, chunk_from_outputs
+from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
+from pipelines.client.refusals import refusal, unreachable
 from pipelines.deploy.identity import ServerIdentity
+from pipelines.deploy.served_files import METHOD, ROUTER
 from pipelines.errors import RepositoryError
-from pipelines.front_door.router_calls import GatewayCalls
+from pipelines.kserve_stream import read_to_the_end, responses_to
 from pipelines.router.breaker import Breaker, Outcome
+from pipelines.wire.request import CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_MISSED = 2
 """Looks in a row at which a server that was ready may be silent: one is missed on a busy machine."""
+
+
+TIMEOUTS = Timeouts(connect_s=1.0)
+_DESCRIBES_WITHIN_S = 30.0  # a tokenizer has some 10 MB
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.bdp_probe", 0),  # would let an answer that nobody reads grow in memory
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
+
+
+class GatewayCalls:
+    """A connection to the gateway of one server. Used on one event loop.
+
+    Args:
+        address: ``host:port`` of the gateway's gRPC server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._files = self._channel.unary_unary(METHOD)
+
+    async def close(self) -> None:
+        """Close the connection, which cancels open requests."""
+        await self._channel.close(None)
+
+    async def extensions(self) -> tuple[str, ...]:
+        """Return the extensions of the server's metadata; empty if nothing answers."""
+        try:
+            message = service_pb2.ServerMetadataRequest()
+            return tuple((await self._stub.ServerMetadata(message, timeout=TIMEOUTS.connect_s)).extensions)
+        except grpc.aio.AioRpcError:
+            return ()
+
+    async def served_files(self) -> bytes | None:
+        """Return what the server says of its model (``ServedFiles.of_wire``); None if it says nothing."""
+        try:
+            content: bytes = await self._files(b"", timeout=_DESCRIBES_WITHIN_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return content
+
+    async def is_ready(self) -> bool:
+        """Return whether ``router`` answers; False if nothing answers."""
+        try:
+            message = service_pb2.ModelReadyRequest(name=ROUTER)
+            return bool((await self._stub.ModelReady(message, timeout=TIMEOUTS.connect_s)).ready)
+        except grpc.aio.AioRpcError:
+            return False
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Chunk, None]:
+        """Send one request and stream its chunks; closing the generator cancels the request.
+
+        Raises:
+            DraftproofError: The server refused it or failed, or does not answer.
+        """
+        message = infer_message(request, ROUTER, TIMEOUTS, streaming=True)
+        call = self._stub.ModelStreamInfer(timeout=TIMEOUTS.total_s)
+        loop = asyncio.get_running_loop()
+        is_finished = False
+        try:
+            async with aclosing(responses_to(message, call)) as arriving:
+                async for arrival in arriving:
+                    if arrival.error_message:
+                        await read_to_the_end(arriving)
+                        raise refusal(arrival.error_message)
+                    response = arrival.infer_response
+                    is_finished = response.parameters["triton_final_response"].bool_param
+                    if response.outputs:
+                        yield chunk_from_outputs(outputs_of(response), loop.time())
+            if not is_finished:
+                raise unreachable(self._address, "the stream ended before the last response")
+        except grpc.aio.AioRpcError as error:
+            raise as_error(error, self._address, TIMEOUTS) from None
 
 
 @dataclass(eq=False)

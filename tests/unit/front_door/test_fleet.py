@@ -23,9 +23,9 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.fleet_call import FleetCall
-from pipelines.front_door.fleet.retry_budget import RetryBudget
+from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
 from pipelines.front_door.observing.metrics import FleetMetrics
+from pipelines.front_door.router_calls import generate_all
 from pipelines.wire.request import CompletionRequest
 from tests.unit.front_door.fleet_world import (
     OWN,
@@ -104,7 +104,7 @@ def test_an_answer_that_another_kind_of_machine_continued_says_so(identity: Serv
         chunks = await all_of(fleet)
         check(chunks)
         assert chunks[-1].continued_elsewhere == (identity is OTHER_MACHINE)
-        (whole,) = await fleet.generate_all([REQUEST])
+        (whole,) = await generate_all(fleet, [REQUEST])
         assert whole.continued_elsewhere == (identity is OTHER_MACHINE)
 
     with_fleet(servers, work)
@@ -161,7 +161,7 @@ def test_whole_answers_and_several_at_a_time_are_spread_and_joined() -> None:
     requests = [replace(ALONE, seed=number) for number in range(8)]
 
     async def work(fleet: Fleet) -> None:
-        for request, chunk in zip(requests, await fleet.generate_all(requests), strict=True):
+        for request, chunk in zip(requests, await generate_all(fleet, requests), strict=True):
             check([chunk], request)
         assert [len(server.asked) for server in servers] == [4, 4]
         assert [server.num_open for server in fleet.servers.values()] == [0, 0]
@@ -187,7 +187,7 @@ def test_a_draining_server_gets_no_requests_and_loses_none() -> None:
         servers[0].is_ready, servers[0].fails = True, None
         while not fleet.servers[servers[0].address].is_ready:
             await asyncio.sleep(0.05)
-        await fleet.generate_all([ALONE] * 4)
+        await generate_all(fleet, [ALONE] * 4)
         assert len(servers[0].asked) == 2
 
     with_fleet(servers, work)
@@ -300,7 +300,7 @@ def test_a_server_that_comes_back_with_another_pair_gets_no_requests() -> None:
         while fleet.servers[servers[1].address].is_ready:
             await asyncio.sleep(0.05)
         servers[1].asked.clear()
-        await fleet.generate_all([ALONE] * 4)
+        await generate_all(fleet, [ALONE] * 4)
         assert Counter(len(server.asked) for server in servers) == {4: 1, 0: 1}
 
     with_fleet(servers, work)
@@ -311,7 +311,7 @@ def test_a_server_whose_description_cannot_be_read_gets_no_requests(caplog: pyte
     servers[1].identity = SimpleNamespace(extension="draftproof {}")  # type: ignore[assignment]
 
     async def work(fleet: Fleet) -> None:
-        await fleet.generate_all([ALONE] * 4)
+        await generate_all(fleet, [ALONE] * 4)
         assert [len(server.asked) for server in servers] == [4, 0]
         assert caplog.text.count(f"{servers[1].address} gets no requests") == 1
 

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.router_calls import generate_all
 from tests.unit.front_door.fleet_world import OWN, StandInServer, with_fleet
 from tests.unit.front_door.test_fleet import ALONE, all_of, check, rest_of
 
@@ -79,7 +80,7 @@ def test_servers_come_and_go_with_their_addresses(dns: Dns) -> None:
         await until_known(fleet, second, third)
         for server in servers:
             server.asked.clear()
-        await fleet.generate_all([replace(ALONE, seed=number) for number in range(8)])
+        await generate_all(fleet, [replace(ALONE, seed=number) for number in range(8)])
         assert [len(server.asked) for server in servers] == [0, 4, 4]
         assert fleet.max_requests == 16
         dns.hosts = None
@@ -156,7 +157,7 @@ def test_a_server_of_another_pair_that_appears_gets_no_requests(
         dns.hosts = ("127.0.0.2", "127.0.0.3")
         while "1" * 64 not in caplog.text:
             await asyncio.sleep(0.01)
-        await fleet.generate_all([ALONE] * 4)
+        await generate_all(fleet, [ALONE] * 4)
         assert servers[1].asked == [] and OWN.target_digest in caplog.text
 
     with_fleet(servers, work, name=f"{NAME}:{port}")

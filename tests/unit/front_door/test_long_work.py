@@ -68,8 +68,8 @@ class Router:
         num_scored = len(request.prompt_ids) - 1
         return replace(chunk, prompt_log_probs=(-1.0,) * num_scored, prompt_top_log_probs=((),) * num_scored)
 
-    async def generate_all(self, requests: list[CompletionRequest]) -> list[Chunk]:
-        return list(map(self.answer, requests))
+    async def generate(self, request: CompletionRequest) -> Chunk:
+        return self.answer(request)
 
     async def stream(self, request: CompletionRequest) -> Any:
         yield self.answer(request)

@@ -11,10 +11,10 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipelines import kserve_stream
-from pipelines.client.connection import Timeouts
 from pipelines.client.generation import Chunk
 from pipelines.errors import InvalidRequestError, ServerBusyError
-from pipelines.front_door.router_calls import GatewayCalls, merged
+from pipelines.front_door.fleet.server import GatewayCalls
+from pipelines.front_door.router_calls import merged
 from pipelines.wire.request import CompletionRequest
 
 BUSY = ServerBusyError("the queue is full", values="a", limit="b", remedy="c").to_wire()
@@ -59,7 +59,7 @@ def with_router(work: Callable[[GatewayCalls, StandInRouter], Awaitable[None]]) 
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(router, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        calls = GatewayCalls(f"127.0.0.1:{port}", Timeouts(), max_requests=4)
+        calls = GatewayCalls(f"127.0.0.1:{port}")
         try:
             await work(calls, router)
         finally:
@@ -69,40 +69,33 @@ def with_router(work: Callable[[GatewayCalls, StandInRouter], Awaitable[None]]) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_stream_of_a_failed_request_is_read_to_its_end(streaming: bool) -> None:
+async def whole(calls: GatewayCalls, prompt: str) -> list[Chunk]:
+    return [chunk async for chunk in calls.stream(CompletionRequest(prompt))]
+
+
+@pytest.mark.parametrize(("ends_after_s", "ended"), [(ENDS_AFTER_S, "whole"), (600, "cancelled")])
+def test_the_stream_of_a_failed_request_is_read_to_its_end_unless_it_never_ends(
+    ends_after_s: float, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Triton 2.51 may never release a call that is cancelled while it ends (its pull request 8078)."""
+    if ended == "cancelled":
+        monkeypatch.setattr(kserve_stream, "_ENDS_WITHIN_S", 0.05)
 
     async def work(calls: GatewayCalls, router: StandInRouter) -> None:
+        router.ends_after_s = ends_after_s
         with pytest.raises(ServerBusyError):
-            if streaming:
-                _ = [chunk async for chunk in calls.stream(CompletionRequest("fail"))]
-            else:
-                await calls.generate_all([CompletionRequest("fail")])
-        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "whole"
-
-    with_router(work)
-
-
-def test_a_failed_request_whose_stream_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kserve_stream, "_ENDS_WITHIN_S", 0.05)
-
-    async def work(calls: GatewayCalls, router: StandInRouter) -> None:
-        router.ends_after_s = 600
-        with pytest.raises(ServerBusyError):
-            await asyncio.wait_for(calls.generate_all([CompletionRequest("fail")]), _WITHIN_S)
-        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "cancelled"
+            await asyncio.wait_for(whole(calls, "fail"), _WITHIN_S)
+        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == ended
 
     with_router(work)
 
 
 def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
     async def work(calls: GatewayCalls, router: StandInRouter) -> None:
-        waiting = asyncio.create_task(calls.generate_all([CompletionRequest("hang")] * 2))
-        for _ in range(2):
-            await asyncio.wait_for(router.arrived.get(), _WITHIN_S)
+        waiting = asyncio.create_task(whole(calls, "hang"))
+        await asyncio.wait_for(router.arrived.get(), _WITHIN_S)
         waiting.cancel()
-        assert [await asyncio.wait_for(router.ended.get(), _WITHIN_S) for _ in range(2)] == ["cancelled"] * 2
+        assert await asyncio.wait_for(router.ended.get(), _WITHIN_S) == "cancelled"
 
     with_router(work)
 
