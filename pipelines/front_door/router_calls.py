@@ -1,4 +1,4 @@
-"""What endpoints ask for answers: the router of this process, or the servers of a fleet."""
+"""Asks for answers: the router of this process, or the servers of a fleet."""
 
 from __future__ import annotations
 
