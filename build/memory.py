@@ -21,9 +21,8 @@ SERVER_BYTES = 1_500_000_000
 """Memory of a server besides weights and KV caches: Triton, gateway, front door, the Python processes of the
 models, and the runtime's buffers.
 
-With a small tokenizer it is below 1 GB. But the front door, ``preprocessing``, ``generate``,
-``generate_target`` and ``router`` each hold the tokenizer, and take some 250 MB each with Gemma's 262,144
-tokens.
+With a small tokenizer it is below 1 GB. But the front door, ``router`` and ``ensemble_steps`` each hold the
+tokenizer, and take some 250 MB each with Gemma's 262,144 tokens.
 """
 
 SHARE_USED = 0.8

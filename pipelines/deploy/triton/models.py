@@ -72,9 +72,9 @@ class ModelDependencies:
         }
 
     def needed_by(self, model: str) -> set[str]:
-        """Return a model and the steps of an ensemble."""
-        return {model, *self._steps.get(model, ())}
+        """Return a model, the steps of an ensemble, and the steps of those that are ensembles too."""
+        return {model}.union(*map(self.needed_by, self._steps.get(model, ())))
 
     def ensembles_with(self, model: str) -> list[str]:
-        """Return the ensembles of which a model is a step."""
-        return [name for name, steps in self._steps.items() if model in steps]
+        """Return the ensembles that cannot answer without a model."""
+        return [name for name in self._steps if name != model and model in self.needed_by(name)]

@@ -113,14 +113,13 @@ class Heartbeat:
 
 
 def _message(config: Any, server_key: str) -> Any:
-    """Return a request with all required inputs of a ``ModelConfig``, filled with zeros."""
+    """Return a request with the inputs that a model requires, but at least one, filled with zeros."""
     message = service_pb2.ModelInferRequest(model_name=config.name)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.parameters[KEY_PARAMETER].string_param = server_key
     message.parameters[PING_PARAMETER].bool_param = True
-    for tensor in config.input:
-        if tensor.optional:
-            continue
+    required = [tensor for tensor in config.input if not tensor.optional]
+    for tensor in required or config.input[:1]:
         kind = model_config_pb2.DataType.Name(tensor.data_type)
         datatype = kind.removeprefix("TYPE_").replace("STRING", "BYTES")
         shape = [1, *(max(1, size) for size in tensor.dims)]

@@ -1,22 +1,18 @@
 """The ends of ``ensemble``: ``preprocessing`` turns text into tokens, ``postprocessing`` one chunk into text.
 
-Tensor names are those of NVIDIA's inflight_batcher_llm. ``Preprocessing`` checks and tokenizes, as it does
-for the text model. The last step keeps nothing between two chunks: ``speculative`` sends only what can be
-spelled on its own (``pipelines/text/chunk_boundary.py``), and where a stop word cuts it (``text_length``).
+Both are ensembles of a single step, the model ``ensemble_steps``, so that they share one process. Names of
+tensors are those of NVIDIA's inflight_batcher_llm. ``Preprocessing`` checks and tokenizes, as it does for the
+text model. The last step keeps nothing between two chunks: ``speculative`` sends only what can be spelled on
+its own (``pipelines/text/chunk_boundary.py``), and where a stop word cuts it (``text_length``).
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from pipelines.errors import DraftproofError
-from pipelines.manifest import read_checked
-from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.header import ServerKey, read_header
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
@@ -26,10 +22,9 @@ from pipelines.triton.engine.model import CLOSE_TIMEOUT_S
 from pipelines.wire.admission import OpenLimit
 from pipelines.wire.answer import spell
 from pipelines.wire.request import NOT_OF_ENSEMBLE, TEXT_INPUTS
-from pipelines.wire.responder import Responder, internal_error, unique_number
+from pipelines.wire.responder import Responder, unique_number
 from pipelines.wire.tensors import Inputs, text_tensor
 
-_LOG = logging.getLogger(__name__)
 _NUM_THREADS = 2  # for long texts; the tokenizer releases Python's lock
 
 # Name here -> name at the text level.
@@ -52,17 +47,18 @@ _OUTPUTS = {
     "stop_words_list": "STOP_WORDS_IDS",
     "bad_words_list": "BAD_WORDS_IDS",
 }
+_CHUNK = "TOKENS_BATCH"
 
 
-class PreprocessingModel:
-    """Answers Triton's requests.
+class EnsembleSteps:
+    """Answers Triton's requests: a text with its tokens, a chunk of tokens with its text.
 
     Args:
         parameters: The model's settings.
         backend: The module ``triton_python_backend_utils``.
 
     Raises:
-        EngineLoadError: The tokenizer cannot be read.
+        EngineLoadError: The tokenizer cannot be read, or is not the one that the model was rendered for.
         RepositoryError: A setting is missing.
     """
 
@@ -84,14 +80,11 @@ class PreprocessingModel:
                 if read_header(request, _KNOWN, self._key).is_ping:
                     responder.send({}, is_final=True)
                     continue
-                place = ExitStack()
-                place.enter_context(self._open.place())
-                responder.at_end(place.close)
-                inputs = {_INPUTS[name]: array for name, array in self._wire.inputs(request).items()}
-                if self._preprocess.is_quick(inputs):
-                    self._answer(inputs, responder)
+                inputs = self._wire.inputs(request)
+                if _CHUNK in inputs:
+                    self._spell(inputs, responder)
                 else:
-                    responder.follow(self._tokenizing.submit(self._answer, inputs, responder))
+                    self._tokenize({_INPUTS[name]: array for name, array in inputs.items()}, responder)
             except Exception as error:
                 responder.fail(error)
 
@@ -101,44 +94,20 @@ class PreprocessingModel:
         self._outbox.close(CLOSE_TIMEOUT_S)
         gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
 
+    def _tokenize(self, inputs: Inputs, responder: Responder) -> None:
+        place = ExitStack()
+        place.enter_context(self._open.place())
+        responder.at_end(place.close)
+        if self._preprocess.is_quick(inputs):
+            self._answer(inputs, responder)
+        else:
+            responder.follow(self._tokenizing.submit(self._answer, inputs, responder))
+
     def _answer(self, inputs: Inputs, responder: Responder) -> None:
         tensors = self._preprocess(inputs)
         responder.send({outer: tensors[inner] for inner, outer in _OUTPUTS.items()}, is_final=True)
 
-
-class PostprocessingModel:
-    """Answers Triton's requests.
-
-    Args:
-        parameters: The model's settings.
-        backend: The module ``triton_python_backend_utils``.
-
-    Raises:
-        EngineLoadError: The tokenizer cannot be read, or is not the one that the model was rendered for.
-        RepositoryError: A setting is missing.
-    """
-
-    def __init__(self, parameters: ModelParameters, backend: Any) -> None:
-        path = parameters.path("tokenizer_file")
-        content = read_checked(path, parameters.text("tokenizer_sha256"))
-        self._vocabulary = Vocabulary.parse(content, path)
-        self._wire = TritonWire(backend)
-        self._key = ServerKey()
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer requests from Triton, one chunk each."""
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Any) -> Any:
-        try:
-            if self._key.check(json.loads(request.parameters() or "{}")):
-                return self._wire.response({})
-            inputs = self._wire.inputs(request)
-            outputs = {"output_ids": inputs["TOKENS_BATCH"], "text_length": inputs["TEXT_LENGTH"]}
-            return self._wire.response({"OUTPUT": text_tensor(spell(outputs, self._vocabulary))})
-        except DraftproofError as error:
-            return self._wire.error_response(error)
-        except Exception:
-            number = unique_number()
-            _LOG.exception("request %s failed", number)
-            return self._wire.error_response(internal_error(number))
+    def _spell(self, inputs: Inputs, responder: Responder) -> None:
+        chunk = {"output_ids": inputs[_CHUNK], "text_length": inputs["TEXT_LENGTH"]}
+        text = spell(chunk, self._preprocess.vocabulary)
+        responder.send({"OUTPUT": text_tensor(text)}, is_final=True)

@@ -43,6 +43,25 @@ def prompt(ids_of: Spell) -> list[int]:
     return ids_of("system\nWrite Python.\n", "user\nimport os\nprint(\n", "assistant\n")
 
 
+def test_a_server_has_seven_processes_after_a_conversation(door: Server, api: openai.OpenAI) -> None:
+    api.chat.completions.create(model=MODEL, messages=MESSAGES, max_completion_tokens=1)
+    assert len(processes_below(door.process.pid)) <= 7
+
+
+def processes_below(pid: int) -> list[int]:
+    """Return a process and its children, their children and so on."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [
+        pid,
+        *(
+            each
+            for path in tasks
+            for child in path.read_text().split()
+            for each in processes_below(int(child))
+        ),
+    ]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_an_answer_is_that_of_the_router_to_the_rendered_conversation(
     api: openai.OpenAI, router: Client, prompt: list[int], temperature: float

@@ -97,14 +97,14 @@ def test_every_model_of_the_design_is_rendered(rendered: Path) -> None:
     names = {path.name for path in rendered.iterdir()}
     assert names == {
         *("router", "speculative"),
-        *("ensemble", "preprocessing", "postprocessing"),
+        *("ensemble", "ensemble_steps", "preprocessing", "postprocessing"),
     }
     for model in rendered.iterdir():
         text = (model / "config.pbtxt").read_text()
         assert f'name: "{model.name}"' in text
         assert "$" not in text
         assert (model / "1").is_dir()
-        assert (model / "1" / "model.py").is_file() or model.name == "ensemble"
+        assert (model / "1" / "model.py").is_file() is ('platform: "ensemble"' not in text)
 
 
 def test_the_recipe_decides_what_the_models_read(rendered: Path) -> None:
@@ -130,7 +130,7 @@ def test_models_name_the_digests_of_what_they_were_rendered_for(tmp_path: Path) 
     told = {model: dict(re.findall(r'key: "(\w+)" .*"([^"]*)" }', text)) for model, text in configs.items()}
     assert [told["speculative"][f"{role}_engine_digest"] for role in digests] == [*digests.values()]
     texts = [parameters for parameters in told.values() if "tokenizer_file" in parameters]
-    assert [each["tokenizer_sha256"] for each in texts] == [tokenizer] * 3
+    assert [each["tokenizer_sha256"] for each in texts] == [tokenizer] * 2
 
 
 def tensors(config: str, kind: str) -> dict[str, str]:
@@ -183,6 +183,16 @@ def test_the_ensemble_has_the_tensors_of_generate_and_hands_on_all_of_them(rende
         "stream",
         "text_output",
     )
+
+
+@pytest.mark.parametrize("name", ["preprocessing", "postprocessing"])
+def test_an_end_of_the_ensemble_is_a_single_step_with_its_tensors(rendered: Path, name: str) -> None:
+    ours, step = ((rendered / each / "config.pbtxt").read_text() for each in (name, "ensemble_steps"))
+    for kind in ("input", "output"):
+        mapped = re.findall(rf'{kind}_map {{ key: "(\w+)" value: "(\w+)" }}', ours)
+        own = tensors(ours, kind)
+        assert sorted(mapped) == sorted((each, each) for each in own)
+        assert own.items() <= tensors(step, kind).items()
 
 
 def test_templates_of_a_runtime_are_joined_and_those_of_another_left_out(tmp_path: Path) -> None:

@@ -39,15 +39,15 @@ def test_a_pair_on_trial_is_not_loaded_at_the_start(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_an_ensemble_are_read_from_its_configuration(tmp_path: Path) -> None:
-    for name in ("generate", "preprocessing"):
+    add_model(tmp_path, "generate")
+    for name in ("ensemble", "preprocessing", "postprocessing"):
         add_model(tmp_path, name)
-    add_model(tmp_path, "ensemble")
-    shutil.copyfile(TEMPLATES / "ensemble" / "config.pbtxt", tmp_path / "ensemble" / "config.pbtxt")
+        shutil.copyfile(TEMPLATES / name / "config.pbtxt", tmp_path / name / "config.pbtxt")
     dependencies = ModelDependencies(tmp_path)
     assert dependencies.needed_by("ensemble") == {
-        *("ensemble", "preprocessing", "${speculative_model}", "postprocessing")
+        *("ensemble", "preprocessing", "${speculative_model}", "postprocessing", "ensemble_steps")
     }
-    assert dependencies.ensembles_with("preprocessing") == ["ensemble"]
+    assert dependencies.ensembles_with("ensemble_steps") == ["ensemble", "postprocessing", "preprocessing"]
     assert dependencies.needed_by("generate") == {"generate"}
 
 

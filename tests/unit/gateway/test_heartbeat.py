@@ -34,9 +34,13 @@ class Answering:
         return True
 
     async def ask(self, method: str, name: str) -> Any:
-        return service_pb2.ModelConfigResponse()
+        reply = service_pb2.ModelConfigResponse()
+        for name in ("QUERY", "INPUT_IDS"):
+            reply.config.input.add(name=name, data_type="TYPE_STRING", dims=[1], optional=True)
+        return reply
 
     async def responses(self, message: Any) -> AsyncIterator[Any]:
+        assert len(message.inputs) == 1, "Triton refuses a request without inputs, past the model"
         self.num_pings += 1
         await asyncio.sleep(0.01)
         yield service_pb2.ModelStreamInferResponse(error_message=self.error)

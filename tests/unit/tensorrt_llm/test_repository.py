@@ -53,7 +53,7 @@ def test_every_model_is_valid_and_its_folder_fits_its_backend(tmp_path: Path) ->
     configs = configs_of(repository)
     assert set(configs) == {
         *("draft", "target", "target_alone", "speculative"),
-        *("router", "ensemble", "preprocessing", "postprocessing"),
+        *("router", "ensemble", "ensemble_steps", "preprocessing", "postprocessing"),
     }
     for name, config in configs.items():
         assert config.name == name
