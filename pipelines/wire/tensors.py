@@ -120,24 +120,14 @@ def read_id(inputs: Inputs, name: str) -> str:
         InvalidRequestError: It is too long or not UTF-8, or there are several values.
     """
     data: bytes = read_scalar(inputs, name, bytes, b"")
-    check_id(name, data)
-    return decode_utf8(data, name)
-
-
-def check_id(name: str, value: str | bytes) -> None:
-    """Refuse an id that is too long.
-
-    Raises:
-        InvalidRequestError: It is longer than ``MAX_ID_BYTES``.
-    """
-    num_bytes = len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
-    if num_bytes > MAX_ID_BYTES:
+    if len(data) > MAX_ID_BYTES:
         raise InvalidRequestError(
             f"the {name} is too long",
-            values=f"{num_bytes} bytes",
+            values=f"{len(data)} bytes",
             limit=f"at most {MAX_ID_BYTES} bytes",
             remedy="send a shorter one, such as a UUID or a digest of the long one",
         )
+    return decode_utf8(data, name)
 
 
 def decode_utf8(data: bytes, name: str) -> str:
@@ -149,14 +139,9 @@ def decode_utf8(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise not_utf8(name, error) from None
-
-
-def not_utf8(what: str, error: UnicodeDecodeError) -> InvalidRequestError:
-    """Return the error for a text that is not UTF-8."""
-    return InvalidRequestError(
-        f"{what} is not valid UTF-8",
-        values=f"byte 0x{error.object[error.start]:02x} at position {error.start}",
-        limit="text must be UTF-8",
-        remedy="encode it as UTF-8",
-    )
+        raise InvalidRequestError(
+            f"{name} is not valid UTF-8",
+            values=f"byte 0x{error.object[error.start]:02x} at position {error.start}",
+            limit="text must be UTF-8",
+            remedy="encode it as UTF-8",
+        ) from None

@@ -87,8 +87,8 @@ class FakeRequest:
     def __init__(
         self,
         tensors: dict[str, npt.NDArray[Any]],
-        request_id: str | bytes = "",
-        parameters: str | bytes = "",
+        request_id: str = "",
+        parameters: str = "",
         requested: tuple[str, ...] = ("output_ids",),
         timeout_us: int = 0,
     ) -> None:
@@ -103,14 +103,14 @@ class FakeRequest:
         return self._tensors
 
     def request_id(self) -> str:
-        return _as_text(self._request_id)
+        return self._request_id
 
     def requested_output_names(self) -> list[str]:
         return list(self._requested)
 
     def parameters(self) -> str:
         """Return parameters as the gateway forwards them, with the server's key."""
-        given = json.loads(_as_text(self._parameters) or "{}")
+        given = json.loads(self._parameters or "{}")
         return json.dumps({"draftproof_key": SERVER_KEY, **given})
 
     def timeout(self) -> int:
@@ -121,11 +121,6 @@ class FakeRequest:
 
     def is_cancelled(self) -> bool:
         return self.sender.cancelled
-
-
-def _as_text(data: str | bytes) -> str:
-    """Convert client input to ``str`` as pybind11 does: it fails on invalid UTF-8."""
-    return data.decode("utf-8") if isinstance(data, bytes) else data
 
 
 class FakeMetricFamily:

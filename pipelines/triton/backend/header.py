@@ -11,12 +11,11 @@ import difflib
 import hmac
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipelines.errors import InvalidRequestError, ServerStartError
-from pipelines.wire.tensors import check_id, not_utf8
 
 KEY_PARAMETER = "draftproof_key"
 PING_PARAMETER = "draftproof_ping"
@@ -105,25 +104,16 @@ def read_header(request: Any, known_inputs: Iterable[str], key: ServerKey) -> He
         key: The server's key, which the request must carry.
 
     Raises:
-        InvalidRequestError: The key is missing, the id is too long, a parameter is unknown, or the timeout is
-            invalid.
+        InvalidRequestError: The key is missing, a parameter is unknown, or the timeout is invalid.
     """
-    client_id = _text_of(request.request_id, "the request's id")
-    check_id("request id", client_id)
-    given = _read_parameters(_text_of(request.parameters, "a parameter"))
+    client_id = request.request_id()
+    given = _read_parameters(request.parameters())
     if key.check(given):
         return Header(client_id, 0, is_ping=True)
     _refuse_unknown(given, sorted(known_inputs))
     timeouts_us = [_checked_timeout(timeout) for timeout in (request.timeout(), given.get("timeout", 0))]
     arm = str(given.get(ARM_PARAMETER, ""))
     return Header(client_id, next(filter(None, timeouts_us), 0), arm=arm)
-
-
-def _text_of(read: Callable[[], str], what: str) -> str:
-    try:
-        return read()
-    except UnicodeDecodeError as error:
-        raise not_utf8(what, error) from None
 
 
 def _read_parameters(text: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ socket belong to no client.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -15,23 +14,21 @@ from typing import Any
 import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError
-from pipelines.triton.backend.header import ServerKey, read_header
-from pipelines.triton.backend.outbox import Outbox
-from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
 from pipelines.wire.engine_request import is_stop
-from pipelines.wire.responder import Responder, unique_number
-
-CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
+from pipelines.wire.responder import Responder
+from pipelines.wire.tensors import Inputs
 
 Outputs = dict[str, npt.NDArray[Any]]
 
 
-class GenerationModel:
+class GenerationModel(TritonModel):
     """Answers Triton's requests for tokens.
 
     Args:
@@ -51,46 +48,30 @@ class GenerationModel:
         sockets: Sequence[CallServer] = (),
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._parameters = parameters
-        self._wire = wire
-        self._services = services
         self._loop = services[""].loop
+        super().__init__(wire, parameters.input_names, self._loop)
+        self._services = services
         self._sockets = sockets
         self._on_close = on_close
-        self._outbox = Outbox()
         self._running: dict[Future[None], str] = {}  # -> the client's id
-        self._key = ServerKey()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Start answering requests from Triton; does not wait for the answers."""
-        for request in requests:
-            number = unique_number()
-            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
-            try:
-                header = read_header(request, self._parameters.input_names, self._key)
-                if header.is_ping:
-                    self._show_life(responder)
-                    continue
-                inputs = self._wire.inputs(request)
-                if is_stop(inputs):
-                    self._stop(header.client_id)
-                    responder.finish()
-                else:
-                    call = Call(inputs, header.client_id, header.timeout_us)
-                    running = self._service(header.arm).begin(call, responder, number)
-                    self._running[running] = header.client_id
-                    running.add_done_callback(lambda done: self._running.pop(done, None))
-            except Exception as error:
-                responder.fail(error)
 
     def close(self) -> None:
         """Cancel all running requests and send the last responses."""
         self._loop.stop()
         for socket in self._sockets:
             socket.close()
-        self._outbox.close(CLOSE_TIMEOUT_S)
-        gc.collect()  # Triton's objects crash the process if they are freed later
+        super().close()
         self._on_close()
+
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+        if is_stop(inputs):
+            self._stop(header.client_id)
+            responder.finish()
+            return
+        call = Call(dict(inputs), header.client_id, header.timeout_us)
+        running = self._service(header.arm).begin(call, responder, number)
+        self._running[running] = header.client_id
+        running.add_done_callback(lambda done: self._running.pop(done, None))
 
     def _service(self, arm: str) -> Answering:
         if arm not in self._services:
@@ -101,13 +82,6 @@ class GenerationModel:
                 remedy="send the request to another model",
             )
         return self._services[arm]
-
-    def _show_life(self, responder: Responder) -> None:
-        """Answer a ping on the step loop, or directly while an engine step blocks the loop."""
-        if self._loop.is_blocked:
-            responder.send({}, is_final=True)
-        else:
-            self._loop.spawn(_answer_ping(responder))
 
     def _stop(self, client_id: str) -> None:
         """Cancel all requests with exactly this client id.
@@ -125,7 +99,3 @@ class GenerationModel:
         for future, other_id in self._running.copy().items():
             if other_id == client_id:
                 future.cancel()
-
-
-async def _answer_ping(responder: Responder) -> None:
-    responder.send({}, is_final=True)

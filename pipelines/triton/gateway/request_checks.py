@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.gateway.triton import OWN_PREFIX
+from pipelines.wire.tensors import MAX_ID_BYTES
 
 PUBLIC_MODELS = frozenset({"generate", "generate_target", "router", "ensemble"})
 """Models for clients. All others work on token ids and are reserved for operators."""
@@ -34,7 +35,6 @@ DTYPE_BYTES = {
 
 _MAX_TENSORS = 64
 _MAX_NAME_CHARACTERS = 256
-_MAX_ID_BYTES = 256  # the models' limit, checked before Triton sees the id
 _LONGEST_QUOTE = 80
 
 # Field of InferTensorContents by datatype.
@@ -128,11 +128,11 @@ def check_model(model: str, *, is_operator: bool) -> None:
 def _check_id(request_id: str) -> None:
     """Refuse an id that is too long or contains a NUL, at which Triton would cut it."""
     num_bytes = len(request_id.encode())
-    if num_bytes > _MAX_ID_BYTES or "\0" in request_id:
+    if num_bytes > MAX_ID_BYTES or "\0" in request_id:
         raise InvalidRequestError(
             "the request id is too long or contains a NUL",
             values=f"{num_bytes} bytes",
-            limit=f"at most {_MAX_ID_BYTES} bytes, none of them zero",
+            limit=f"at most {MAX_ID_BYTES} bytes, none of them zero",
             remedy="send a shorter one, such as a UUID",
         )
 

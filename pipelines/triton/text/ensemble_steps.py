@@ -8,21 +8,18 @@ its own (``pipelines/text/chunk_boundary.py``), and where a stop word cuts it (`
 
 from __future__ import annotations
 
-import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from pipelines.triton.backend.header import ServerKey, read_header
-from pipelines.triton.backend.outbox import Outbox
-from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.model import TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
-from pipelines.triton.engine.model import CLOSE_TIMEOUT_S
 from pipelines.wire.admission import OpenLimit
 from pipelines.wire.answer import spell
 from pipelines.wire.request import NOT_OF_ENSEMBLE, TEXT_INPUTS
-from pipelines.wire.responder import Responder, unique_number
+from pipelines.wire.responder import Responder
 from pipelines.wire.tensors import Inputs, text_tensor
 
 _NUM_THREADS = 2  # for long texts; the tokenizer releases Python's lock
@@ -50,7 +47,7 @@ _OUTPUTS = {
 _CHUNK = "TOKENS_BATCH"
 
 
-class EnsembleSteps:
+class EnsembleSteps(TritonModel):
     """Answers Triton's requests: a text with its tokens, a chunk of tokens with its text.
 
     Args:
@@ -63,36 +60,22 @@ class EnsembleSteps:
     """
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
+        # The parameters are the client's, who asks with the names of the text level.
+        super().__init__(TritonWire(backend), _KNOWN, None)
         self._preprocess = parameters.preprocessing()
-        self._wire = TritonWire(backend)
-        self._outbox = Outbox()
         self._open = OpenLimit(parameters.integer("max_batch_size") + parameters.integer("max_queue_size"))
         self._tokenizing = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
-        self._key = ServerKey()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Take requests from Triton; returns at once, the answers follow."""
-        for request in requests:
-            number = unique_number()
-            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
-            try:
-                # The parameters are the client's, who asks with the names of the text level.
-                if read_header(request, _KNOWN, self._key).is_ping:
-                    responder.send({}, is_final=True)
-                    continue
-                inputs = self._wire.inputs(request)
-                if _CHUNK in inputs:
-                    self._spell(inputs, responder)
-                else:
-                    self._tokenize({_INPUTS[name]: array for name, array in inputs.items()}, responder)
-            except Exception as error:
-                responder.fail(error)
 
     def close(self) -> None:
         """Cancel what waits and send the last responses."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
-        self._outbox.close(CLOSE_TIMEOUT_S)
-        gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
+        super().close()
+
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+        if _CHUNK in inputs:
+            self._spell(inputs, responder)
+        else:
+            self._tokenize({_INPUTS[name]: array for name, array in inputs.items()}, responder)
 
     def _tokenize(self, inputs: Inputs, responder: Responder) -> None:
         place = ExitStack()

@@ -7,7 +7,6 @@ its client has left (``docs/decisions/request-path.md``).
 
 from __future__ import annotations
 
-import gc
 from contextlib import aclosing
 from functools import partial
 from typing import Any, get_args
@@ -19,16 +18,15 @@ from pipelines.router.observation_log import ObservationLog
 from pipelines.router.open_requests import OpenRequests, unix_time_s
 from pipelines.router.router import Router, TextRequest, max_open_requests
 from pipelines.triton.backend.gauges import Gauges
-from pipelines.triton.backend.header import ServerKey, read_header
-from pipelines.triton.backend.outbox import Outbox
-from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.header import Header
+from pipelines.triton.backend.model import CLOSE_TIMEOUT_S, TritonModel
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
-from pipelines.triton.engine.model import CLOSE_TIMEOUT_S
-from pipelines.wire.responder import Responder, unique_number
+from pipelines.wire.responder import Responder
+from pipelines.wire.tensors import Inputs
 
 
-class TextModel:
+class TextModel(TritonModel):
     """Answers Triton's requests.
 
     Args:
@@ -41,6 +39,8 @@ class TextModel:
     """
 
     def __init__(self, parameters: ModelParameters, backend: Any) -> None:
+        self._loop = AsyncioThread("requests")
+        super().__init__(TritonWire(backend), parameters.input_names, self._loop)
         sizes = (parameters.integer("max_batch_size"), parameters.integer("max_queue_size"))
         sockets = (parameters.text("stable_socket"), parameters.text("control_socket"))
         arms = LiveArms(parameters.path("arms_file"), pair_in_service(*sockets, sizes[0]))
@@ -48,50 +48,27 @@ class TextModel:
         open_requests = OpenRequests(self._log.open_requests_file)
         max_open = max_open_requests(*sizes)
         self._router = Router(parameters.preprocessing(), arms, self._log, open_requests, max_open)
-        self._input_names = parameters.input_names
-        self._wire = TritonWire(backend)
-        self._outbox = Outbox()
-        self._loop = AsyncioThread("requests")
         self._loop.start()
-        self._key = ServerKey()
         self._gauges = Gauges(backend, parameters.model_name)
         watch_router(self._gauges, self._router)
         self._gauges.start()
-
-    def execute(self, requests: list[Any]) -> None:
-        """Start answering requests from Triton; does not wait for the answers."""
-        for request in requests:
-            number = unique_number()
-            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
-            try:
-                header = read_header(request, self._input_names, self._key)
-                if header.is_ping:
-                    self._loop.spawn(_answer_ping(responder))
-                    continue
-                asked = TextRequest(
-                    self._wire.inputs(request), header.client_id, header.timeout_us, header.arm
-                )
-                responder.follow(self._loop.spawn(self._answer(asked, responder)))
-            except Exception as error:
-                responder.fail(error)
 
     def close(self) -> None:
         """Cancel all running requests and send the last responses."""
         self._loop.spawn(self._router.close()).result(CLOSE_TIMEOUT_S)
         self._loop.stop()
-        self._outbox.close(CLOSE_TIMEOUT_S)
-        gc.collect()  # Triton's objects crash the process if they are freed later
+        super().close()
         self._log.close()
         self._gauges.stop()
+
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+        asked = TextRequest(inputs, header.client_id, header.timeout_us, header.arm)
+        responder.follow(self._loop.spawn(self._answer(asked, responder)))
 
     async def _answer(self, asked: TextRequest, responder: Responder) -> None:
         async with aclosing(self._router.answer(asked)) as responses:
             async for outputs, is_final in responses:
                 responder.send(outputs, is_final=is_final)
-
-
-async def _answer_ping(responder: Responder) -> None:
-    responder.send({}, is_final=True)
 
 
 def watch_router(gauges: Gauges, router: Router) -> None:

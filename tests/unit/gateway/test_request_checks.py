@@ -46,7 +46,7 @@ def test_a_request_is_not_changed() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
-    for raw in (b"\xff", b"\x0a\x05abc", bytes(10)):
+    for raw in (b"\xff", b"\x0a\x05abc", bytes(10), b"\x1a\2\xff\xfe"):  # the last: an id that is no UTF-8
         with pytest.raises(InvalidRequestError, match="cannot be read"):
             parse(raw)
 
@@ -95,6 +95,15 @@ def test_parameters_are_finite(value: float) -> None:
     message = request()
     message.parameters["timeout"].double_param = value
     assert "is not finite" in refused(message)
+
+
+@pytest.mark.parametrize("request_id", ["a" * 257, "☕" * 86, "a\0b"])
+def test_an_id_is_bounded_in_bytes_and_whole(request_id: str) -> None:
+    message = request()
+    message.id = "☕" * 85
+    check_request(message, is_operator=False)
+    message.id = request_id
+    assert "the request id is too long or contains a NUL" in refused(message)
 
 
 def test_tensors_and_parameters_are_few_with_short_names_and_each_once() -> None:

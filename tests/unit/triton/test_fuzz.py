@@ -62,8 +62,8 @@ SHAPES = st.sampled_from([(), (0,), (1,), (0, 1), (1, 0), (1, 2), (2, 1), (1, 1,
 LIKELY = st.integers(0, 9).map(bool)
 
 IDS = st.one_of(
-    st.sampled_from(["", "mine", "request", "mine#1", "x" * 70_000, b"\xff\xfe"]), st.text(max_size=300)
-)
+    st.sampled_from(["", "mine", "request", "mine#1"]), st.text(max_size=85)
+)  # as the gateway checks
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 PARAMETERS = st.one_of(
     st.just({}),

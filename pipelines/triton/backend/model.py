@@ -1,0 +1,69 @@
+"""Takes a model's requests from Triton, whatever the model answers."""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from pipelines.asyncio_thread import AsyncioThread
+from pipelines.triton.backend.header import Header, ServerKey, read_header
+from pipelines.triton.backend.outbox import Outbox
+from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.wire import TritonWire
+from pipelines.wire.responder import Responder, unique_number
+from pipelines.wire.tensors import Inputs
+
+CLOSE_TIMEOUT_S = 5.0  # for the last responses when the server shuts down
+
+
+class TritonModel(ABC):
+    """Checks each request's metadata, answers pings, and makes sure that every request is answered.
+
+    Args:
+        wire: Converts Triton's requests and responses.
+        known_inputs: Names that a client may send.
+        pinged: The thread that answers requests, and so pings; None if Triton's thread does.
+    """
+
+    def __init__(self, wire: TritonWire, known_inputs: Iterable[str], pinged: AsyncioThread | None) -> None:
+        self._wire = wire
+        self._known_inputs = tuple(known_inputs)
+        self._pinged = pinged
+        self._outbox = Outbox()
+        self._key = ServerKey()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests from Triton; does not wait for the answers."""
+        for request in requests:
+            number = unique_number()
+            responder = Responder(TritonOutlet(self._wire, request, self._outbox, number), number)
+            try:
+                header = read_header(request, self._known_inputs, self._key)
+                if header.is_ping:
+                    self._show_life(responder)
+                else:
+                    self._begin(header, self._wire.inputs(request), responder, number)
+            except Exception as error:
+                responder.fail(error)
+
+    def close(self) -> None:
+        """Send the last responses."""
+        self._outbox.close(CLOSE_TIMEOUT_S)
+        gc.collect()  # what is left of Triton's objects crashes the process if it is freed later
+
+    @abstractmethod
+    def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
+        """Start answering a request; ``number`` is its unique id."""
+
+    def _show_life(self, responder: Responder) -> None:
+        """Answer a ping where requests are answered, or directly while an engine step blocks that thread."""
+        if self._pinged is None or self._pinged.is_blocked:
+            responder.send({}, is_final=True)
+        else:
+            self._pinged.spawn(_answer_ping(responder))
+
+
+async def _answer_ping(responder: Responder) -> None:
+    responder.send({}, is_final=True)
