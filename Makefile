@@ -98,9 +98,10 @@ test-clients: .venv/test.stamp .venv-clients/clients.stamp ## try AIPerf, LangCh
 	@$(venv) -m pytest tests/integration/front_door/test_other_clients.py -m long $(ARGS)
 
 .PHONY: test-all
-test-all: .venv/test.stamp .venv/torch.stamp ## run the tests that are too long for `test`: long tests, statistical tests and drills (hours)
+test-all: .venv/test.stamp .venv/torch.stamp ## run what is too long for `test`: long and statistical tests, drills, all examples of Hypothesis (hours)
 	-@$(MAKE) -s .venv-clients/clients.stamp # where it cannot be installed, its tests are skipped
-	@$(venv) -m pytest tests -m "long or statistical or drills" -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
+	@$(venv) -m pytest tests -m "long or statistical or drills or hypothesis" --hypothesis-profile full \
+	  -o timeout=3600 -o faulthandler_timeout=3900 $(ARGS)
 
 .PHONY: gpu-day
 gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine with NVIDIA's container: build, serve, probe, verify and bench RECIPE, and write one result file (an hour)

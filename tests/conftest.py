@@ -1,4 +1,4 @@
-"""Configures pytest: versions in the report's header, skips with a reason, one Hypothesis profile."""
+"""Configures pytest: versions in the report's header, skips with a reason, profiles of Hypothesis."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.compiler import compile_once
 from tests.support.distribution import ByGroupOrFile, in_turn
+from tests.support.examples import FULL
 from tests.support.fake_triton import SERVER_KEY
 
 REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
@@ -33,8 +34,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No deadline: test machines are small and shared, so a slow example is not a failure.
-settings.register_profile("draftproof", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "draftproof", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30
+)
 settings.register_profile("ci", settings.get_profile("draftproof"), derandomize=True, print_blob=True)
+settings.register_profile(FULL, settings.get_profile("draftproof"), max_examples=100)  # --hypothesis-profile
 settings.load_profile("ci" if os.environ.get("CI") else "draftproof")
 
 

@@ -114,7 +114,10 @@ def keep_models(repository: Path, *models: str) -> None:
 
 @pytest.fixture(scope="session")
 def server(render: Callable[..., Path]) -> Iterator[Server]:
-    """Return a ready server whose loop holds both engines."""
+    """Return a ready server whose loop holds both engines.
+
+    Files that use it have the mark ``xdist_group("server")``, so that a run starts it once.
+    """
     with ready_server(render("tiny")) as running:
         yield running
 

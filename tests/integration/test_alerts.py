@@ -12,7 +12,7 @@ from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, wait_until
 from tests.support.deployment_files import alerts, selectors
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 
 def series(server: Server) -> list[tuple[str, dict[str, str]]]:

@@ -33,7 +33,7 @@ from pipelines.validation.exact.proof import Finding
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, read_gauge, wait_until
 from tests.support.demo_prompts import HELD_OUT, held_out_prompts
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 PROMPTS = held_out_prompts(16)
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.deploy.server import Server
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, http_client
+from tests.support.examples import examples
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 PROMPTS = (
     "def main():\n",
@@ -84,7 +87,7 @@ def essence(generation: Generation) -> tuple[Any, ...]:
 
 
 # The fixtures live as long as the module, so an example costs a round trip, not a server.
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(data=st.data())
 def test_any_combination_is_answered_as_by_the_target_alone(
     clients: dict[str, Client], data: st.DataObject

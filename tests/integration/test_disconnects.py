@@ -38,7 +38,7 @@ from tests.integration.conftest import (
     wait_until,
 )
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 
 def num_free_blocks(server: Server, model: str, engine: str) -> float:

@@ -24,7 +24,7 @@ from pipelines.deploy.server import Server
 from pipelines.speculation.lookup.corpus import Corpus
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 PROMPTS = ("def main():\n", "import os\n", "class Reader:\n", "x = 1\nx = 1\nx = 1\nx = 1\n", "naïve ☕")
 REQUEST = CompletionRequest("def main():\n", max_tokens=60, end_id=-1)

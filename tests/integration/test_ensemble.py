@@ -41,7 +41,7 @@ from tests.integration.conftest import (
 )
 from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 STEPS = ("preprocessing", "speculative", "postprocessing", "ensemble_steps")
 LONG = CompletionRequest("def main(", max_tokens=480, end_id=-1)

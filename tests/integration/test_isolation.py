@@ -20,7 +20,7 @@ from pipelines.errors import DraftproofError, InvalidRequestError, RequestCancel
 from tests.integration.conftest import grpc_client, infer_inputs, post, text_tensors
 from tests.support.fake_triton import engine_tensors
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 MODELS = ("generate", "router", "speculative", "target")
 

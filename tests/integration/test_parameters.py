@@ -33,7 +33,7 @@ from tests.integration.conftest import (
 )
 from tests.support.stand_in_server import INPUT_TYPES
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 MODELS = ("generate", "generate_target", "ensemble")
 LOOP_MODELS = ("generate", "ensemble")

@@ -16,7 +16,7 @@ from pipelines.deploy.server import Server
 from pipelines.errors import InvalidRequestError
 from tests.integration.conftest import grpc_client, infer_inputs, post, text_tensors
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 MODELS = ("generate", "generate_target", "router", "ensemble")
 END = "<|endoftext|>"

@@ -39,7 +39,7 @@ from tests.integration.conftest import (
 from tests.support.fake_triton import engine_tensors
 from tests.support.tiny_engines import tiny_config
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 VOCAB_SIZE = int(tiny_config()["vocab_size"])
 

@@ -25,7 +25,7 @@ from tests.integration.conftest import (
     text_tensors,
 )
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 MODELS = ("generate", "generate_target")
 PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve café ☕ ", "\n\n\n")

@@ -24,7 +24,7 @@ from tests.integration.conftest import (
     wait_until,
 )
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 NO_SPACES = {"x-guidance": {"whitespace_flexible": False}}  # random weights would fill the answer with them
 INVOICE = {

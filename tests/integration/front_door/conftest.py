@@ -69,7 +69,7 @@ def door_directory(door_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def door(door_directory: Path) -> Iterator[Server]:
-    """Return a ready server with a front door."""
+    """Return a ready server with a front door; its files have the mark ``xdist_group("front door")``."""
     with ready_server(door_directory, with_openai=True) as running:
         yield running
 

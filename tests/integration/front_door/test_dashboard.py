@@ -14,7 +14,7 @@ from tests.integration.conftest import wait_until
 from tests.integration.front_door.conftest import MODEL, get
 from tests.support.deployment_files import DEPLOY, grouped_labels, selectors
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 BY_PROMETHEUS = {"instance", "job"}  # labels that it adds
 

@@ -11,7 +11,7 @@ from pipelines.client import Client, CompletionRequest
 from tests.integration.front_door.conftest import MODEL
 from tests.support.tiny_engines import END_OF_TEXT
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 PROMPT = "def area(radius):\n    return"
 OTHER = "import os\n"

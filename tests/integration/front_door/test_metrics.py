@@ -12,7 +12,7 @@ from pipelines.deploy.server import Server
 from tests.integration.conftest import wait_until
 from tests.integration.front_door.conftest import MODEL, UNREAD, get, post, url_of
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 # vLLM's name -> type. The first twelve are read by dashboards of vLLM 0.32.0, the last four by gateways.
 PUBLISHED = {

@@ -14,7 +14,7 @@ from pipelines.deploy.server import Server
 from tests.integration.front_door.conftest import MODEL, get, url_of
 from tests.support.headless_browser import Browser, find_browser
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 PROMPT = "def area(radius):\n"
 

@@ -15,7 +15,7 @@ from pipelines.deploy.server import Server
 from tests.integration.front_door.conftest import MODEL, post, url_of
 from tests.integration.front_door.test_tools import CALM, SCHEMA, Options, Weather, options
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 __all__ = ["options"]  # a fixture
 

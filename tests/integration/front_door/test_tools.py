@@ -20,7 +20,7 @@ from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
 from tests.integration.front_door.conftest import MODEL, post, url_of
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 MESSAGES: list[Any] = [{"role": "user", "content": "import weather\nprint("}]
 SCHEMA = {

@@ -23,7 +23,7 @@ from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.upstreams.running import Running, ended, running, write_plan
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 MAX_TOKENS = 10  # more than a probe of the fault proxy has
 _WITH_IDS = {"return_token_ids": True}

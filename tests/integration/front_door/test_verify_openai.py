@@ -18,7 +18,7 @@ from tests.integration.front_door.conftest import url_of
 from tests.support import fault_proxy as faults
 from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 NUM_PROMPTS, MAX_TOKENS = 20, 10
 SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -18,6 +18,7 @@ from build.checkpoints.token_map import ModelTokens, map_tokens
 from pipelines.errors import EngineLoadError
 from pipelines.text.token_map import TOKEN_MAP_FILE, TokenMap
 from pipelines.text.vocabulary import Vocabulary
+from tests.support.examples import examples
 from tests.support.trained_tokenizers import (
     BYTES,
     TEXTS,
@@ -78,7 +79,7 @@ def test_equal_tokens_have_the_same_bytes_and_are_pairs(
 
 
 @pytest.mark.parametrize(("draft", "target"), [pair for pair in PAIRS if pair[0] != "unigram"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_the_draft_reads_the_bytes_of_any_tokens_in_any_portions(
     draft: str, target: str, data: st.DataObject, models: dict[str, ModelTokens]

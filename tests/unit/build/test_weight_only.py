@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from build.checkpoints.tensor_file import Float32Array
 from build.networks.weight_only import quantize_int4
+from tests.support.examples import examples
 
 
 def squared_errors(values: Float32Array, group_size: int) -> Float32Array:
@@ -26,7 +27,7 @@ def rounded_to_nearest(values: Float32Array, group_size: int) -> Float32Array:
     return np.square(errors).sum(axis=2)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     rows=st.integers(1, 5),
     num_groups=st.integers(1, 3),

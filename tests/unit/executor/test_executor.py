@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import (
@@ -29,6 +29,7 @@ from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
+from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, check_blocks, make_executor
 
 NUM_BLOCKS = 64
@@ -113,7 +114,7 @@ def test_a_round_computes_only_what_is_new() -> None:
     assert all(count == 1 for position, count in engine.num_computed.items() if position > 0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_many_requests_with_few_blocks_answer_as_if_each_were_alone(data: st.DataObject) -> None:
     """They share prefixes, batches, preemption, eviction, cancellation and rejections."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipelines.executor.kv_cache import BlockPool, BlockTable, KvCache
+from tests.support.examples import examples
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
@@ -159,7 +159,7 @@ def test_of_both_caches_the_block_that_was_unused_for_longest_is_taken(quotas: t
     assert ask(first, 1) < 4 * BLOCK_SIZE
 
 
-KvCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
-OneFormMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+KvCacheMachine.TestCase.settings = examples(60, stateful_step_count=60)
+OneFormMachine.TestCase.settings = examples(40, stateful_step_count=60)
 TestKvCache = KvCacheMachine.TestCase
 TestKvCacheOfOneForm = OneFormMachine.TestCase

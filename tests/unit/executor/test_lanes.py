@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import RecipeError, ServerBusyError
@@ -19,6 +19,7 @@ from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
+from tests.support.examples import examples
 from tests.support.recording_engine import RecordingEngine, check_blocks, make_executor
 
 LOOP, CONTROL = 0, 1
@@ -117,7 +118,7 @@ def test_the_control_shows_a_loop_that_accepts_wrong_tokens(monkeypatch: pytest.
     assert loop != control == alone(request(PROMPT, 40))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     wanted=st.lists(
         st.tuples(

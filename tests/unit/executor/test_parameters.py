@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError, InvalidRequestError
@@ -20,6 +20,7 @@ from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.guides import GrammarCompiler, Guide
+from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, letters
 from tests.unit.executor.test_executor import NUM_BLOCKS, make_executor, request, run, tokens_of
 
@@ -119,7 +120,7 @@ def bits(output: Answer) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: st.DataObject) -> None:
     """The runs include batch mates, preemption and split verifications; log probabilities equal in bits."""
@@ -145,7 +146,7 @@ def test_any_combination_of_parameters_is_answered_as_by_the_target_alone(data: 
         assert bits(answer) == bits(alone(req))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(req=requests(), length=st.integers(0, 6))
 def test_the_ratio_rule_answers_any_combination_within_its_limits(
     req: GenerationRequest, length: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
@@ -17,6 +17,7 @@ from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
+from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
 from tests.unit.executor.test_executor import run
 
@@ -43,7 +44,7 @@ def same(found: LogProbs | None, wanted: LogProbs) -> bool:
     return all(np.array_equal(ours, theirs) and ours.dtype == theirs.dtype for ours, theirs in pairs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     prompts=st.lists(PROMPTS, min_size=1, max_size=4),
     most_logits=st.sampled_from([1, 7 * VOCAB_SIZE, 1 << 22]),

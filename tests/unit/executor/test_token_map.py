@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
@@ -21,6 +21,7 @@ from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.token_map import TokenMap
+from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, letters, make_executor
 from tests.unit.executor.test_executor import alone, request, run, tokens_of
 
@@ -64,7 +65,7 @@ async def rounds_of(
     return [part async for part in speculate(req, draft, target.complete, FixedDraftLength(length), **how)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_the_answer_is_the_targets_own(data: st.DataObject) -> None:
     prompt = data.draw(st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=20))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
 from pipelines.triton.gateway.json_messages import generate_message, infer_message
 from pipelines.triton.gateway.request_checks import DTYPE_BYTES, check_request, parse
+from tests.support.examples import examples
 
 DATATYPES = {f"in_{name.lower()}": name for name in (*DTYPE_BYTES, "BYTES")}
 INFER_NAMES = (
@@ -64,7 +65,7 @@ def check(message: Any) -> None:
     assert len(message.raw_input_contents) in (0, len(message.inputs))
 
 
-@settings(derandomize=True, max_examples=500)
+@examples(500, derandomize=True)
 @example(b"null")
 @example(b'{"\\ud800": 1}')
 @given(RAW)
@@ -75,7 +76,7 @@ def test_any_body_of_generate(body: bytes) -> None:
         assert len(str(error)) < 1500
 
 
-@settings(derandomize=True, max_examples=500)
+@examples(500, derandomize=True)
 @given(RAW, st.binary(max_size=16), st.integers(-8, 8) | st.none())
 def test_any_body_of_infer(body: bytes, behind: bytes, off_by: int | None) -> None:
     try:
@@ -87,7 +88,7 @@ def test_any_body_of_infer(body: bytes, behind: bytes, off_by: int | None) -> No
         assert len(str(error)) < 1500
 
 
-@settings(derandomize=True, max_examples=300)
+@examples(300, derandomize=True)
 @given(st.data())
 def test_any_message(data: st.DataObject) -> None:
     """The messages are valid ones with a few bytes changed, if they can still be parsed."""

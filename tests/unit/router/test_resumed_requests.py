@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
@@ -23,6 +23,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
 from pipelines.wire.answer import spell
+from tests.support.examples import examples
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine
 from tests.unit.executor.test_executor import request, run
 from tests.unit.executor.test_parameters import sampling_params
@@ -156,7 +157,7 @@ def answered(ask: Callable[[], list[Chunk]]) -> list[Chunk] | None:
         return None
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(whole=requests(), lengths=st.tuples(st.integers(0, 6), st.integers(0, 6)), data=st.data())
 def test_the_rest_is_the_same_after_every_chunk(
     whole: GenerationRequest, lengths: tuple[int, int], data: st.DataObject
@@ -174,7 +175,7 @@ def test_the_rest_is_the_same_after_every_chunk(
     assert rest[-1].finish_reason == uncut[-1].finish_reason
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(whole=requests(), data=st.data())
 def test_after_any_tokens_the_rest_is_the_same_or_refused(
     whole: GenerationRequest, data: st.DataObject

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import ChatTemplateError, EngineLoadError
@@ -15,6 +15,7 @@ from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 from pipelines.text.prompt_tokenizer import PromptTokenizer
 from pipelines.text.special_names import MARK
 from tests.support.chat_templates import CONVERSATIONS, ENDS, SPECIAL_TOKENS, TEMPLATES, user
+from tests.support.examples import examples
 from tests.support.trained_tokenizers import byte_level
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -75,7 +76,7 @@ TEXTS = st.text(_CHARACTERS, max_size=20) | st.sampled_from(["", " ", "{{ 1 }}",
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     messages=st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), min_size=1, max_size=5),
     end=st.sampled_from(ENDS),
@@ -158,7 +159,7 @@ def test_a_mark_whose_character_is_cut_off_marks_nothing() -> None:
         assert renderer.render([user("")]) == ""
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     texts=st.lists(
         st.text("<|im_end>s/" + MARK, max_size=12) | st.sampled_from([*NAMES, MARK, "<", "<|im_", "end|>"]),

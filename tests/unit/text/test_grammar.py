@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InvalidRequestError
@@ -14,6 +14,7 @@ from pipelines.text import guides as guides_module
 from pipelines.text.grammar import RequestGrammarState
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.prompt_tokenizer import PromptTokenizer
+from tests.support.examples import examples
 from tests.support.tiny_engines import DEMO_TOKENIZER
 
 TOKENIZER = PromptTokenizer(DEMO_TOKENIZER.read_bytes(), DEMO_TOKENIZER)
@@ -56,7 +57,7 @@ def ids(tokens: list[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(guide=st.sampled_from(GUIDES), data=st.data())
 def test_a_mask_depends_on_nothing_but_the_output(guide: Guide, data: st.DataObject) -> None:
     """One state proposes, goes back and looks ahead; another sees the output for the first time."""

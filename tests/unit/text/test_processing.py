@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError, InvalidRequestError
@@ -22,6 +22,7 @@ from pipelines.speculation.sampling.sampler import Sampler
 from pipelines.text.bad_words import BadWords, Completions
 from pipelines.text.vocabulary import Vocabulary
 from tests.exact.reference import adjusted_logits, sampled_scores, softmax
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -106,7 +107,7 @@ def is_near_a_border(adjusted: list[float], sampling: SamplingParams) -> bool:
     return sampling.top_p < 1 and bool((np.abs(sums - sampling.top_p) < MARGIN).any())
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(LOGITS, TOKENS.filter(len), TOKENS, SAMPLING, BAD_WORDS, st.data())
 def test_any_parameters_give_the_references_distribution(
     logits: list[float],
@@ -255,7 +256,7 @@ def processed_by_transformers(row: np.ndarray, request: GenerationRequest, promp
     ids=lambda parameters: " ".join(parameters),
 )
 def test_parameters_do_what_transformers_does(parameters: dict[str, st.SearchStrategy[Any]]) -> None:
-    @settings(max_examples=25)
+    @examples(25)
     @given(DISTINCT, TOKENS.filter(len), TOKENS, st.fixed_dictionaries(parameters))
     def compare(logits: list[float], prompt: list[int], output: list[int], drawn: dict[str, Any]) -> None:
         bad_words = drawn.pop("bad_words", ())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -21,6 +21,7 @@ from pipelines.text.special_names import MARK, mark_user_names
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.wire.answer import TextOutputs
 from pipelines.wire.tensors import scalar_tensor
+from tests.support.examples import examples
 from tests.support.trained_tokenizers import TOKENIZERS, unigram, with_bos
 
 CHAT = ("<|im_start|>", "<|im_end|>")
@@ -94,7 +95,7 @@ def test_a_name_that_cannot_be_written_as_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(text=st.text("ab =\n\u2615\xe9<|>/s_imtarnd", max_size=30))
 def test_texts_without_names_are_what_the_library_makes_of_them(kind: str, text: str) -> None:
     prompts = prompts_of(kind)
@@ -105,7 +106,7 @@ def test_texts_without_names_are_what_the_library_makes_of_them(kind: str, text:
 
 
 @pytest.mark.parametrize("kind", SPELLING)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     parts=st.lists(st.sampled_from([*CHAT, "<s>", "<|end|>", "<|end|>>", "user\n", "x = 1", "\u2615"])),
     place=st.integers(0, 8),
@@ -157,7 +158,7 @@ def test_marks_in_a_long_text_with_many_names_take_little_time() -> None:
 
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_streamed_chunks_join_to_the_decoded_text_of_the_whole(
     kind: str, skip: bool, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
@@ -22,6 +22,7 @@ from pipelines.text.vocabulary import Vocabulary
 from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.wire.tensors import scalar_tensor, text_tensor
 from pipelines.wire.word_list import WordKind
+from tests.support.examples import examples
 from tests.support.trained_tokenizers import TEXTS, TOKENIZERS, byte_level
 
 
@@ -57,7 +58,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_joined_bytes_are_the_decoded_text_of_any_tokens(kind: str, data: st.DataObject) -> None:
     tokenizer = made_once(kind)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import (
@@ -33,12 +33,13 @@ from pipelines.triton.engine.model import GenerationModel
 from pipelines.triton.engine.token_times import TokenTimes
 from pipelines.triton.text.model import TextModel
 from pipelines.wire.request import ENGINE_INPUTS, TEXT_INPUTS
+from tests.support.examples import examples
 from tests.support.fake_triton import FakeRequest, FakeTritonError, fake_backend
 from tests.support.recorded_gauges import RecordedGauges
 from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
 from tests.unit.triton.test_text_model import EchoEngine, start_text_model
 
-FUZZED = settings(derandomize=True, max_examples=300, deadline=None)
+FUZZED = examples(300, derandomize=True)
 
 INTEGERS = st.one_of(
     st.integers(-2, VOCAB_SIZE), st.sampled_from([2**31 - 1, -(2**31), 96, 97, 1024]), st.just(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.front_door.messages.message import MessageDocument, Part
@@ -18,6 +18,7 @@ from pipelines.front_door.messages.style import (
     CallStyle,
     Thinking,
 )
+from tests.support.examples import examples
 from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, TWO_CALLS
 
 NAMED = {style.name: style for style in CALL_STYLES}
@@ -68,7 +69,7 @@ def joined(deltas: list[dict[str, object]]) -> dict[str, object]:
     return {**message, **({"tool_calls": calls} if calls else {})}
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     texts=st.lists(TEXTS, max_size=6),
     style=st.sampled_from([None, *CALL_STYLES]),

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compiler import needs_compiler
+from tests.support.examples import examples
 from tests.unit.build.operators.attention.kernel import (
     BLOCK,
     DTYPES,
@@ -78,7 +79,7 @@ def cuts(length: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
 
 
 @given(shape=shapes, length=st.integers(1, LONGEST), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_outputs_are_those_of_float64(calls: ctypes.CDLL, shape: Shape, length: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = Tokens.draw(shape, length, rng)
@@ -91,7 +92,7 @@ def test_outputs_are_those_of_float64(calls: ctypes.CDLL, shape: Shape, length: 
 
 
 @given(shape=shapes, length=st.integers(2, LONGEST), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_bits_are_those_of_plain_decoding(calls: ctypes.CDLL, shape: Shape, length: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = Tokens.draw(shape, length, rng)

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from build.openvino.own_operators import arranged
 from tests.support.compiler import needs_compiler
+from tests.support.examples import examples
 from tests.unit.build.operators.calls import compile_calls
 
 pytestmark = needs_compiler
@@ -103,7 +104,7 @@ def random_rows(count: int, size: int, seed: int = 1) -> Floats:
 )
 @example(bits=8, num_inputs=4736, num_outputs=33, num_rows=7, num_threads=2, seed=0)
 @example(bits=4, num_inputs=2049, num_outputs=16, num_rows=1, num_threads=1, seed=0)
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_each_bit_is_numpys(
     calls: ctypes.CDLL,
     bits: int,
