@@ -19,7 +19,11 @@ CALLED = {"list the repository", "load a model", "unload a model", "statistics",
 CALLED |= {"read the logging", "status of shared memory", "register shared memory", "register CUDA memory"}
 CALLED |= {"method that is none", "reflection"}
 
-pytestmark = [pytest.mark.triton, pytest.mark.skipif(HAPROXY is None, reason=IS_MISSING), pytest.mark.xdist_group("server")]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(HAPROXY is None, reason=IS_MISSING),
+    pytest.mark.xdist_group("server"),
+]
 
 
 @pytest.fixture(scope="module")
