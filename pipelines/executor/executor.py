@@ -23,11 +23,9 @@ from pipelines.executor.limits import (
     queue_is_full,
     step_failed,
 )
-from pipelines.executor.look_ahead import looking_ahead
 from pipelines.executor.prompt_pace import PromptPace, is_short
-from pipelines.executor.proposals import next_rows
-from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget
-from pipelines.executor.sequence import Sequence
+from pipelines.executor.rows import NOTHING, RowBudget, RowSteps, fit_to_budget, next_rows
+from pipelines.executor.sequence import Sequence, looking_ahead
 from pipelines.executor.step import WARM_UP_ROW, StepInputs, pack, size_with_prompts
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.request import GenerationRequest, Output
@@ -159,7 +157,7 @@ class Executor:
         # A request that can start immediately does not count as waiting.
         if num_waiting + num_running >= self.limits.max_batch_size + self.limits.max_queue_size:
             raise queue_is_full(num_waiting, num_running, self.limits)
-        sequence = Sequence.begin(request, self.vocabulary, self._sampler(request), self._token_map)
+        sequence = Sequence(request, self.vocabulary, self._sampler(request), self._token_map)
         if self._token_map is not None:
             check_translated(sequence, self._max_seq_len)
         lane.waiting.append(sequence)
@@ -242,7 +240,7 @@ class Executor:
         """Compute a planned step and distribute its tokens; False if it failed, and with it its requests."""
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         try:
-            with looking_ahead(work):
+            with looking_ahead([item.sequence for item in work if item.chunk.num_logits]):
                 logits = self.engine.step(inputs)
         except Exception:  # any error of the runtime: these requests fail, the others continue
             _LOG.exception("an engine step of %d requests failed", len(work))

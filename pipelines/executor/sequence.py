@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import DraftproofError, NothingAllowedError
 from pipelines.executor.kv_cache import BlockTable
@@ -27,81 +29,75 @@ MIN_STEP_TOKENS = 4
 _MOST_LOGITS = 1 << 22
 """Logits of a chunk, 16 MiB: OpenVINO keeps room for the most that it has returned."""
 
+_LOOK_AHEAD_S = 0.05
+"""Time of a step for the masks behind draft tokens, shared by its requests; a usual mask takes 50 us."""
 
-@dataclass(eq=False)
+_LOOK_AHEAD_THREAD = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+
 class Sequence:
     """State of one request.
 
     Attributes:
+        request: The request.
+        sampler: Turns logits into tokens; has seen all known tokens.
+        stop_words: Finds the stop words of the request.
+        outputs: Outputs, or the error with which the request ends.
+        token_map: Translates chosen tokens to those that the engine reads; None if they are the same.
         tokens: int32 buffer of the tokens that the engine reads; the first ``num_tokens`` are known.
+        num_tokens: See ``tokens``.
         num_prompt: Leading tokens that are computed as prompt, in chunks of at least two. A prompt of a
             single token cannot be a chunk; it is computed as a row, and this is 0.
         num_computed: Leading positions whose keys and values are in the cache.
-        sampler: Turns logits into tokens; has seen all known tokens.
         draft_ids: int32, draft tokens that are not yet verified.
         draft_logits: float32 [len(draft_ids), vocab_size] for the ratio rule, otherwise None.
         draft_survival: float64 [len(draft_ids)] if draft tokens may be dropped, otherwise None.
         is_verification: Whether the request ends with the token after its accepted draft tokens.
-        token_map: Translates chosen tokens to those that the engine reads; None if they are the same.
         output_ids: Tokens chosen so far.
         margins: Margins of the tokens proposed so far.
         most_chunk_tokens: Most tokens of a prompt's chunk whose logits are all needed.
         table: Blocks of a running request; None while it waits.
+
+    Args:
+        request: The request.
+        vocabulary: Bytes of the tokens, for stop words.
+        sampler: See the attribute.
+        token_map: See the attribute.
     """
 
-    request: GenerationRequest
-    tokens: TokenIds
-    num_tokens: int
-    num_prompt: int
-    sampler: Sampler
-    stop_words: StopWordMatcher
-    outputs: asyncio.Queue[Output | DraftproofError]
-    draft_ids: TokenIds
-    draft_logits: Logits | None
-    draft_survival: npt.NDArray[np.float64] | None
-    is_verification: bool
-    token_map: TokenMap | None = None
-    output_ids: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    margins: list[float] = field(default_factory=list)
-    table: BlockTable | None = None
-    most_chunk_tokens: int = 0
-    _prompt_log_probs: list[LogProbs] | None = None  # until they are returned
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         request: GenerationRequest,
         vocabulary: Vocabulary,
         sampler: Sampler,
         token_map: TokenMap | None = None,
-    ) -> Sequence:
-        """Create the state of a request."""
+    ) -> None:
+        self.request = request
+        self.sampler = sampler
+        self.token_map = token_map
+        self.outputs: asyncio.Queue[Output | DraftproofError] = asyncio.Queue()
         # A stop word counts only after the first min_tokens of the output.
         watched_ids = request.input_ids[request.num_prompt_tokens + request.sampling.min_tokens :]
+        self.stop_words = StopWordMatcher(request.stop_words, vocabulary, watched_ids.tolist())
         known, num_prompt = request.input_ids, request.num_prompt_tokens
         if token_map is not None:
             prompt = token_map.translate_prompt(known[:num_prompt])
             known, num_prompt = np.concatenate((prompt, token_map.translate(known[num_prompt:]))), len(prompt)
-        num_known = len(known)
-        tokens = np.empty(num_known + request.max_tokens, np.int32)
-        tokens[:num_known] = known
-        return cls(
-            request=request,
-            tokens=tokens,
-            num_tokens=num_known,
-            num_prompt=num_prompt if num_prompt > 1 else 0,
-            sampler=sampler,
-            stop_words=StopWordMatcher(request.stop_words, vocabulary, watched_ids.tolist()),
-            outputs=asyncio.Queue(),
-            draft_ids=request.draft_input_ids,
-            draft_logits=request.draft_logits,
-            draft_survival=request.draft_survival,
-            is_verification=len(request.draft_input_ids) > 0,
-            token_map=token_map,
-            most_chunk_tokens=max(_MOST_LOGITS // sampler.vocab_size, MIN_STEP_TOKENS),
-            _prompt_log_probs=[] if request.prompt_log_probs else None,
-        )
+        self.num_tokens = len(known)
+        self.num_prompt = num_prompt if num_prompt > 1 else 0
+        self.tokens: TokenIds = np.empty(self.num_tokens + request.max_tokens, np.int32)
+        self.tokens[: self.num_tokens] = known
+        self.num_computed = 0
+        self.draft_ids = request.draft_input_ids
+        self.draft_logits = request.draft_logits
+        self.draft_survival = request.draft_survival
+        self.is_verification = len(request.draft_input_ids) > 0
+        self.output_ids: list[int] = []
+        self.margins: list[float] = []
+        self.most_chunk_tokens = max(_MOST_LOGITS // sampler.vocab_size, MIN_STEP_TOKENS)
+        self.table: BlockTable | None = None
+        # Until they are returned.
+        self._prompt_log_probs: list[LogProbs] | None = [] if request.prompt_log_probs else None
 
     @property
     def num_output(self) -> int:
@@ -262,3 +258,29 @@ class Sequence:
         if self.request.num_log_probs is None:
             return None
         return LogProbs.of(logits[: len(token_ids)], token_ids, self.request.num_log_probs)
+
+
+@contextmanager
+def looking_ahead(sequences: SequenceOf[Sequence]) -> Iterator[None]:
+    """Compute what grammars allow on another thread while the engine computes logits; wait at the end.
+
+    A request whose grammar is too slow verifies fewer of its draft tokens, so that others need not wait.
+
+    Args:
+        sequences: Requests that get logits from the step.
+    """
+    guided = [each for each in sequences if each.sampler.has_grammar]
+    running = _LOOK_AHEAD_THREAD.submit(_look_ahead, guided) if guided else None
+    try:
+        yield
+    finally:
+        if running is not None:
+            running.result()
+
+
+def _look_ahead(sequences: SequenceOf[Sequence]) -> None:
+    for sequence in sequences:
+        with suppress(Exception):  # the choice will fail in the same way, for this request alone
+            num_ready = sequence.sampler.look_ahead(sequence.draft_ids, _LOOK_AHEAD_S / len(sequences))
+            if num_ready < len(sequence.draft_ids):
+                sequence.leave_out(len(sequence.draft_ids) - num_ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.speculation.log_probs import MAX_LOG_PROBS, LogProbs
-from pipelines.speculation.sampling.params import GREEDY, SamplingParams
+from pipelines.speculation.sampling.params import GREEDY, SamplingParams, check_range
 from pipelines.speculation.token_ids import NO_TOKENS, Logits, TokenIds
 
 
@@ -94,13 +95,7 @@ class GenerationRequest:
                 limit="at least 1 token",
                 remedy="send a prompt",
             )
-        if self.max_tokens < 1:
-            raise InvalidRequestError(
-                "max_tokens is too small",
-                values=f"max_tokens={self.max_tokens}",
-                limit="at least 1",
-                remedy="send max_tokens of 1 or more",
-            )
+        check_range("max_tokens", self.max_tokens, 1, math.inf, "send max_tokens of 1 or more")
         num_tokens = num_input + max(self.max_tokens, num_draft + 1)
         if num_tokens > max_seq_len:
             raise PromptTooLongError(
@@ -109,13 +104,8 @@ class GenerationRequest:
                 limit=f"max_seq_len={max_seq_len}",
                 remedy="shorten the prompt, lower max_tokens, or serve with a larger max_seq_len",
             )
-        if not 0 < self.num_prompt_tokens <= num_input:
-            raise InvalidRequestError(
-                "prompt_length does not fit the input",
-                values=f"prompt_length={self.num_prompt_tokens}, {num_input} input tokens",
-                limit="1 to the number of input tokens",
-                remedy="send the number of leading input tokens that are prompt",
-            )
+        remedy = "send the number of leading input tokens that are prompt"
+        check_range("prompt_length", self.num_prompt_tokens, 1, num_input, remedy)
         ids = [part for part in (self.input_ids, self.draft_input_ids) if len(part)]
         least, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
         if least < 0 or most >= vocab_size:
@@ -139,13 +129,9 @@ class GenerationRequest:
                 limit="at least one byte",
                 remedy="leave it out",
             )
-        if self.num_log_probs is not None and not 0 <= self.num_log_probs <= min(MAX_LOG_PROBS, vocab_size):
-            raise InvalidRequestError(
-                "num_log_probs is out of range",
-                values=f"num_log_probs={self.num_log_probs}",
-                limit=f"0 to {min(MAX_LOG_PROBS, vocab_size)} alternatives per token",
-                remedy="ask for fewer alternatives",
-            )
+        if self.num_log_probs is not None:
+            most = min(MAX_LOG_PROBS, vocab_size)
+            check_range("num_log_probs", self.num_log_probs, 0, most, "ask for fewer alternatives")
         if self.prompt_log_probs and self.num_log_probs is None:
             raise InvalidRequestError(
                 "log probabilities of the prompt need those of the output",

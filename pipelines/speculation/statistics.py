@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipelines.speculation.loop import Round
+from pipelines.speculation.loop import TOKEN_SOURCES, Round
 
 
 @dataclass
@@ -18,7 +18,7 @@ class SpeculationStatistics:
         total_accepted_draft_tokens: Accepted draft tokens.
         accepted_per_position: Entry i counts the rounds that accepted draft position i.
         rounds_by_length: Entry i counts the rounds that verified i draft tokens.
-        tokens_by_source: Output tokens from the grammar, the draft model, lookup, and the target itself.
+        tokens_by_source: Output tokens by source, in the order of ``TOKEN_SOURCES``.
     """
 
     max_draft_len: int
@@ -33,22 +33,18 @@ class SpeculationStatistics:
     def __post_init__(self) -> None:
         self.accepted_per_position = [0] * self.max_draft_len
         self.rounds_by_length = [0] * (self.max_draft_len + 1)
-        self.tokens_by_source = dict.fromkeys(("grammar", "draft_model", "lookup", "target"), 0)
+        self.tokens_by_source = dict.fromkeys(TOKEN_SOURCES, 0)
 
     def add_round(self, outcome: Round) -> None:
         """Count one target pass."""
         num_accepted = outcome.num_accepted_tokens
-        num_forced = min(num_accepted, outcome.num_forced)
-        num_by_model = min(num_accepted - num_forced, outcome.num_by_model)
         self.num_rounds += 1
         self.num_drafting_rounds += outcome.num_draft_tokens > 0
         self.total_draft_tokens += outcome.num_draft_tokens
         self.total_accepted_draft_tokens += num_accepted
         self.rounds_by_length[outcome.num_draft_tokens] += 1
-        self.tokens_by_source["grammar"] += num_forced
-        self.tokens_by_source["draft_model"] += num_by_model
-        self.tokens_by_source["lookup"] += num_accepted - num_forced - num_by_model
-        self.tokens_by_source["target"] += len(outcome.token_ids) - num_accepted
+        for source in outcome.token_sources.tolist():
+            self.tokens_by_source[TOKEN_SOURCES[source]] += 1
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 

@@ -141,12 +141,13 @@ BREAKAGES: tuple[Breakage, ...] = (
         "num_sequences, length = (1, count)",
         _ROWS,
     ),
-    _one(
+    Breakage(
         "row rule: a continued output is computed as a prompt",
-        "num_prompt=num_prompt if num_prompt > 1 else 0,",
-        "num_prompt=num_known,",
-        _ROWS,
-        _EXECUTOR,
+        (
+            ("self.num_prompt = num_prompt if num_prompt > 1 else 0", "self.num_prompt = self.num_tokens"),
+            ("num_prompt=num_prompt if num_prompt > 1 else 0,", "num_prompt=num_known,"),
+        ),
+        (_ROWS, _EXECUTOR),
     ),
     _one(
         "KV cache: a block is reused however it was computed",

@@ -152,7 +152,7 @@ def test_what_rounds_would_forget_is_answered_by_the_target_alone_and_said(
         ({"num_log_probs": 0}, "draft_tokens_external computes none"),
         ({"num_log_probs": 2}, "draft_tokens_external computes none"),
         ({"max_tokens": MAX_SEQ_LEN}, "max_seq_len"),
-        ({"max_tokens": 0}, "max_tokens is too small"),
+        ({"max_tokens": 0}, "max_tokens is out of range"),
         ({"min_tokens": 3}, "with 2 end tokens"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.errors import IncompatiblePairError
 from pipelines.executor.executor import Executor
 from pipelines.executor.step_loop import StepLoop
-from pipelines.speculation.draft_length.draft_plan import DraftPlan, Proposal, all_of
+from pipelines.speculation.draft_length.draft_plan import DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.draft_length.survival import NUM_CLASSES, class_of
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
@@ -32,21 +32,16 @@ _LEAST_ROUNDS = 4  # of each answer, the first of which drafts nothing
 _PRIOR_WEIGHT = 4.0
 
 
-class _Recorder:
+class _Recorder(FixedDraftLength):
     """A fixed draft length that records which draft tokens are accepted."""
 
-    max_draft_len = _DRAFT_LENGTH
-
     def __init__(self) -> None:
+        super().__init__(_DRAFT_LENGTH)
         self.num_seen = np.zeros(NUM_CLASSES)
         self.num_accepted = np.zeros(NUM_CLASSES)
 
     def next_round(self, num_remaining: int) -> DraftPlan:
-        plan = all_of(min(_DRAFT_LENGTH, num_remaining - 1))
-        return replace(plan, keep_drafting=lambda: lambda margin: True)
-
-    def num_alone(self, num_remaining: int) -> int:
-        return num_remaining
+        return replace(super().next_round(num_remaining), keep_drafting=lambda: lambda margin: True)
 
     def note_refusal(self) -> None:
         """Go on: the draft may read the other prompts, which are recorded here too."""

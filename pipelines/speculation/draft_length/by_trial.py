@@ -329,6 +329,10 @@ class TriedDraftLength:
         for index in range(num_compared):
             self._lengths.acceptance.observe_level(_PRIOR_RATE, was_accepted=index < num_accepted)
 
+    def end(self) -> None:
+        """Record that the request has ended."""
+        self._lengths.end(self)
+
     def _observe_alone(self, num_tokens: int, seconds: float) -> None:
         self._num_alone_left -= num_tokens
         self._lengths.load.num_until_trial -= num_tokens

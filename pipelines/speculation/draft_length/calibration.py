@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines.errors import EngineLoadError
 from pipelines.speculation.draft_length.survival import NUM_CLASSES
@@ -74,19 +75,8 @@ class Calibration:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            draft, target = (
-                EngineCosts(
-                    tuple(part["rows"]),
-                    tuple(part["seconds"]),
-                    float(part["seconds_per_position"]),
-                    float(part["reread_share"]),
-                    float(part["change_s"]),
-                )
-                for part in (document["draft"], document["target"])
-            )
-            rates, shares = tuple(document["acceptance_rates"]), tuple(document["margin_shares"])
-            sha256 = str(document.get("prompts_sha256", ""))
-            calibration = cls(draft, target, rates, shares, document["busy_share"], sha256)
+            draft, target = (EngineCosts(**_with_tuples(document.pop(role))) for role in ("draft", "target"))
+            calibration = cls(draft, target, **_with_tuples(document))
             _check(calibration)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineLoadError(
@@ -96,6 +86,10 @@ class Calibration:
                 remedy="run 'draftproof repository', which measures the pair again",
             ) from error
         return calibration
+
+
+def _with_tuples(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def _check(calibration: Calibration) -> None:

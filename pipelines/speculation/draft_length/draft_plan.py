@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.speculation.draft_length.survival import AcceptanceByMargin, RequestAcceptance
 from pipelines.speculation.request import Output
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
 
@@ -93,32 +92,8 @@ class DraftLength(Protocol):
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn from a round: the draft tokens, verified or not, and the output."""
 
-
-class DraftLengthController(Protocol):
-    """Decides the draft lengths of all requests of a server.
-
-    Attributes:
-        max_draft_len: Upper limit.
-        acceptance: Acceptance rates of the pair.
-        threshold: Probability above which draft tokens are worth their cost; above 1: never.
-    """
-
-    max_draft_len: int
-    acceptance: AcceptanceByMargin
-    threshold: float
-
-    def begin(
-        self,
-        prompt_ids: TokenIds,
-        acceptance: RequestAcceptance,
-        earlier_ids: TokenIds,
-        *,
-        sees_margins: bool,
-    ) -> Any:
-        """Add a request until ``end`` and return its ``DraftLength``."""
-
-    def end(self, request: Any) -> None:
-        """Remove a request."""
+    def end(self) -> None:
+        """Record that the request has ended."""
 
 
 class FixedDraftLength:
@@ -149,6 +124,9 @@ class FixedDraftLength:
 
     def observe(self, proposal: Proposal, token_ids: TokenIds) -> None:
         """Learn nothing."""
+
+    def end(self) -> None:
+        """Leave nothing behind."""
 
 
 def all_of(num_draft_tokens: int) -> DraftPlan:

@@ -162,6 +162,10 @@ class RequestDraftLength:
         else:
             self.acceptance.observe_unseen(min(len(drafted.token_ids), len(token_ids)), num_accepted)
 
+    def end(self) -> None:
+        """Record that the request has ended."""
+        self._lengths.end(self)
+
     def _probe(self) -> DraftPlan:
         """Draft one token, which is compared with the output instead of being verified."""
         if self.is_refused or not self._lengths.is_probed(self):

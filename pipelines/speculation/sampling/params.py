@@ -20,6 +20,20 @@ MAX_ADDED_PENALTY = 2.0
 _DRAWN_SEED_BITS = 53  # exactly representable in JSON parsers that only support doubles
 
 
+# Name, least and largest value, whether it must be above the least one, and what to send instead.
+_RANGES: tuple[tuple[str, float, float, bool, str], ...] = (
+    ("temperature", 0.0, math.inf, False, "send 0 for greedy decoding"),
+    ("top_k", 0, math.inf, False, "send 0 to sample among all tokens"),
+    ("top_p", 0.0, 1.0, True, "send 1 to sample among all tokens"),
+    ("min_p", 0.0, 1.0, False, "send 0 to sample among all tokens"),
+    ("repetition_penalty", 0.0, math.inf, True, "send 1 for no penalty"),
+    ("presence_penalty", -MAX_ADDED_PENALTY, MAX_ADDED_PENALTY, False, "send 0 for no penalty"),
+    ("frequency_penalty", -MAX_ADDED_PENALTY, MAX_ADDED_PENALTY, False, "send 0 for no penalty"),
+    ("min_tokens", 0, math.inf, False, "send 0 for no minimum"),
+    ("seed", 0, MAX_SEED, False, "send an unsigned 64-bit integer, or none"),
+)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters; ``logits_processing`` defines the order in which they are applied.
@@ -78,23 +92,8 @@ class SamplingParams:
         """
         if vocab_size in self._valid_for:  # each round of a request asks again
             return
-        _check("temperature", self.temperature, 0.0, math.inf, "send 0 for greedy decoding")
-        _check("top_k", self.top_k, 0, math.inf, "send 0 to sample among all tokens")
-        _check("top_p", self.top_p, 0.0, 1.0, "send 1 to sample among all tokens", is_open=True)
-        _check("min_p", self.min_p, 0.0, 1.0, "send 0 to sample among all tokens")
-        _check(
-            "repetition_penalty",
-            self.repetition_penalty,
-            0.0,
-            math.inf,
-            "send 1 for no penalty",
-            is_open=True,
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            limit = MAX_ADDED_PENALTY
-            _check(name, getattr(self, name), -limit, limit, "send 0 for no penalty")
-        _check("min_tokens", self.min_tokens, 0, math.inf, "send 0 for no minimum")
-        _check("seed", self.seed, 0, MAX_SEED, "send an unsigned 64-bit integer, or none")
+        for name, minimum, maximum, is_open, remedy in _RANGES:
+            check_range(name, getattr(self, name), minimum, maximum, remedy, is_open=is_open)
         if self.logit_bias:
             self._validate_logit_bias(vocab_size)
         self._valid_for.add(vocab_size)
@@ -106,13 +105,6 @@ class SamplingParams:
 
     def _validate_logit_bias(self, vocab_size: int) -> None:
         ids, values = self.bias
-        if len(ids) > MAX_LOGIT_BIASES:
-            raise InvalidRequestError(
-                "logit_bias has too many entries",
-                values=f"{len(ids)} ids",
-                limit=f"at most {MAX_LOGIT_BIASES}",
-                remedy="send the most important ones; use bad_words to forbid texts",
-            )
         is_repeated = np.ones(len(ids), np.bool_)
         is_repeated[np.unique(ids, return_index=True)[1]] = False
         is_wrong = is_repeated | (ids < 0) | (ids >= vocab_size)
@@ -127,7 +119,7 @@ class SamplingParams:
         is_wrong = ~(np.abs(values) <= MAX_LOGIT_BIAS)  # NaN, too
         if is_wrong.any():
             first = int(np.argmax(is_wrong))
-            _check(
+            check_range(
                 f"the logit_bias of token {ids[first]}",
                 float(values[first]),
                 -MAX_LOGIT_BIAS,
@@ -144,10 +136,22 @@ def draw_seed() -> int:
     return secrets.randbits(_DRAWN_SEED_BITS)
 
 
-def _check(
+def check_range(
     name: str, value: float, minimum: float, maximum: float, remedy: str, *, is_open: bool = False
 ) -> None:
-    """Refuse a value that is not finite or outside [minimum, maximum]; ``is_open``: (minimum, maximum]."""
+    """Refuse a value that is not finite or outside of its range.
+
+    Args:
+        name: What the client calls it.
+        value: The value.
+        minimum: Least value; with ``is_open`` the value must be above it.
+        maximum: Largest value; infinite for none.
+        remedy: What to send instead.
+        is_open: See ``minimum``.
+
+    Raises:
+        InvalidRequestError: The value is not in the range.
+    """
     if math.isfinite(value) and minimum <= value <= maximum and not (is_open and value == minimum):
         return
     limit = f"{'above' if is_open else 'at least'} {minimum:g}"

@@ -13,7 +13,7 @@ from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.speculation.draft_length.adaptive import DraftLengths
 from pipelines.speculation.draft_length.by_trial import TriedDraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
-from pipelines.speculation.draft_length.draft_plan import DraftLength, DraftLengthController, FixedDraftLength
+from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import AcceptanceByMargin
 from pipelines.speculation.loop import EngineCall, EngineStream, Round, speculate
@@ -91,7 +91,7 @@ class SpeculativeAnswerer:
         engines: EnginePair,
         admission: Admission,
         setting: LiveDraftLength,
-        lengths: DraftLengthController,
+        lengths: DraftLengths | TriedDraftLengths,
     ) -> None:
         self.vocabulary = engines.vocabulary
         self.end_ids = engines.end_ids
@@ -178,8 +178,7 @@ class SpeculativeAnswerer:
             async with aclosing(loop) as rounds:  # type: ignore[type-var]
                 yield rounds
         finally:
-            if wanted is None:
-                self._lengths.end(length)
+            length.end()
 
 
 def _refuse_verification(call: GenerationCall) -> None:
@@ -239,7 +238,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     access = parameters.text("engine_access")
     engines: InProcessEngines | TensorRtLlmEngines
-    lengths: DraftLengthController
+    lengths: DraftLengths | TriedDraftLengths
     if access == "tensorrt_llm":
         lengths = TriedDraftLengths(setting.max_draft_len)
         engines = TensorRtLlmEngines(parameters, ServerCalls())

@@ -23,7 +23,7 @@ from build.recipe import load_recipe
 from tests.support.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.unit.build.test_openvino_engine import EXACT, engine_of, largest_error, run, token_ids
 
-pytestmark = pytest.mark.xdist_group("torch")
+pytestmark = [pytest.mark.xdist_group("torch"), pytest.mark.long]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},

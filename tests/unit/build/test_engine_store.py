@@ -86,6 +86,7 @@ assert main(sys.argv[1:]) == 0
 """
 
 
+@pytest.mark.long
 def test_an_owner_who_is_not_root_builds_again_and_leaves_nothing(arguments: list[str]) -> None:
     run_as_owner(BUILD_AGAIN, *arguments)
     engines = Path(arguments[-1])

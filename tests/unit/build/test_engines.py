@@ -180,6 +180,7 @@ def test_an_incomplete_engine_is_built_again(name: str, tmp_path: Path, raw: dic
     checked_engine(Path(first["draft"]))
 
 
+@pytest.mark.long
 def test_concurrent_builds_do_not_interfere(tmp_path: Path, raw: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "build.engines", "--recipe", str(write_recipe(tmp_path, raw))]
     command += ["--engines", str(tmp_path / "engines")]
