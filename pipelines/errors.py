@@ -60,6 +60,11 @@ class DraftproofError(Exception):
     """
 
     code: ClassVar[str] = "error"
+    """Its name for programs: that of the class, such as ``server_busy`` of ``ServerBusyError``."""
+
+    def __init_subclass__(cls) -> None:
+        """Derive the code."""
+        cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
     def __init__(self, what: str, *, values: str = "", limit: str = "", remedy: str = "") -> None:
         self.what = what
@@ -82,175 +87,117 @@ class DraftproofError(Exception):
 class RecipeError(DraftproofError):
     """A recipe file cannot be used: unknown key, wrong type or value."""
 
-    code = "recipe"
-
 
 class CheckpointError(DraftproofError):
     """A checkpoint is missing, truncated, corrupt or in an unsupported format."""
-
-    code = "checkpoint"
 
 
 class IncompatiblePairError(DraftproofError):
     """Draft and target cannot work together, for instance because they have too few tokens in common."""
 
-    code = "incompatible_pair"
-
 
 class EngineBuildError(DraftproofError):
     """An engine could not be compiled."""
-
-    code = "engine_build"
 
 
 class EngineLoadError(DraftproofError):
     """An engine on disk is absent, changed since its build, or of another version."""
 
-    code = "engine_load"
-
 
 class PackageError(DraftproofError):
     """A package of a pair is incomplete, changed, of another version, or not signed with the demanded key."""
-
-    code = "package"
 
 
 class RepositoryError(DraftproofError):
     """The model repository could not be rendered, or one of its models not loaded."""
 
-    code = "repository"
-
 
 class InvalidRequestError(DraftproofError):
     """A request parameter is missing, malformed or out of range."""
-
-    code = "invalid_request"
 
 
 class PromptTooLongError(InvalidRequestError):
     """Prompt and ``max_tokens`` together exceed the engine's sequence length."""
 
-    code = "prompt_too_long"
-
 
 class ChatTemplateError(InvalidRequestError):
     """The model has no chat template, or its template does not render the conversation."""
-
-    code = "chat_template"
 
 
 class NothingAllowedError(InvalidRequestError):
     """Bad words, ``min_tokens`` and the grammar together leave no token that may come next."""
 
-    code = "nothing_allowed"
-
 
 class ModelNotFoundError(InvalidRequestError):
     """No model of this name is served."""
-
-    code = "model_not_found"
 
 
 class UnauthorizedError(DraftproofError):
     """The request has no valid API key."""
 
-    code = "unauthorized"
-
 
 class ForbiddenError(DraftproofError):
     """The request comes from a web page of another site."""
-
-    code = "forbidden"
 
 
 class RateLimitError(DraftproofError):
     """The API key has reached one of its limits; the request can be sent again later."""
 
-    code = "rate_limit"
-
 
 class ServerBusyError(DraftproofError):
     """The queue is full: the request was refused without waiting and can be sent again later."""
-
-    code = "server_busy"
 
 
 class RequestTimeoutError(DraftproofError):
     """The request's deadline passed before its last token."""
 
-    code = "request_timeout"
-
 
 class RequestCancelledError(DraftproofError):
     """The client disconnected or cancelled the request."""
-
-    code = "request_cancelled"
 
 
 class EngineFailedError(DraftproofError):
     """An engine step failed while serving."""
 
-    code = "engine_failed"
-
 
 class RequestRefusedError(EngineFailedError):
     """An engine refused one request; others continue."""
-
-    code = "request_refused"
 
 
 class ProcessEndedError(EngineFailedError):
     """The engine's process ended and is replaced within seconds; the request can be sent again."""
 
-    code = "process_ended"
-
 
 class TransportError(DraftproofError):
     """A call between two models of the server was garbled in transit."""
-
-    code = "transport"
 
 
 class ServerUnavailableError(DraftproofError):
     """No server answers at the address."""
 
-    code = "server_unavailable"
-
 
 class ServerStartError(DraftproofError):
     """The Triton server did not become ready."""
-
-    code = "server_start"
 
 
 class PortInUseError(ServerStartError):
     """Another process listens on a port that the server needs."""
 
-    code = "port_in_use"
-
 
 class PeerError(DraftproofError):
     """An engine that ours is compared with could not be installed, started or queried."""
-
-    code = "peer"
 
 
 class VerificationError(DraftproofError):
     """A proof could not be completed, so it proves nothing."""
 
-    code = "verification"
-
 
 class CanaryError(DraftproofError):
     """A rollout could not be started, resumed or judged; the pair in service is unchanged."""
 
-    code = "canary"
-
 
 class InternalError(DraftproofError):
     """A bug in Draftproof; the details are in the server's log, never in the message."""
-
-    code = "internal"
 
 
 def _cut(part: str) -> str:

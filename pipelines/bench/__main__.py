@@ -41,7 +41,6 @@ from pipelines.bench.reporting.slo import Slo, default_slo
 from pipelines.bench.verdicts import Results
 from pipelines.client import Client
 from pipelines.client.workers import Workers
-from pipelines.command_line.chat_prompts import check_chats_to_serve
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
 from pipelines.command_line.prompts import Prompts
@@ -66,10 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command_line = sys.argv[1:] if arguments is None else list(arguments)
 
     def work() -> int:
-        with stopped_by_signals():
-            check_chats_to_serve(prompts, options.url, options.recipe)
-            with running_server(options.url, options.recipe) as url:
-                results = _bench(url, size, prompts, names, options, command_line)
+        with stopped_by_signals(), running_server(options.url, options.recipe) as url:
+            results = _bench(url, size, prompts, names, options, command_line)
         return _show(results, options, earlier)
 
     return run_program(work, result={} if options.json else None)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from pipelines.command_line.prompt_files import json_of_messages, last_content
 from pipelines.command_line.prompts import Prompt, Prompts
-from pipelines.command_line.running_server import engine_to_serve
-from pipelines.deploy.server import run_directory
 from pipelines.errors import ChatTemplateError
 from pipelines.text.chat_template import ChatRenderer, ChatTemplate
 
@@ -51,23 +49,6 @@ def check_chats(prompts: Prompts, engine: Path | None) -> None:
         limit="the template in the target's engine on this machine, which base models do not have",
         remedy="use an instruction-tuned target, or give texts as prompt, which the model continues",
     )
-
-
-def check_chats_to_serve(prompts: Prompts, url: str, recipe: str) -> None:
-    """Refuse conversations for a target without a chat template before a server is started for them.
-
-    Args:
-        prompts: The prompts.
-        url: Address of a running server, whose engine it will be asked for; "" if one may be started.
-        recipe: Recipe of the server to start.
-
-    Raises:
-        ChatTemplateError: See ``check_chats``.
-        RecipeError: The recipe cannot be read.
-    """
-    engine = None if url else engine_to_serve(run_directory(recipe))
-    if engine is not None:
-        check_chats(prompts, engine)
 
 
 def render_chats(prompts: Prompts, engine: Path | None) -> Prompts:

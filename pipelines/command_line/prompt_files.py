@@ -17,7 +17,6 @@ from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import InvalidRequestError
 
 _SUFFIXES = (".jsonl", ".txt")
-_MAX_BYTES = 1 << 28
 _SEPARATOR = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _TEXT_KEYS = ("prompt", "text", "messages")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +32,7 @@ def read_prompts(path: Path) -> Prompts:
     """
     sets: dict[str, tuple[Prompt, ...]] = {}
     notes = []
+    ids: set[str] = set()
     for file in _files(path):
         found = list(_read_jsonl(file) if file.suffix == ".jsonl" else _read_text(file))
         by_hash: dict[bytes, Prompt] = {}
@@ -41,25 +41,25 @@ def read_prompts(path: Path) -> Prompts:
         unique = tuple(by_hash.values())
         if len(unique) < len(found):
             notes.append(f"repeated in {file.name} and left out: {len(found) - len(unique)}")
-        if not unique:
-            raise _refused(
-                "a file has no prompts",
-                f"{file}: {file.stat().st_size} bytes, 0 prompts",
-                "at least one prompt in each file",
-                "add prompts to the file, or leave it out",
+        if not unique or file.stem in sets:
+            raise InvalidRequestError(
+                "two sets of prompts have one name" if unique else "a file has no prompts",
+                values=f"{file}: {len(unique)} prompts",
+                limit="at least one prompt in each file, and different names without their endings",
+                remedy="rename the file, or leave it out",
             )
-        if file.stem in sets:
-            raise _refused(
-                "two sets of prompts have one name",
-                f"{file}: a set {file.stem!r} has been read",
-                "different names of files, without their endings",
-                "rename the file",
-            )
+        for prompt in unique:
+            if prompt.prompt_id in ids:
+                raise InvalidRequestError(
+                    "the prompts contain an id twice",
+                    values=f"{file}: {prompt.prompt_id}",
+                    limit="a unique id for each prompt, in all files together",
+                    remedy="change the id, or leave out all ids",
+                )
+            ids.add(prompt.prompt_id)
         sets[file.stem] = unique
     largest_first = sorted(sets.items(), key=lambda each: len(each[1]), reverse=True)
-    prompts = Prompts(_shown(path), dict(largest_first), tuple(notes))
-    _check_ids(prompts)
-    return prompts
+    return Prompts(_shown(path), dict(largest_first), tuple(notes))
 
 
 def _files(path: Path) -> list[Path]:
@@ -68,14 +68,14 @@ def _files(path: Path) -> list[Path]:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
     except OSError as error:
         raise _unreadable(error) from None
-    files = [file for file in inside if file == path or (file.suffix in _SUFFIXES and file.is_file())]
-    wrong = [file for file in files if file.suffix not in _SUFFIXES]
-    if wrong or not files:
-        raise _refused(
+    files = [file for file in inside if file.suffix in _SUFFIXES and file.is_file()]
+    if not files:
+        raise InvalidRequestError(
             "the prompts have no form that is known",
-            str(path),
-            f"a file {' or '.join(f'*{suffix}' for suffix in _SUFFIXES)}, or a folder with such files",
-            "convert the prompts to JSON lines with the key prompt or messages, and name the file *.jsonl",
+            values=str(path),
+            limit=f"a file {' or '.join(f'*{suffix}' for suffix in _SUFFIXES)}, or a folder with such files",
+            remedy="convert the prompts to JSON lines with the key prompt or messages, and name the file "
+            "*.jsonl",
         )
     return files
 
@@ -94,84 +94,47 @@ def _read_jsonl(file: Path) -> Iterator[Prompt]:
 
 
 def _content(file: Path) -> str:
-    size = file.stat().st_size
-    if not file.is_file() or size > _MAX_BYTES:  # a FIFO would be waited for, and a device never ends
-        raise _refused(
-            "the prompts are no file, or too large a file",
-            f"{file}: {size:,} bytes" if file.is_file() else f"{file}: a FIFO, socket or device",
-            f"a file of at most {_MAX_BYTES:,} bytes",
-            "write the prompts to a file, and name a part of them if they are too many",
-        )
     try:
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise _unreadable(error) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise _refused(
+        raise InvalidRequestError(
             "the prompts are not in UTF-8",
-            f"{file}, line {line}: byte 0x{error.object[error.start]:02x}, {error.reason}",
-            "text in UTF-8",
-            "convert the file to UTF-8, for example with iconv, or name another",
+            values=f"{file}, line {line}: byte 0x{error.object[error.start]:02x}, {error.reason}",
+            limit="text in UTF-8",
+            remedy="convert the file to UTF-8, for example with iconv, or name another",
         ) from None
 
 
 def _prompt_of(line: str, file: Path, number: int) -> Prompt:
-    place = f"{file}, line {number}"
+    """Return the prompt in a line of JSON."""
     try:
         document = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _no_prompt(place, f"column {error.colno}: {error.msg}") from None
+        if not isinstance(document, dict):
+            raise ValueError(f"no JSON object: {line.strip():.40}")
+        given = [key for key in _TEXT_KEYS if key in document]
+        if len(given) != 1:
+            raise ValueError(f"keys {', '.join(map(str, document)) or 'none'}")
+        prompt_id = document.get("id", f"{file.stem}-{number:04d}")
+        if not isinstance(prompt_id, str | int):
+            raise ValueError(f"id={prompt_id!r:.80}")
+        value = document[given[0]]
+        if given == ["messages"]:
+            return Prompt(str(prompt_id), "", messages=json_of_messages(value))
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{given[0]}={value!r:.80}")
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
+        return Prompt(str(prompt_id), value)
     except (ValueError, RecursionError) as error:
-        raise _no_prompt(place, str(error)) from None
-    if not isinstance(document, dict):
-        raise _no_prompt(place, f"no JSON object: {line.strip():.40}")
-    given = [key for key in _TEXT_KEYS if key in document]
-    if len(given) != 1:
-        raise _no_prompt(place, f"keys {', '.join(map(str, document)) or 'none'}")
-    prompt_id = document.get("id", f"{file.stem}-{number:04d}")
-    if not isinstance(prompt_id, str | int):
-        raise _no_prompt(place, f"id={prompt_id!r:.80}")
-    value = document[given[0]]
-    if given == ["messages"]:
-        return Prompt(str(prompt_id), "", messages=_messages_of(value, place))
-    if not isinstance(value, str) or not value.strip() or not _is_unicode(value):
-        raise _no_prompt(place, f"{given[0]}={value!r:.80}")
-    return Prompt(str(prompt_id), value)
-
-
-def _messages_of(value: Any, place: str) -> str:
-    try:
-        return json_of_messages(value)
-    except (ValueError, RecursionError) as error:
-        raise _refused(
-            "a line is no conversation",
-            f"{place}: {error}",
-            "messages: a list of JSON objects with a role, and a last one that the model answers",
-            "correct the line; leave the answer of the assistant out at the end",
+        raise InvalidRequestError(
+            "a line is no prompt",
+            values=f"{file}, line {number}: {error}",
+            limit="a JSON object with exactly one of prompt (text), text, and messages that end before the "
+            "assistant's answer, and optionally id; Unicode only",
+            remedy="correct the line",
         ) from None
-
-
-def _is_unicode(text: Any) -> bool:
-    """Return whether a text has no lone surrogates, which JSON can express and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _check_ids(prompts: Prompts) -> None:
-    seen: set[str] = set()
-    for prompt in prompts.all:
-        if prompt.prompt_id in seen:
-            raise _refused(
-                "the prompts contain an id twice",
-                f"{prompts.source}: {prompt.prompt_id}",
-                "a unique id for each prompt, in all files together",
-                "change the id, or leave out all ids",
-            )
-        seen.add(prompt.prompt_id)
 
 
 def _shown(path: Path) -> str:
@@ -180,26 +143,13 @@ def _shown(path: Path) -> str:
     return str(absolute.relative_to(_ROOT) if absolute.is_relative_to(_ROOT) else path)
 
 
-def _no_prompt(place: str, values: str) -> InvalidRequestError:
-    return _refused(
-        "a line is no prompt",
-        f"{place}: {values}",
-        "a JSON object with exactly one of prompt (text), text, and messages, and optionally id",
-        "correct the line; Unicode text only, and not only whitespace",
-    )
-
-
 def _unreadable(error: OSError) -> InvalidRequestError:
-    return _refused(
+    return InvalidRequestError(
         "the prompts cannot be read",
-        f"{error.filename}: {error.strerror}",
-        "files that exist, and that this user may read",
-        "correct the path in --prompts or in the recipe's key prompts, or grant access",
+        values=f"{error.filename}: {error.strerror}",
+        limit="files that exist, and that this user may read",
+        remedy="correct the path in --prompts or in the recipe's key prompts, or grant access",
     )
-
-
-def _refused(what: str, values: str, limit: str, remedy: str) -> InvalidRequestError:
-    return InvalidRequestError(what, values=values, limit=limit, remedy=remedy)
 
 
 def json_of_messages(messages: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from pipelines.client import Client
 from pipelines.client.connection import FILE_VARIABLE
 from pipelines.deploy.ports import HOST, Ports
 from pipelines.deploy.server import Server, run_directory
-from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.deploy.triton.place import KEY_FILE
 from pipelines.errors import DraftproofError, ServerUnavailableError
 from pipelines.program import stopped_by_signals
@@ -93,15 +91,3 @@ def engine_directories(client: Client) -> dict[str, Path]:
         for role in ("draft", "target")
         if f"{role}_engine_dir" in parameters
     }
-
-
-def engine_to_serve(directory: Path) -> Path | None:
-    """Return the directory of the target's engine that a server of a run directory loads.
-
-    None if the repository is missing or damaged, which is an error when the server is started.
-    """
-    path = directory / "model_repository" / "speculative" / PAIR_FILE
-    try:
-        return Path(json.loads(path.read_text(encoding="utf-8"))["target_engine_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

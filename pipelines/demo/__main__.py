@@ -20,7 +20,7 @@ from typing import Any
 from pipelines.bench.reporting.conditions import conditions, engine_conditions
 from pipelines.building import build_recipe
 from pipelines.client import Chunk, Client, CompletionRequest
-from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words
+from pipelines.command_line.chat_prompts import as_messages, last_words
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompt_lengths import fitting_prompts
@@ -82,15 +82,8 @@ def _demonstrate(
     _say(f"1. Engines and model repository of recipe {options.recipe}")
     built = build_recipe("build.repository", options.recipe, report=lambda line: _say(f"   {line}"))
     directory = Path(built["model_repository"]).parent
-    check_chats_to_serve(prompts, "", options.recipe)
     built_s = time.monotonic()
-    free = Ports.free()
-    ports = Ports(
-        options.http_port or free.http,
-        options.grpc_port or free.grpc,
-        options.metrics_port or free.metrics,
-        openai=0,
-    )
+    ports = Ports.free()
     _say(f"2. Triton on {HOST}, ports {ports.http} (HTTP), {ports.grpc} (gRPC), {ports.metrics} (metrics)")
     with Server.start(directory, ports) as server:
         server.wait_ready()
@@ -199,8 +192,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_prompts_option(parser)
     parser.add_argument("--json", action="store_true", help="print the result as the last line, JSON")
-    for port in ("http", "grpc", "metrics"):
-        parser.add_argument(f"--{port}-port", type=whole_number(1), help="(default: any free port)")
     return parser
 
 

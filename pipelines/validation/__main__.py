@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.command_line.chat_prompts import check_chats, check_chats_to_serve
+from pipelines.command_line.chat_prompts import check_chats
 from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
 from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.prompts import Prompts
@@ -86,7 +86,6 @@ def _verify(
         )
         with stopped_early_by_signals():
             return verify_other(foreign, drawn, command_line)
-    check_chats_to_serve(prompts, options.url, options.recipe)
     with running_server(options.url, options.recipe) as url, stopped_early_by_signals():
         return verify_own(Own(url, options.recipe, size, prompts, options.only), command_line)
 

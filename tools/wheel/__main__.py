@@ -27,7 +27,10 @@ CLIENT = PIPELINES / "client"
 
 _HERE = Path(__file__).resolve().parent
 ADDED = _HERE / "added"
-_PAGES = Path("bench") / "reporting" / "pages"
+DATA = (  # files that are no modules; project.toml names their folders
+    *(f"bench/reporting/pages/{page}.html" for page in ("layout", "sections", "verify")),
+    "command_line/general_prompts.json",
+)
 _PIP = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
 
 
@@ -86,9 +89,9 @@ def write_sources(folder: Path, version: str) -> None:
         text = source.read_text(encoding="utf-8").replace("pipelines.client", "draftproof")
         (package / name).write_text(text.replace("pipelines", "draftproof"), encoding="utf-8")
     (package / "py.typed").touch()
-    (package / _PAGES).mkdir()
-    for page in ("layout.html", "sections.html", "verify.html"):
-        shutil.copy(PIPELINES / _PAGES / page, package / _PAGES)
+    for file in DATA:
+        (package / file).parent.mkdir(exist_ok=True)
+        shutil.copy(PIPELINES / file, package / file)
     shutil.copy(ROOT / "LICENSE", folder)
     shutil.copy(_HERE / "README.md", folder)
     project = (_HERE / "project.toml").read_text(encoding="utf-8")

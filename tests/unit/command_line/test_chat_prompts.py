@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from pipelines.bench.__main__ import main as bench
 from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.client import CompletionRequest
 from pipelines.client.workers import Workers
-from pipelines.command_line.chat_prompts import as_messages, check_chats_to_serve, last_words, render_chats
+from pipelines.command_line.chat_prompts import as_messages, last_words, render_chats
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompt, Prompts
-from pipelines.command_line.running_server import engine_to_serve
-from pipelines.deploy.triton.models import PAIR_FILE
 from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
 from pipelines.validation.__main__ import main as verify
@@ -193,28 +190,6 @@ def test_a_conversation_that_the_template_refuses_is_named(engine: Path, tmp_pat
     (tmp_path / "chat.json").write_text(json.dumps(document))
     with pytest.raises(ChatTemplateError, match=r"prompt chat-0001: .*no user"):
         render_chats(chats(tmp_path, "hello"), tmp_path)
-
-
-@pytest.mark.parametrize(("program", "expected"), [(verify, 3), (bench, 1)])
-def test_a_server_of_a_base_model_is_not_started_for_conversations(
-    program: Callable[[list[str]], int],
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    chats(tmp_path, *(f"question {number}" for number in range(60)))
-    model = tmp_path / "run" / "model_repository" / "speculative"
-    model.mkdir(parents=True)
-    (model / PAIR_FILE).write_text(json.dumps({"target_engine_dir": str(tmp_path / "target")}))
-    assert engine_to_serve(tmp_path / "run") == tmp_path / "target"
-    assert engine_to_serve(tmp_path / "other") is None
-    monkeypatch.setattr(f"{check_chats_to_serve.__module__}.run_directory", lambda recipe: tmp_path / "run")
-    monkeypatch.setattr("pipelines.validation.__main__.run_directory", lambda recipe: tmp_path / "run")
-    monkeypatch.setattr(f"{program.__module__}.running_server", None)  # using it would be a TypeError
-    arguments = ["--recipe", "own", "--quick", "--prompts", str(tmp_path / "chat.jsonl")]
-    assert program(arguments) == expected
-    assert "there is no chat template for prompts of messages" in capsys.readouterr().err
 
 
 def test_another_server_is_not_asked_conversations(

@@ -51,7 +51,7 @@ def test_prompts_that_cannot_be_used_are_an_error_before_anything_is_built(
     chat = tmp_path / "chat.jsonl"
     chat.write_text('{"messages": []}')
     assert own_pair.main(["big", "small", "--prompts", str(chat)]) == 1
-    assert "a line is no conversation" in capsys.readouterr().err
+    assert "a line is no prompt" in capsys.readouterr().err
     assert told == []
 
 

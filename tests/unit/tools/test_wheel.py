@@ -15,7 +15,7 @@ from pipelines import client
 from pipelines.validation.openai.baseline import write_baseline
 from tests.conftest import REPOSITORY_ROOT
 from tests.support.recorded_baseline import BASELINE
-from tools.wheel.__main__ import main, project_version
+from tools.wheel.__main__ import DATA, PIPELINES, main, project_version
 
 VERIFY = {"jinja2", "pydantic", "scipy"}
 OF_EXTRA = ("draftproof.validation", "draftproof.bench")
@@ -46,6 +46,8 @@ def test_nothing_but_one_package_enters_site_packages(installed: Path) -> None:
     for source in sources:
         text = source.read_text(encoding="utf-8")
         assert not re.search(r"\bpipelines\b|^(from|import) build\b", text, re.MULTILINE), source
+    for name in DATA:
+        assert (installed / "draftproof" / name).read_bytes() == (PIPELINES / name).read_bytes()
 
 
 def test_its_metadata_are_those_of_the_project(wheel: Path, installed: Path) -> None:
@@ -103,12 +105,6 @@ def test_the_command_says_which_extra_is_missing(installed: Path, tmp_path: Path
     done = run_installed(installed, tmp_path, "-c", program)
     assert done.returncode == 1 and "pip install 'draftproof[verify]'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_command_reads_its_options(installed: Path, tmp_path: Path) -> None:
-    program = "import sys; from draftproof.command import main; sys.exit(main())"
-    done = run_installed(installed, tmp_path, "-c", program, "verify", "--against", "http://127.0.0.1:9")
-    assert done.returncode == 2 and "do not belong together" in done.stderr
 
 
 def test_a_test_without_a_verdict_fails_without_a_traceback(installed: Path, tmp_path: Path) -> None:
