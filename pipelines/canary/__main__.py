@@ -50,8 +50,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="start|status|pause|resume|promote|abort|...")
     named = [
         ("start", _start, "start a rollout, or resume one whose controller has ended"),
-        ("status", _status, "show the current phase and its reasons"),
-        ("verdict", _verdict, "show the verdict, also as exit code"),
+        ("status", _show, "show the current phase and its reasons"),
+        ("verdict", _show, "show the verdict, also as exit code"),
         ("report", _report, "print the report, and write it as JSON"),
         ("serve", _serve, "serve the verdict to Argo Rollouts and Flagger over HTTP"),
         *((order, _order, text) for order, text in ORDERS.items()),
@@ -126,13 +126,9 @@ def _start(options: argparse.Namespace) -> int:
     return _print(record)
 
 
-def _status(options: argparse.Namespace) -> int:
-    _print(_read(options))
-    return EXIT_PASS
-
-
-def _verdict(options: argparse.Namespace) -> int:
-    return _print(_read(options))
+def _show(options: argparse.Namespace) -> int:
+    code = _print(_read(options))
+    return code if options.order == "verdict" else EXIT_PASS
 
 
 def _print(record: RolloutRecord) -> int:

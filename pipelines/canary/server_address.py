@@ -50,7 +50,8 @@ class ServerAddress:
             return cls(server.ports, server.key)
         ends_at_s = time.monotonic() + Launch.read(run_directory).ready_timeout_s
         while True:
-            address = cls.in_container(run_directory, host)  # the key changes at each start
+            # its key changes at each start
+            address = cls(Ports.from_environment(), read_key(run_directory), host)
             try:
                 with closing(RepositoryApi(address.http, address.key)) as api:
                     api.index()
@@ -59,11 +60,6 @@ class ServerAddress:
                 if time.monotonic() > ends_at_s:
                     raise
                 time.sleep(_POLL_S)
-
-    @classmethod
-    def in_container(cls, run_directory: Path, host: str) -> ServerAddress:
-        """Return the addresses and the current key of a server in a container, which need not answer."""
-        return cls(Ports.from_environment(), read_key(run_directory), host)
 
     @property
     def http(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from pipelines.canary.controller.control import Controller, Cycle
@@ -48,11 +49,10 @@ def start(
             nothing was changed.
         DraftproofError: There is no server, or the rollout cannot continue.
     """
-    make_world = _server_of(run_directory, host, public_key)
+    make_world = partial(TritonWorld, run_directory, ServerAddress.of(run_directory, host), public_key)
 
     def new() -> Rollout:
-        found = find_in_service(run_directory)
-        pair = found.stable
+        pair, generation = find_in_service(run_directory)
         if candidate == pair.name:
             raise CanaryError(
                 "the candidate is the pair in service",
@@ -71,7 +71,7 @@ def start(
             limits=limits,
             stable_socket=pair.socket,
             control_socket=pair.control_socket,
-            generation=found.generation,
+            generation=generation,
         )
 
     return roll_out(state_file(run_directory), candidate, new, make_world, show)
@@ -129,23 +129,6 @@ def read_together(plan_file: Path) -> tuple[Plan, Limits]:
     limits = read_limits(plan_file.parent / plan.limits if plan.limits else DEFAULT)
     _check_together(plan, limits)
     return plan, limits
-
-
-def _server_of(run_directory: Path, host: str, public_key: Path | None) -> MakeWorld:
-    address = ServerAddress.of(run_directory, host)
-
-    def make_world(rollout: Rollout, candidate_socket: str) -> World:
-        return TritonWorld(
-            run_directory,
-            address,
-            rollout.stable_socket,
-            rollout.recipe_candidate,
-            rollout.limits,
-            candidate_socket,
-            public_key,
-        )
-
-    return make_world
 
 
 def _check_together(plan: Plan, limits: Limits) -> None:

@@ -39,6 +39,7 @@ from tests.integration.test_canary_rollout import LIMITS, QUICK
 from tests.integration.test_two_pairs import processes
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
+from tests.unit.canary.simulated_world import begun
 
 # test_canary_rollout.py promotes and rolls back a pair with the same target, test_two_pairs.py loads others.
 pytestmark = [pytest.mark.triton, pytest.mark.long]
@@ -298,20 +299,21 @@ def test_rolling_back_a_pair_with_another_target_restores_everything(rollouts: R
 
 def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -> None:
     """Check that a candidate that is the pair in service is refused, by its name and under another one."""
-    stable = find_in_service(rollouts.run).stable
+    stable, _ = find_in_service(rollouts.run)
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
         start(rollouts.run, in_service, rollouts.plan, lambda cycle: None)
     address = ServerAddress.of(rollouts.run)
-    world = TritonWorld(rollouts.run, address, stable.socket, in_service, LIMITS)
+    rollout = replace(begun(), stable_socket=stable.socket, recipe_candidate=in_service, limits=LIMITS)
+    world = TritonWorld(rollouts.run, address, None, rollout)
     assert "it differs from the pair in service" in world.preflight().reason
-    assert find_in_service(rollouts.run).stable == stable
+    assert find_in_service(rollouts.run)[0] == stable
 
 
 def check_that_its_process_is_waited_for(
     server: Server, run: Path, right: dict[CompletionRequest, Answer]
 ) -> None:
     """Check that the promoted pair completes interrupted answers itself."""
-    stable = find_in_service(run).stable
+    stable, _ = find_in_service(run)
     request = replace(REQUESTS[0], max_tokens=LONG)
     with grpc_client(server) as client:
         stream = client.stream(request, "router")

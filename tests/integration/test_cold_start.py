@@ -90,7 +90,8 @@ def test_a_good_pair_gives_the_very_counts_of_its_baseline(
     baseline = AcceptanceBaseline.read(Path(pair.calibration_file))
     assert baseline is not None
     probe = found.probe
-    assert probe.num_prompts == len(baseline.prompts)
+    assert probe is not None
+    assert probe.prompts == baseline.prompts
     assert (probe.num_rounds, probe.total_draft_tokens) == (baseline.num_rounds, baseline.total_draft_tokens)
     assert probe.accepted_per_position[: baseline.num_draft_tokens] == baseline.accepted_per_position
 

@@ -1,4 +1,4 @@
-"""Tests of the number of cores: hardware threads, affinity, and the quota of a container."""
+"""Tests of cores and memory: hardware threads, affinity, and what a container may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.available_resources import available_cores
+from pipelines import available_resources
+from pipelines.available_resources import available_bytes, available_cores, published_bytes
 
 
 @pytest.fixture
@@ -41,3 +42,29 @@ def test_a_containers_quota_counts(machine: Path, quota: str, cores: int) -> Non
 def test_processors_of_unknown_topology_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert available_cores(tmp_path, tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "kilobytes"),
+    [
+        (None, 8000),
+        ({"memory.max": "max"}, 8000),
+        ({"memory.max": str(5000 * 1024)}, 5000 - 3000 + 500),
+        ({"memory.max": str(50_000 * 1024)}, 8000),
+        ({"memory.max": str(5000 * 1024), "memory.stat": "anon 1"}, 8000),
+    ],
+)
+def test_the_memory_of_a_container_counts_if_it_has_less(
+    tmp_path: Path, cgroup: dict[str, str] | None, kilobytes: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    8000 kB\nHugePages_Total:  0\n")
+    files = {"memory.current": str(3000 * 1024), "memory.stat": f"anon 1\ninactive_file {500 * 1024}\n"}
+    for name, text in {**files, **cgroup}.items() if cgroup is not None else ():
+        (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path / "meminfo", tmp_path) == kilobytes * 1024
+
+
+def test_small_changes_of_memory_are_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each update costs a round trip to Triton; the published value is never more than what is free."""
+    monkeypatch.setattr(available_resources, "available_bytes", lambda: (200 << 20) + 1)
+    assert published_bytes() == 192 << 20

@@ -17,7 +17,7 @@ import httpx
 from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.engine_memory import pair_bytes
-from pipelines.errors import CanaryError, EngineLoadError
+from pipelines.errors import CanaryError
 
 _TIMEOUT_S = 10.0
 
@@ -59,12 +59,14 @@ def memory_of(
         free_bytes: Returns the available bytes of the host (``free_bytes``); used on the embedded runtime.
 
     Raises:
-        CanaryError: An engine's need or the server's available memory cannot be read.
+        CanaryError: The server's available memory cannot be read.
+        EngineLoadError: An engine's need cannot be read.
     """
     if candidate.loads_at_start:  # it is loaded already
         return ()
     if candidate.runtime == "embedded":
-        return (Memory("host", _embedded_bytes(candidate), free_bytes()),)
+        engines = Path(candidate.draft_engine_dir), Path(candidate.target_engine_dir)
+        return (Memory("host", pair_bytes(*engines, candidate.num_kv_blocks), free_bytes()),)
     usable = min(pair.gpu_usable_bytes for pair in (candidate, *loaded))
     return tuple(
         Memory(device, needed, usable - sum(pair.gpu_bytes.get(device, 0) for pair in loaded))
@@ -84,8 +86,8 @@ def free_bytes(metrics_url: str) -> int:
         CanaryError: The server does not publish it.
     """
     try:
-        text = httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
-        return int(min(float(value) for value in re.findall(rf"^{FIGURE}{{.*}} (\S+)$", text, re.MULTILINE)))
+        found = re.findall(rf"^{FIGURE}{{.*}} (\S+)$", _read(metrics_url), re.MULTILINE)
+        return int(min(map(float, found)))
     except (httpx.HTTPError, ValueError) as error:
         raise CanaryError(
             "the available memory of the server cannot be read",
@@ -93,14 +95,6 @@ def free_bytes(metrics_url: str) -> int:
             limit=f"{FIGURE}, which the model 'router' publishes",
             remedy="give the address of a server of this version whose models are loaded",
         ) from None
-
-
-def _embedded_bytes(pair: PairRecord) -> int:
-    try:
-        engines = Path(pair.draft_engine_dir), Path(pair.target_engine_dir)
-        return pair_bytes(*engines, pair.num_kv_blocks)
-    except EngineLoadError as error:
-        raise CanaryError(error.what, values=error.values, limit=error.limit, remedy=error.remedy) from None
 
 
 def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now_s: float) -> Sample:
@@ -116,9 +110,8 @@ def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now
         CanaryError: The server does not answer, or a metric of a process is missing.
     """
     try:
-        text = httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
         figures: dict[tuple[str, str], float] = {}
-        for line in text.splitlines():
+        for line in _read(metrics_url).splitlines():
             if found := _LINE.match(line):
                 key = found[1], found[2]
                 figures[key] = figures.get(key, 0.0) + float(found[3])  # sums tokens over the label source
@@ -130,6 +123,10 @@ def read_sample(metrics_url: str, candidate: PairRecord, stable: PairRecord, now
             limit=f"{RESIDENT_BYTES}, {CPU_SECONDS} and {OUTPUT_TOKENS} for each model",
             remedy="check the metrics port of the server, which must have this version",
         ) from None
+
+
+def _read(metrics_url: str) -> str:
+    return httpx.get(metrics_url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().text
 
 
 def _taken(figures: Mapping[tuple[str, str], float], pair: PairRecord) -> Taken:

@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.building import package_arguments
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.errors import CanaryError, DraftproofError
+from pipelines.errors import CanaryError
 from pipelines.manifest import MANIFEST_NAME, read_manifest
 
 STABLE_MODEL = "speculative"
@@ -115,19 +115,8 @@ def render_beside(
 
 
 def remove(run_directory: Path, pair: PairRecord) -> None:
-    """Remove an unloaded pair from the repository; files that are missing are no error.
-
-    Raises:
-        CanaryError: The pair is in service.
-    """
+    """Remove an unloaded pair from the repository; files that are missing are no error."""
     repository = run_directory / "model_repository"
-    if _loads_at_start(run_directory, pair):
-        raise CanaryError(
-            "a pair in service cannot be removed",
-            values=f"{pair.speculative_model} in {repository}",
-            limit="a pair that servers do not load at their start",
-            remedy="roll out another pair, or serve another recipe",
-        )
     with tempfile.TemporaryDirectory(prefix=".removed-", dir=run_directory) as scratch:
         for model in reversed(pair.models):  # the loop first, so that its callers fail immediately
             if (repository / model).exists():
@@ -140,26 +129,6 @@ def remove(run_directory: Path, pair: PairRecord) -> None:
 
 
 def load_at_start(run_directory: Path, pair: PairRecord, *, wanted: bool) -> None:
-    """Set whether servers of the directory load a pair's models when they start.
-
-    Raises:
-        CanaryError: A model of the pair is not in the repository.
-    """
+    """Set whether servers of the directory load a pair's models when they start."""
     for model in pair.models:
-        folder = run_directory / "model_repository" / model
-        if not folder.is_dir():
-            raise CanaryError(
-                "a model of the pair is not in the repository",
-                values=str(folder),
-                limit="every model of the pair",
-                remedy="render the pair again",
-            )
-        replace(pair, loads_at_start=wanted).write(folder)
-
-
-def _loads_at_start(run_directory: Path, pair: PairRecord) -> bool:
-    """Read the current setting; False for a pair that was removed."""
-    try:
-        return read_pair(run_directory, pair.speculative_model).loads_at_start
-    except DraftproofError:
-        return False
+        replace(pair, loads_at_start=wanted).write(run_directory / "model_repository" / model)

@@ -41,7 +41,7 @@ class Evidence:
     Attributes:
         analysis: Latest analysis; None without requests.
         num_pairs: Pairs of candidate and stable pair in it.
-        broken: Why requests cannot be read or judged; "" if they can.
+        broken: Why requests cannot be read; "" if they can.
         not_sampled: Why the latest sample could not be taken; "" if it could.
 
     Args:
@@ -127,11 +127,7 @@ class Evidence:
         known = len(complete), len(self._samples)
         if known == self._analysed or not complete:
             return
-        try:
-            self.analysis = analyse(complete, rollout.limits, rollout.plan.slo, self._samples)
-        except CanaryError as error:
-            self.broken = str(error)
-            return
+        self.analysis = analyse(complete, rollout.limits, rollout.plan.slo, self._samples)
         self.num_pairs = count_pairs(complete)
         self._analysed = known
 

@@ -56,12 +56,12 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._progress: dict[str, str] = {}  # as it was read or written last, by rollout
         try:
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            is_claimed = _marks(self._connection) == (APPLICATION, VERSION)
         except sqlite3.Error as error:
             raise self._failed(error) from None
-        if self._marks() != (APPLICATION, VERSION):  # a reader need not wait for the controller
+        if not is_claimed:  # otherwise a reader need not wait for the controller
             with self._transaction():
                 self._claim()
         path.chmod(_OWN)
@@ -74,13 +74,7 @@ class Store:
             CanaryError: The file does not exist, or as for the class.
         """
         if not path.is_file():
-            raise CanaryError(
-                "there is no rollout",
-                values=f"{path} does not exist",
-                limit="a rollout that was started",
-                remedy="start one with 'draftproof canary start --candidate <recipe>', or name its recipe "
-                "with --recipe",
-            )
+            raise _no_rollout(f"{path} does not exist")
         return cls(path)
 
     def close(self) -> None:
@@ -95,17 +89,10 @@ class Store:
             offset: End of the router's observation log.
         """
         position = Position("preflight", rollout.began_at_s)
-        begun = Transition(
-            rollout.began_at_s,
-            "",
-            "preflight",
-            "started",
-            {},
-            weights_at(position, rollout.plan),
-        )
+        weights = weights_at(position, rollout.plan)
+        begun = Transition(rollout.began_at_s, "", "preflight", "started", {}, weights)
         with self._transaction():
             progress = to_text(Progress(position, rollout.generation + 1, offset=offset))
-            self._progress[rollout.canary_id] = progress
             self._write("INSERT INTO rollout (canary_id, document, progress) VALUES (?, ?, ?)",
                         rollout.canary_id, to_text(rollout), progress)  # fmt: skip
             self._insert("transition", rollout.canary_id, begun)
@@ -118,7 +105,6 @@ class Store:
     def progress(self, rollout: Rollout) -> Progress:
         """Return the progress of a rollout."""
         row = self._read("SELECT progress FROM rollout WHERE canary_id = ?", rollout.canary_id)
-        self._progress[rollout.canary_id] = row[0][0]
         return from_text(Progress, row[0][0])
 
     def advance(
@@ -137,13 +123,9 @@ class Store:
             found: New evidence.
             transition: Change of phase, if there was one.
             order: Number of the order that was carried out, if any.
-
-        Raises:
-            CanaryError: Another controller has advanced the rollout since its progress was read here.
         """
-        canary_id, text = rollout.canary_id, to_text(progress)
+        canary_id = rollout.canary_id
         with self._transaction():
-            self._check_unchanged(canary_id)
             for request in found.requests:
                 self._insert("request", canary_id, request)
             for divergence in found.divergences:
@@ -154,8 +136,7 @@ class Store:
                 self._insert("transition", canary_id, transition)
             if order is not None:
                 self._write("UPDATE orders SET is_taken = 1 WHERE number = ?", order)
-            self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", text, canary_id)
-        self._progress[canary_id] = text
+            self._write("UPDATE rollout SET progress = ? WHERE canary_id = ?", to_text(progress), canary_id)
 
     def give(self, rollout: Rollout, order: Order) -> None:
         """Add an order for the controller."""
@@ -187,12 +168,7 @@ class Store:
         """
         rollout = self.latest()
         if rollout is None:
-            raise CanaryError(
-                "there is no rollout",
-                values=f"{self._path} contains none",
-                limit="a rollout that was started",
-                remedy="start one with 'draftproof canary start --candidate <recipe>'",
-            )
+            raise _no_rollout(f"{self._path} contains none")
         with self._transaction("DEFERRED"):  # a consistent snapshot
             progress = self.progress(rollout)
             requests = self.requests(rollout)
@@ -213,18 +189,8 @@ class Store:
             rollout.plan.slo,
         )
 
-    def _check_unchanged(self, canary_id: str) -> None:
-        [(found,)] = self._read("SELECT progress FROM rollout WHERE canary_id = ?", canary_id)
-        if found != self._progress.get(canary_id, found):
-            raise CanaryError(
-                "another controller has advanced the rollout",
-                values=f"{canary_id} in {self._path}",
-                limit="one controller at a time",
-                remedy="let the other one go on; this one changed nothing",
-            )
-
     def _claim(self) -> None:
-        application, version = self._marks()
+        application, version = _marks(self._connection)
         if (application, version) == (APPLICATION, VERSION):  # another process was faster
             return
         if application or version or self._read("SELECT name FROM sqlite_master"):
@@ -234,13 +200,6 @@ class Store:
             self._write(statement)
         self._write(f"PRAGMA application_id = {APPLICATION}")
         self._write(f"PRAGMA user_version = {VERSION}")
-
-    def _marks(self) -> tuple[int, int]:
-        """Return whose file it is, and of which version."""
-        application, version = (
-            self._read(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")
-        )
-        return application, version
 
     def _unreadable(self, seen: str) -> CanaryError:
         return CanaryError(
@@ -288,6 +247,15 @@ class Store:
             raise self._failed(error) from None
 
 
+def _no_rollout(values: str) -> CanaryError:
+    return CanaryError(
+        "there is no rollout",
+        values=values,
+        limit="a rollout that was started",
+        remedy="start one with 'draftproof canary start --candidate <recipe>', or name its --recipe",
+    )
+
+
 def set_aside(path: Path) -> None:
     """Rename a state file that an earlier version wrote, so that a new rollout can begin.
 
@@ -299,20 +267,22 @@ def set_aside(path: Path) -> None:
     """
     if not path.is_file():
         return
-    try:
+    with contextlib.suppress(sqlite3.Error, ValueError, LookupError, TypeError):  # ``Store`` raises the error
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
-            (application,), (version,) = (
-                connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
-            )
-            if application != APPLICATION or version >= VERSION:
-                return
+            application, version = _marks(connection)
             latest = connection.execute(
                 "SELECT progress FROM rollout ORDER BY number DESC LIMIT 1"
-            ).fetchone()
-        if latest is not None and json.loads(latest[0])["position"]["phase"] not in ENDED:
-            return
-    except (sqlite3.Error, ValueError, KeyError, TypeError):
-        return  # ``Store`` raises the error
-    kept = path.with_name(f"{path.stem}-{version}{path.suffix}")
-    path.replace(kept)
-    _LOG.warning("moved the rollouts of an earlier version to %s", kept)
+            ).fetchall()
+        phases = [json.loads(progress)["position"]["phase"] for (progress,) in latest]
+        if application == APPLICATION and version < VERSION and set(phases) <= set(ENDED):
+            kept = path.with_name(f"{path.stem}-{version}{path.suffix}")
+            path.replace(kept)
+            _LOG.warning("moved the rollouts of an earlier version to %s", kept)
+
+
+def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return whose file it is, and of which version."""
+    application, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    return application, version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.canary.checks.cold_start import cold_start
@@ -20,8 +19,8 @@ from pipelines.canary.controller.candidate import (
     render_beside,
 )
 from pipelines.canary.controller.repository_api import RepositoryApi
+from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.world import Outcome
-from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
 from pipelines.canary.server_address import ServerAddress
@@ -34,30 +33,20 @@ from pipelines.router.observation_log import log_end, read_observations
 from pipelines.socket_path import is_listening
 
 
-@dataclass(frozen=True)
-class InService:
-    """State of a server at the start of a rollout.
-
-    Attributes:
-        stable: Pair in service.
-        generation: Generation of the table of arms.
-    """
-
-    stable: PairRecord
-    generation: int
-
-
-def find_in_service(run_directory: Path) -> InService:
+def find_in_service(run_directory: Path) -> tuple[PairRecord, int]:
     """Find the pair in service: the one that was promoted last, else the recipe's own.
+
+    Returns:
+        The pair, and the generation of the table of arms.
 
     Raises:
         CanaryError: The table of arms cannot be read, or names a pair that does not exist.
     """
     path = arms_file(run_directory)
     if not path.is_file():
-        return InService(read_pair(run_directory), 0)
+        return read_pair(run_directory), 0
     table = read_table(path)
-    return InService(_pair_at(run_directory, table.stable.socket), table.generation)
+    return _pair_at(run_directory, table.stable.socket), table.generation
 
 
 class TritonWorld:
@@ -66,30 +55,25 @@ class TritonWorld:
     Args:
         run_directory: Run directory of the server.
         address: Address of the server.
-        stable_socket: Socket of the pair in service.
-        recipe: Recipe of the candidate, or path of its package.
-        limits: Limits of the rollout.
-        candidate_socket: Socket of the candidate if it was loaded already, else "".
         public_key: Key that must have signed a package; None to accept any package.
+        rollout: Rollout between two pairs of that server.
+        candidate_socket: Socket of the candidate if it was loaded already, else "".
     """
 
     def __init__(
         self,
         run_directory: Path,
         address: ServerAddress,
-        stable_socket: str,
-        recipe: str,
-        limits: Limits,
+        public_key: Path | None,
+        rollout: Rollout,
         candidate_socket: str = "",
-        public_key: Path | None = None,
     ) -> None:
         self._run = run_directory
         self._address = address
-        self._stable_socket = stable_socket
-        self._recipe = recipe
-        self._limits = limits
-        self._candidate_socket = candidate_socket
         self._public_key = public_key
+        self._rollout = rollout
+        self._stable_socket = rollout.stable_socket
+        self._candidate_socket = candidate_socket
 
     def preflight(self) -> Outcome:
         """Build, measure, render and check the candidate."""
@@ -125,7 +109,8 @@ class TritonWorld:
     def probe(self) -> Outcome:
         """Measure the candidate's acceptance with probes."""
         pair = self._candidate().pair
-        found = cold_start(self._address.grpc, self._address.key, pair, self._recipe, self._limits)
+        address, rollout = self._address, self._rollout
+        found = cold_start(address.grpc, address.key, pair, rollout.recipe_candidate, rollout.limits)
         return Outcome(found.verdict == "pass", found.reason, found.evidence, found.verdict == "held")
 
     def unload(self) -> str:
@@ -205,7 +190,7 @@ class TritonWorld:
 
     def _render(self) -> CandidatePair:
         free = free_bytes(self._address.metrics)
-        rendered = render_beside(self._recipe, self._run, free, public_key=self._public_key)
+        rendered = render_beside(self._rollout.recipe_candidate, self._run, free, self._public_key)
         self._candidate_socket = rendered.pair.socket
         return self._beside_stable(rendered.pair)
 

@@ -22,7 +22,6 @@ from pipelines.canary.judge.measures import (
 from pipelines.canary.judge.observed import Compared, ObservedRequest
 from pipelines.canary.judge.pairing import Counts, MatchedRounds, Pair, matched_rounds, pair_up
 from pipelines.canary.judge.resources import Sample, cpu_per_token, memory_growth
-from pipelines.errors import CanaryError
 
 _Read = Callable[[ObservedRequest], float | None]
 
@@ -82,10 +81,7 @@ def metrics_of(
             multiples of what it allows for an answer of that length, capped at 2.
         samples: Memory and CPU time of both pairs in the order of time; None if they are not judged.
 
-    Raises:
-        CanaryError: A load band has no limit.
     """
-    _check_bands(requests, limits)
     pairs = pair_up(requests, "candidate", "stable")
     # A replay runs during or after the request that it repeats, so its times are not comparable.
     timed = pair_up([request for request in requests if not request.is_replay], "candidate", "stable")
@@ -103,18 +99,6 @@ def metrics_of(
         *(() if samples is None else _resources(samples, limits)),
         *_speed_ups(requests, limits, slo),
     ]
-
-
-def _check_bands(requests: Sequence[ObservedRequest], limits: Limits) -> None:
-    if limits.speed_up is None:
-        return
-    if unknown := {request.band for request in requests} - limits.speed_up.keys():
-        raise CanaryError(
-            "a load band has no limit",
-            values=", ".join(sorted(unknown)),
-            limit=f"speed_up names {', '.join(limits.speed_up)}",
-            remedy="add the band to speed_up in the limits, or use these bands in the plan",
-        )
 
 
 def _answers(requests: Sequence[ObservedRequest], limits: Limits) -> Iterator[Metric]:

@@ -127,7 +127,8 @@ def matched_rounds(pairs: Sequence[Pair]) -> MatchedRounds:
         pairs: Pairs of a replay and the request that it repeats; other pairs have no matched rounds.
     """
     ours, theirs = (_Rounds.of([getattr(pair, name) for pair in pairs]) for name in ("candidate", "baseline"))
-    num_common = np.array([_or(pair.candidate.num_common_tokens, -1) for pair in pairs], np.int64)
+    common = (pair.candidate.num_common_tokens for pair in pairs)
+    num_common = np.array([-1 if num is None else num for num in common], np.int64)
     _, at, there = np.intersect1d(ours.keys, theirs.keys, assume_unique=True, return_indices=True)
     depth = np.minimum(ours.drafted[at], theirs.drafted[there])
     is_matched = (depth > 0) & (ours.start[at] <= num_common[ours.request[at]])
@@ -177,7 +178,3 @@ class _Rounds:
 
 def _joined(rows: Iterable[tuple[int, ...]]) -> Counts:
     return np.fromiter(chain.from_iterable(rows), np.int64)
-
-
-def _or(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value

@@ -129,9 +129,6 @@ def analyse(
         limits: Limits of the candidate's regressions.
         slo: Service-level objective of a good request.
         samples: Memory and CPU time, as for ``metrics_of``.
-
-    Raises:
-        CanaryError: As ``metrics_of``.
     """
     return judge(metrics_of(requests, limits, slo, samples), limits)
 

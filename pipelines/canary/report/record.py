@@ -11,7 +11,6 @@ from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.judge.verdict import Action, Word, analyse
-from pipelines.errors import CanaryError
 
 PROMOTING = ("promoting", "settling", "promoted")
 """Phases after the decision to promote the candidate."""
@@ -103,11 +102,7 @@ class Judgement:
 
 
 def judgement(record: RolloutRecord) -> Judgement:
-    """Judge a rollout by its decision if there is one, else by the requests so far.
-
-    Raises:
-        CanaryError: As ``analyse``.
-    """
+    """Judge a rollout by its decision if there is one, else by the requests so far."""
     found, left_out = _judgement(record), record.limits.not_judged
     if found.verdict != "pass" or not left_out:
         return found
@@ -120,8 +115,10 @@ def _judgement(record: RolloutRecord) -> Judgement:
             decision = _decision(record, phases)
             is_open = decision.evidence.get("verdict") == "inconclusive"
             return Judgement("inconclusive" if is_open else usual, follows, 0, record.phase, decision.reason)
-    if is_waiting(record):
-        return Judgement("inconclusive", "hold", None, record.phase, record.transitions[-1].reason)
+    latest = record.transitions[-1:]
+    if record.phase == "paused" and any(each.from_phase == "cold_start" for each in latest):
+        # a person has to decide, because the candidate's probes neither passed nor failed
+        return Judgement("inconclusive", "hold", None, record.phase, latest[0].reason)
     analysis = analyse(record.requests, record.limits, record.slo, record.samples)
     reason = analysis.reason or "every metric is within its limit"
     action: Action = analysis.action
@@ -132,20 +129,8 @@ def _judgement(record: RolloutRecord) -> Judgement:
     return Judgement(analysis.verdict, action, analysis.still_needed, record.phase, reason)
 
 
-def is_waiting(record: RolloutRecord) -> bool:
-    """Return whether a person has to decide, because the candidate's probes neither passed nor failed."""
-    latest = record.transitions[-1:]
-    return record.phase == "paused" and any(each.from_phase == "cold_start" for each in latest)
-
-
 def _decision(record: RolloutRecord, phases: tuple[str, ...]) -> Transition:
     """Return the transition into these phases."""
-    for transition in reversed(record.transitions):
-        if transition.to_phase in phases and transition.from_phase not in phases:
-            return transition
-    raise CanaryError(
-        "a rollout's record lacks the transition into its phase",
-        values=f"phase={record.phase}, transitions: {len(record.transitions)}",
-        limit=f"a transition into {' or '.join(phases)}",
-        remedy="write the record with this version of Draftproof",
+    return next(
+        each for each in record.transitions if each.to_phase in phases and each.from_phase not in phases
     )

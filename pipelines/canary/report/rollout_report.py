@@ -13,8 +13,7 @@ import numpy as np
 from pipelines.canary.judge.measures import nearest_rank
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.verdict import Analysis, Judged, analyse
-from pipelines.canary.report.record import LEAVING, RolloutRecord, is_waiting, judgement
-from pipelines.errors import CanaryError
+from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.router.arms import Arm
 
 ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
@@ -26,19 +25,9 @@ def report_of(record: RolloutRecord, conditions: dict[str, Any]) -> dict[str, An
     """Build the report of a rollout, with figures instead of single requests.
 
     Args:
-        record: Record of a rollout that has a request, or was rolled back or needs review before the first.
+        record: Record of the rollout.
         conditions: Conditions from ``pipelines.bench.reporting.conditions``.
-
-    Raises:
-        CanaryError: There is nothing to report, or as for ``analyse``.
     """
-    if not record.requests and record.phase not in LEAVING and not is_waiting(record):
-        raise CanaryError(
-            "there is nothing to report",
-            values=f"rollout {record.canary_id} is in phase {record.phase} without a request",
-            limit="at least one request, or a candidate that was rolled back or needs review",
-            remedy="send requests through the router first",
-        )
     return {
         **asdict(judgement(record)),
         "canary_id": record.canary_id,

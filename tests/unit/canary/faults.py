@@ -14,12 +14,7 @@ Change = Callable[[ObservedRequest, np.random.Generator], ObservedRequest]
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of bad candidate.
-
-    Attributes:
-        name: Description for people.
-        apply: Changes one answer.
-    """
+    """A kind of bad candidate: what it is called, and how it changes one answer."""
 
     name: str
     apply: Change
@@ -55,11 +50,8 @@ def slower(rise: float) -> Fault:
     """Lengthen every time by a share of it."""
 
     def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
-        ttft_s, e2e_latency_s = (
-            None if seconds is None else seconds * (1 + rise)
-            for seconds in (request.ttft_s, request.e2e_latency_s)
-        )
-        return replace(request, ttft_s=ttft_s, e2e_latency_s=e2e_latency_s)
+        times = {"ttft_s": request.ttft_s, "e2e_latency_s": request.e2e_latency_s}
+        return replace(request, **{name: s and s * (1 + rise) for name, s in times.items()})
 
     return Fault(f"{rise:.0%} slower", apply)
 
@@ -70,16 +62,8 @@ def failing(share: float) -> Fault:
     def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
         if rng.random() >= share:
             return request
-        return replace(
-            request,
-            failure="error",
-            ttft_s=None,
-            e2e_latency_s=None,
-            num_output_tokens=0,
-            drafted_per_round=(),
-            accepted_per_round=(),
-            answer="",
-        )
+        nothing = replace(request, failure="error", ttft_s=None, e2e_latency_s=None, answer="")
+        return replace(with_rounds(nothing, ()), num_output_tokens=0)
 
     return Fault(f"{share:.0%} of requests fail", apply)
 

@@ -1,4 +1,4 @@
-"""Observed requests for tests of the canary's analysis."""
+"""Observed requests, samples and records for tests of rollouts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pipelines.canary.controller.rollout import from_text
 from pipelines.canary.judge.limits import Limits, read_limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
+from pipelines.canary.report.record import RolloutRecord, Transition
 
 SLO = Slo(ttft_s=0.1, itl_s=0.03)
 LIMITS = read_limits()
+NO_ROUNDS: dict[str, Any] = {"drafted_per_round": (), "accepted_per_round": ()}
 
 
 def limits(**changes: Any) -> Limits:
@@ -39,20 +41,14 @@ def request(number: int, arm: str = "candidate", **changes: Any) -> ObservedRequ
 
 def failed(number: int, arm: str = "candidate", failure: str = "error") -> ObservedRequest:
     """Return a request without an answer."""
-    nothing = {"ttft_s": None, "e2e_latency_s": None, "num_output_tokens": 0}
-    rounds = {"drafted_per_round": (), "accepted_per_round": ()}
-    return request(number, arm, failure=failure, **nothing, **rounds)
+    nothing = {"ttft_s": None, "e2e_latency_s": None, "num_output_tokens": 0, **NO_ROUNDS}
+    return request(number, arm, failure=failure, **nothing)
 
 
 def replay(number: int, **changes: Any) -> ObservedRequest:
     """Return a replay to the candidate, compared with the stable pair's answer of this number."""
-    repeated = {
-        "request_id": f"stable-{number}",
-        "is_replay": True,
-        "answer": "equal",
-        "num_common_tokens": 16,
-    }
-    return request(number, "candidate", **{**repeated, **changes})
+    repeated = {"request_id": f"stable-{number}", "is_replay": True, "answer": "equal"}
+    return request(number, "candidate", **{**repeated, "num_common_tokens": 16, **changes})
 
 
 def samples(
@@ -68,11 +64,23 @@ def samples(
     """
     found = []
     for number in range(num):
-        busy = number if num_slices is None else min(number, num_slices)
-        tokens = 400.0 * busy
+        tokens = 400.0 * (number if num_slices is None else min(number, num_slices))
         candidate = Taken(1e9 * (1 + leak * number / num), candidate_cpu * tokens / 100, tokens)
         found.append(Sample(5.0 * number, candidate, Taken(1e9, tokens / 100, tokens)))
     return tuple(found)
+
+
+def moved(before: str, after: str, reason: str = "because", **evidence: Any) -> Transition:
+    """Return a change of phase."""
+    return Transition(5.0, before, after, reason, evidence, {"stable": 1.0})
+
+
+def rollout(phase: str = "step/1", *transitions: Transition, **changes: Any) -> RolloutRecord:
+    """Return the record of a rollout, without observations unless given."""
+    given: dict[str, Any] = {"requests": (), "samples": samples(), "divergences": (), "limits": LIMITS}
+    return RolloutRecord(
+        "c1", "demo", "demo-int8", 1.7e9, phase, transitions, slo=SLO, **{**given, **changes}
+    )
 
 
 def recorded_traffic() -> list[ObservedRequest]:
@@ -81,10 +89,7 @@ def recorded_traffic() -> list[ObservedRequest]:
     columns = json.loads(lines[0])["columns"]
     found = []
     for number, line in enumerate(lines[1:]):
-        fields = dict(zip(columns, json.loads(line), strict=True))
-        found.append(
-            from_text(
-                ObservedRequest, json.dumps({"request_id": str(number), "arrived_at_s": number, **fields})
-            )
-        )
+        known = {"request_id": str(number), "arrived_at_s": number}
+        fields = {**known, **dict(zip(columns, json.loads(line), strict=True))}
+        found.append(from_text(ObservedRequest, json.dumps(fields)))
     return found

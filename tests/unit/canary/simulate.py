@@ -20,29 +20,15 @@ from pipelines.bench.reporting.slo import Slo
 from pipelines.canary.judge.limits import Limits
 from pipelines.canary.judge.metrics import Metric, metrics_of
 from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.judge.verdict import Analysis, Word, judge
+from pipelines.canary.judge.verdict import Word, judge
 from pipelines.router.arms import Arm
 from tests.unit.canary.faults import Fault, with_rounds
 
 _ARMS: tuple[Arm, ...] = ("stable", "candidate", "control")
+_CONTROL_SHARE = 0.5  # requests of the control per pair
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Size of a simulation.
-
-    Attributes:
-        num_runs: Number of rollouts.
-        max_pairs: Pairs of one request of the candidate and one of the stable pair after which a rollout ends
-            without a verdict.
-        control_share: Requests of the control per pair.
-        seed: Seed of all draws.
-    """
-
-    num_runs: int
-    max_pairs: int
-    control_share: float = 0.5
-    seed: int = 0
+Pools = dict[str, dict[Arm, list[ObservedRequest]]]
+"""Recorded requests by load band and arm."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +38,14 @@ class Run:
     Attributes:
         verdict: First verdict other than ``inconclusive``, or ``inconclusive`` if there was none.
         num_pairs: Number of pairs at that look.
-        failed: Metrics that failed at that look.
     """
 
     verdict: Word
     num_pairs: int
-    failed: tuple[str, ...]
 
 
 def simulate(
-    recorded: Sequence[ObservedRequest], fault: Fault, limits: Limits, slo: Slo, plan: Plan
+    recorded: Sequence[ObservedRequest], fault: Fault, limits: Limits, slo: Slo, num_runs: int, max_pairs: int
 ) -> list[Run]:
     """Simulate rollouts of a candidate with a fault.
 
@@ -70,63 +54,43 @@ def simulate(
         fault: Fault of the candidate.
         limits: Limits of the judge.
         slo: Service-level objective, as for ``analyse``.
-        plan: Size of the simulation.
+        num_runs: Number of rollouts.
+        max_pairs: Pairs of a request of the candidate and one of the stable pair after which a rollout ends
+            without a verdict.
     """
-    pools = _pools(recorded)
-    seeds = np.random.default_rng(plan.seed).spawn(plan.num_runs)
-    return [_run(pools, fault, limits, slo, plan, rng) for rng in seeds]
+    pools: Pools = {}
+    for request in recorded:
+        pools.setdefault(request.band, {}).setdefault(request.arm, []).append(request)
+    seeds = np.random.default_rng(0).spawn(num_runs)
+    return [_run(pools, fault, limits, slo, max_pairs, rng) for rng in seeds]
 
 
 def _run(
-    pools: dict[str, dict[Arm, list[ObservedRequest]]],
-    fault: Fault,
-    limits: Limits,
-    slo: Slo,
-    plan: Plan,
-    rng: np.random.Generator,
+    pools: Pools, fault: Fault, limits: Limits, slo: Slo, max_pairs: int, rng: np.random.Generator
 ) -> Run:
     requests: list[ObservedRequest] = []
     num_drawn = 0
     metrics: list[Metric] = []
-    for num_pairs in looks(limits.min_requests, plan.max_pairs):
+    for num_pairs in looks(limits.min_requests, max_pairs):
         if num_pairs > num_drawn:  # draw in doubling batches: requests after the verdict are not needed
-            wanted = min(2 * num_pairs, plan.max_pairs)
-            requests += _draw(pools, fault, plan, range(num_drawn, wanted), rng)
+            wanted = min(2 * num_pairs, max_pairs)
+            requests += _draw(pools, fault, range(num_drawn, wanted), rng)
             num_drawn = wanted
             metrics = metrics_of(requests, limits, slo)
-        analysis = judge([_at_look(metric, num_pairs / num_drawn) for metric in metrics], limits)
-        if analysis.verdict != "inconclusive":
+        share = num_pairs / num_drawn
+        seen = [replace(each, measure=first(each.measure, int(share * each.measure.num))) for each in metrics]
+        verdict = judge(seen, limits).verdict
+        if verdict != "inconclusive":
             break
-    return Run(analysis.verdict, num_pairs, _failed(analysis))
+    return Run(verdict, num_pairs)
 
 
-def _at_look(metric: Metric, share: float) -> Metric:
-    return replace(metric, measure=first(metric.measure, math.floor(share * metric.measure.num)))
-
-
-def _failed(analysis: Analysis) -> tuple[str, ...]:
-    return tuple(each.metric.name for each in analysis.judged if each.verdict == "fail")
-
-
-def _pools(recorded: Sequence[ObservedRequest]) -> dict[str, dict[Arm, list[ObservedRequest]]]:
-    pools: dict[str, dict[Arm, list[ObservedRequest]]] = {}
-    for request in recorded:
-        pools.setdefault(request.band, {}).setdefault(request.arm, []).append(request)
-    return pools
-
-
-def _draw(
-    pools: dict[str, dict[Arm, list[ObservedRequest]]],
-    fault: Fault,
-    plan: Plan,
-    numbers: range,
-    rng: np.random.Generator,
-) -> Iterator[ObservedRequest]:
+def _draw(pools: Pools, fault: Fault, numbers: range, rng: np.random.Generator) -> Iterator[ObservedRequest]:
     """Draw requests of all arms, in the load bands in which the stable pair was recorded."""
     bands = list(pools)
     sizes = np.array([len(pools[band]["stable"]) for band in bands], np.float64)
     chosen = rng.choice(len(bands), len(numbers), p=sizes / sizes.sum())
-    has_control = rng.random(len(numbers)) < plan.control_share
+    has_control = rng.random(len(numbers)) < _CONTROL_SHARE
     places = rng.random((len(numbers), 3))
     for row, number in enumerate(numbers):
         pool = pools[bands[chosen[row]]]
@@ -134,16 +98,8 @@ def _draw(
             if arm == "control" and not has_control[row]:
                 continue
             source = pool["control" if arm == "control" else "stable"]
-            drawn = replace(
-                source[int(place * len(source))],
-                request_id=f"{arm}-{number}",
-                arm=arm,
-                arrived_at_s=float(number),
-                answer="",
-                prompt_id="",
-                session_id="",
-                is_replay=False,
-            )
+            known = {"request_id": f"{arm}-{number}", "arm": arm, "arrived_at_s": float(number)}
+            drawn = replace(source[int(place * len(source))], **known)
             if arm == "stable" and not drawn.failure:
                 yield fault.apply(_replayed(drawn, rng), rng)
             yield fault.apply(drawn, rng) if arm == "candidate" else drawn
@@ -162,13 +118,8 @@ def _replayed(request: ObservedRequest, rng: np.random.Generator) -> ObservedReq
             left, right = left - portion - 1, right - portion - 1
         else:
             rounds.append((0, 0))
-    return replace(
-        with_rounds(request, rounds),
-        arm="candidate",
-        answer="equal",
-        is_replay=True,
-        num_common_tokens=request.num_output_tokens,
-    )
+    repeated = {"arm": "candidate", "is_replay": True, "answer": "equal"}
+    return replace(with_rounds(request, rounds), num_common_tokens=request.num_output_tokens, **repeated)
 
 
 def looks(first: int, last: int) -> Iterator[int]:

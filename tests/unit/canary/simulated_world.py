@@ -6,16 +6,18 @@ ones.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from pipelines.canary.controller.control import Controller
+from pipelines.canary.controller.control import Controller, Cycle
 from pipelines.canary.controller.phases import Order
 from pipelines.canary.controller.plan import Plan, Shadow, Step
 from pipelines.canary.controller.rollout import Rollout
@@ -24,6 +26,7 @@ from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.limits import Limit, Limits
 from pipelines.canary.judge.observed import ObservedRequest
 from pipelines.canary.judge.resources import Sample, Taken
+from pipelines.canary.report.record import RolloutRecord
 from pipelines.errors import CanaryError, RepositoryError, ServerUnavailableError
 from pipelines.router.arms import Arm, ArmSetting, ArmTable, Band, Bands, read_table, write_table
 from pipelines.router.observation import Divergence, Observation
@@ -78,16 +81,30 @@ def begun(plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") ->
     return Rollout(canary_id, "demo", "demo-int8", BEGAN_AT_S, plan, by, STABLE, CONTROL, 0)
 
 
+def begin(folder: Path, plan: Plan = PLAN, by: Limits = EASY_LIMITS, canary_id: str = "c1") -> None:
+    with contextlib.closing(Store(folder / "canary.sqlite")) as store:
+        store.begin(begun(plan, by, canary_id))
+
+
 def give(folder: Path, order: Order) -> None:
     """Give an order for the latest rollout of a folder."""
-    store = Store(folder / "canary.sqlite")
-    rollout = store.latest()
-    assert rollout is not None
-    store.give(rollout, order)
+    with contextlib.closing(Store(folder / "canary.sqlite")) as store:
+        rollout = store.latest()
+        assert rollout is not None
+        store.give(rollout, order)
 
 
 def controller_of(store: Store, rollout: Rollout, world: SimulatedWorld) -> Controller:
     return Controller(store, rollout, world, world.clock)
+
+
+def roll_out(world: SimulatedWorld, act: Callable[[Cycle], None] = lambda cycle: None) -> RolloutRecord:
+    """Continue the latest rollout of a world's folder until it ends."""
+    with contextlib.closing(Store.existing(world.folder / "canary.sqlite")) as store:
+        rollout = store.latest()
+        assert rollout is not None
+        controller_of(store, rollout, world).run(act, world.sleep)
+        return store.record()
 
 
 class SimulatedWorld:
@@ -99,7 +116,6 @@ class SimulatedWorld:
         broken: Names of the operations that fail: ``preflight``, ``load``, ``probe``, ``unload``, ``keep``,
             ``settle`` or ``sample``.
         crash_at: The candidate's request during which its process ends.
-        overridden_share: The share of requests from testers who ask the candidate for what it cannot do.
         open_for_s: The duration of requests that are always open.
         same_target: Whether the candidate has the stable pair's target.
         held: Whether a person has to judge its probes.
@@ -113,7 +129,6 @@ class SimulatedWorld:
         fault: Fault = NO_FAULT,
         broken: tuple[str, ...] = (),
         crash_at: int | None = None,
-        overridden_share: float = 0.0,
         open_for_s: float = 0.0,
         same_target: bool = True,
         held: bool = False,
@@ -126,7 +141,6 @@ class SimulatedWorld:
         self._fault = fault
         self._broken = broken
         self._crash_at = crash_at
-        self._overridden_share = overridden_share
         self._open_for_s = open_for_s
         self._same_target = same_target
         self._held = held
@@ -262,8 +276,6 @@ class SimulatedWorld:
             "oldest_open_at_s": now_s - self._open_for_s,
             "band": rng.choice(list(self._pools)),
         }
-        if table.candidate is not None and rng.random() < self._overridden_share:
-            return [self._line("candidate", {**common, "failure": "error"}, now_s, rng, overridden=True)]
         if arm == "candidate" and self._crash_at is not None and len(state["candidates"]) > self._crash_at:
             failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
             return [self._line("stable", common, now_s, rng, **failed)]
@@ -287,40 +299,25 @@ class SimulatedWorld:
         if arm == "candidate" and drawn.failure and "is_replay" not in more:
             more = {"fallback_from": (arm,), "fallback_reasons": (drawn.failure,)}
             return self._line("stable", common, now_s, rng, **more)
+        is_different = drawn.answer == "diverged"
+        heard = ("ttft_s", "e2e_latency_s", "longest_pause_s", "num_output_tokens", "answer")
+        heard += ("drafted_per_round", "accepted_per_round")
         return Observation(
-            **{"failure": drawn.failure, **common},
+            **{"failure": drawn.failure, **common, **{name: getattr(drawn, name) for name in heard}},
             arm=arm,
             arrived_at_s=now_s,
-            ttft_s=drawn.ttft_s,
-            e2e_latency_s=drawn.e2e_latency_s,
-            longest_pause_s=drawn.longest_pause_s,
-            num_output_tokens=drawn.num_output_tokens,
-            drafted_per_round=drawn.drafted_per_round,
-            accepted_per_round=drawn.accepted_per_round,
-            answer=cast(Any, drawn.answer),
             num_common_tokens=drawn.num_output_tokens if "is_replay" in more else None,
-            differs_in="tokens" if drawn.answer == "diverged" else "",
-            divergence=Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0)
-            if drawn.answer == "diverged"
-            else None,
+            differs_in="tokens" if is_different else "",
+            divergence=Divergence("1 + 1 =", "stable", "tokens", " 2", " 3", 0) if is_different else None,
             **more,
         ).to_line()
 
 
 def _initial() -> ArmTable:
-    return ArmTable(
-        generation=0,
-        canary_id="",
-        salt="",
-        stable=ArmSetting(STABLE, 1.0),
-        candidate=None,
-        control=ArmSetting(CONTROL, 0.0),
-        shadow=None,
-        replays_match="stable",
-        bands=Bands(4, 8),
-        lease_until_s=0.0,
-        slow_after_s=2.0,
-    )
+    nobody: dict[str, Any] = {"candidate": None, "shadow": None, "canary_id": "", "salt": ""}
+    arms = {"stable": ArmSetting(STABLE, 1.0), "control": ArmSetting(CONTROL, 0.0)}
+    times = {"lease_until_s": 0.0, "slow_after_s": 2.0}
+    return ArmTable(generation=0, replays_match="stable", bands=Bands(4, 8), **nobody, **arms, **times)
 
 
 @functools.cache

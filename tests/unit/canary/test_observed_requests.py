@@ -1,14 +1,20 @@
-"""Tests of which request counts for which arm."""
+"""Tests of which request counts for which arm, and of how often the processes are measured."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.canary.controller.evidence import observed_requests
+from pipelines.canary.controller.evidence import Evidence, observed_requests
+from pipelines.canary.controller.phases import Position
+from pipelines.canary.controller.rollout import Progress
 from pipelines.canary.judge.observed import ObservedRequest
+from pipelines.canary.judge.resources import Sample, Taken
 from pipelines.router.observation import Observation
+from tests.unit.canary.simulated_world import SimulatedWorld, begun
 
 ANSWER = Observation(
     canary_id="c1",
@@ -31,40 +37,37 @@ ANSWER = Observation(
     answer="equal",
     num_common_tokens=16,
 )
+BOTH = ("candidate", "stable")
 
 
 def test_an_answer_keeps_everything_that_is_judged() -> None:
     [found] = observed_requests(ANSWER, "exact")
-    names = {field.name for field in fields(ObservedRequest)} - {"server"}  # the reader of the log knows it
-    for name in names:
-        assert getattr(found, name) == getattr(ANSWER, name), name
+    for field in fields(ObservedRequest):
+        assert getattr(found, field.name) == getattr(ANSWER, field.name), field.name
 
 
-def test_an_answer_after_a_failure_counts_for_nobody_and_each_failure_for_its_arm() -> None:
-    fallen = replace(
-        ANSWER,
-        arm="control",
-        is_replay=False,
-        fallback_from=("candidate", "stable"),
-        fallback_reasons=("timeout", "out"),
-    )
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        # an answer after a failure counts for nobody, and each failure for its arm
+        (
+            {"fallback_from": BOTH, "fallback_reasons": ("timeout", "out")},
+            [("candidate", "timeout"), ("stable", "error")],
+        ),
+        # clients can fill a queue
+        ({"fallback_from": BOTH, "fallback_reasons": ("busy", "busy")}, []),
+        ({"fallback_from": BOTH, "fallback_reasons": ("busy", "error")}, [("stable", "error")]),
+        # what a client chose counts for nobody
+        ({"overridden": True}, []),
+        ({"overridden": True, "fallback_from": ("candidate",), "fallback_reasons": ("error",)}, []),
+    ],
+)
+def test_each_failure_counts_for_its_arm(changes: dict[str, Any], counted: list[tuple[str, str]]) -> None:
+    fallen = replace(ANSWER, arm="control", is_replay=False, **changes)
     found = list(observed_requests(fallen, "exact"))
-    assert [(each.arm, each.failure) for each in found] == [("candidate", "timeout"), ("stable", "error")]
-    assert {(each.request_id, each.band, each.session_id) for each in found} == {("r1", "high", "s1")}
-    assert {(each.e2e_latency_s, each.num_output_tokens, each.answer) for each in found} == {(None, 0, "")}
-
-
-def test_neither_a_full_queue_nor_a_fallback_counts_against_an_arm() -> None:
-    fallen = replace(ANSWER, arm="control", is_replay=False, fallback_from=("candidate", "stable"))
-    assert list(observed_requests(replace(fallen, fallback_reasons=("busy", "busy")), "exact")) == []
-    [found] = observed_requests(replace(fallen, fallback_reasons=("busy", "error")), "exact")
-    assert (found.arm, found.failure) == ("stable", "error")
-
-
-def test_what_a_client_chose_counts_for_nobody() -> None:
-    assert list(observed_requests(replace(ANSWER, overridden=True), "exact")) == []
-    failed = {"fallback_from": ("candidate",), "fallback_reasons": ("error",)}
-    assert list(observed_requests(replace(ANSWER, overridden=True, **failed), "exact")) == []
+    assert [(each.arm, each.failure) for each in found] == counted
+    known = {(each.request_id, each.band, each.session_id, each.e2e_latency_s, each.answer) for each in found}
+    assert known <= {("r1", "high", "s1", None, "")}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,24 @@ def test_what_a_client_chose_counts_for_nobody() -> None:
     ],
 )
 def test_a_difference_may_be_a_tie_where_answers_depend_on_the_batch(
-    answer: str, differs_in: str, runtime: str, counts_as: str
+    answer: Any, differs_in: Any, runtime: str, counts_as: str
 ) -> None:
     [found] = observed_requests(replace(ANSWER, answer=answer, differs_in=differs_in), runtime)
     assert found.answer == counts_as
+
+
+def test_old_samples_are_further_apart(tmp_path: Path) -> None:
+    now_s = 0.0
+
+    class World(SimulatedWorld):
+        def sample(self) -> Sample:
+            return Sample(now_s, Taken(1, 1, 1), Taken(1, 1, 1))
+
+    world, taken = World(tmp_path), list[Sample]()
+    evidence = Evidence(begun(), (), (), lambda: now_s)
+    progress = Progress(Position("shadow", 0.0), 1)
+    while now_s < 7 * 86400:
+        taken += evidence.collect(world, progress)[0].samples
+        now_s += 60.0
+    assert 1000 < len(taken) < 5000
+    assert taken[-1].at_s - taken[-2].at_s < 7 * 86400 / 400

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from pipelines.canary.controller.phases import ENDED, Decision, Facts, Judged, Order, Position, decide
-from pipelines.canary.controller.plan import Step
+from pipelines.canary.controller.phases import (
+    ENDED,
+    PREPARING,
+    Decision,
+    Facts,
+    Judged,
+    Order,
+    Position,
+    decide,
+)
+from pipelines.canary.controller.plan import Plan, Step
 from pipelines.canary.controller.rollout import Progress, arm_table, weights_at
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.verdict import Action, Word
@@ -21,234 +29,209 @@ GOOD = Outcome(True, "good", {"seen": 1})
 BAD = Outcome(False, "bad", {"seen": 2})
 HELD = Outcome(False, "acceptance_rate 0.45, 0.50 at the build", {"seen": 3}, needs_review=True)
 SERVING = ("shadow", "step/1", "step/2")
+MANY: dict[str, Any] = {"num_pairs": 1000, "num_replays": 1000}
+FEW: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
 
 
-def judged(verdict: str, action: str = "go_on") -> Judged:
-    return Judged(cast(Word, verdict), cast(Action, action), f"{verdict}: ttft")
+def judged(verdict: str, action: str = "go_on", needs_replays: bool = True) -> Judged:
+    return Judged(cast(Word, verdict), cast(Action, action), f"{verdict}: ttft", needs_replays)
 
 
-def after(phase: str, paused_in: str = "", **facts: Any) -> Decision:
-    """Return the decision in a phase that has lasted long, with many pairs."""
-    position = Position(phase, 0.0, 0, paused_in)
-    known = {"now_s": NOW_S, "num_pairs": 1000, "num_replays": 1000, **facts}
-    return decide(position, Facts(**known), PLAN)
+PASS, HOLD, FAIL, OPEN = (
+    judged("pass", "promote"),
+    judged("inconclusive", "hold"),
+    judged("fail", "roll_back"),
+    judged("inconclusive"),
+)
+
+
+def after(phase: str, **facts: Any) -> Decision:
+    """Return the decision in a phase that has lasted long, with many pairs; ``paused/shadow`` is a pause."""
+    name, _, paused_in = phase.partition("/") if phase.startswith("paused") else (phase, "", "")
+    return decide(Position(name, 0.0, 0, paused_in), Facts(NOW_S, **{**MANY, **facts}), PLAN)
+
+
+STAYS = ""
+DOWN, GONE = PLAN.down_after_s, PLAN.down_after_s + 0.1
 
 
 @pytest.mark.parametrize(
-    ("phase", "following"), list(itertools.pairwise(("preflight", "loading", "cold_start", "shadow")))
+    ("phase", "facts", "following", "verdict"),
+    [
+        # each preparation must succeed
+        *(
+            (phase, {"outcome": GOOD}, following, None)
+            for phase, following in zip(PREPARING, (*PREPARING[1:], "shadow"), strict=True)
+        ),
+        *((phase, {}, STAYS, None) for phase in PREPARING),
+        ("preflight", {"outcome": BAD}, "rolled_back", "fail"),
+        ("loading", {"outcome": BAD}, "rolling_back", "fail"),
+        ("cold_start", {"outcome": BAD}, "rolling_back", "fail"),
+        ("cold_start", {"outcome": HELD}, "paused", "inconclusive"),
+        # it rises step by step, and passes before the last lets it go
+        ("shadow", {"judged": PASS}, "step/1", "pass"),
+        ("step/1", {"judged": PASS}, "step/2", "pass"),
+        ("step/1", {"judged": OPEN}, "step/2", "inconclusive"),
+        ("step/2", {"judged": PASS}, "promoting", "pass"),
+        ("step/2", {"judged": OPEN}, STAYS, None),
+        ("step/2", {}, STAYS, None),
+        # the shadow waits for replays, and a step for requests of clients
+        ("shadow", {"num_pairs": 0, "num_replays": PLAN.shadow.min_pairs}, "step/1", None),
+        ("shadow", {"num_replays": PLAN.shadow.min_pairs - 1}, STAYS, None),
+        ("step/1", {"num_pairs": PLAN.steps[0].min_pairs, "num_replays": 0}, "step/2", None),
+        ("step/1", {"num_pairs": PLAN.steps[0].min_pairs - 1, "num_replays": 10**6}, STAYS, None),
+        # one that failed leaves, whatever is asked
+        *(
+            (f"{paused}{phase}", {"judged": FAIL, "order": order}, "rolling_back", "fail")
+            for phase in SERVING
+            for paused in ("", "paused/")
+            for order in (None, "pause", "resume", "promote")
+        ),
+        # an abort is obeyed in every phase before the old pair goes
+        *(
+            (phase, {"order": "abort", "outcome": GOOD, "judged": PASS}, "rolling_back", "inconclusive")
+            for phase in (*PREPARING, *SERVING, "paused/step/1", "promoting")
+        ),
+        # a spent sample without a verdict is no pass, nor is silence
+        ("step/2", {"judged": OPEN, "num_pairs": PLAN.max_pairs}, "rolling_back", "inconclusive"),
+        ("step/2", {"judged": PASS, "num_pairs": PLAN.max_pairs}, "promoting", "pass"),
+        ("step/1", {"unmeasured": "no server"}, "rolling_back", "inconclusive"),
+        ("step/1", {"broken": "the log is lost", "judged": PASS}, "rolling_back", "inconclusive"),
+        *(
+            (phase, {**FEW, "idle_s": PLAN.idle_s + late_s}, following, verdict)
+            for phase in SERVING
+            for late_s, following, verdict in ((0, STAYS, None), (1, "rolling_back", "inconclusive"))
+        ),
+        ("paused/shadow", {**FEW, "idle_s": 9e9}, STAYS, None),
+        # one that does not answer leaves, and one whose process was replaced, however fast
+        *(
+            (phase, facts, following, verdict)
+            for phase in (*SERVING, "promoting", "paused/cold_start")
+            for facts, following, verdict in (
+                ({**FEW, "down_s": DOWN}, STAYS, None),
+                ({"down_s": GONE}, "rolling_back", "fail"),
+                ({"has_restarted": True, "judged": PASS}, "rolling_back", "fail"),
+            )
+        ),
+        # one with all requests is watched before the old one goes, after which there is no way back
+        ("promoting", {}, STAYS, None),
+        ("promoting", {"outcome": GOOD}, "settling", None),
+        ("promoting", {"outcome": BAD}, "rolling_back", "inconclusive"),
+        ("settling", {}, STAYS, None),
+        ("settling", {"order": "abort", "down_s": 99.0}, STAYS, None),
+        ("settling", {"order": "abort", "down_s": 99.0, "outcome": GOOD}, "promoted", None),
+        *(
+            (phase, {"order": "abort", "outcome": BAD, "judged": FAIL, "down_s": 99.0}, STAYS, None)
+            for phase in ENDED
+        ),
+    ],
 )
-def test_each_preparation_must_succeed(phase: str, following: str) -> None:
-    assert after(phase, outcome=GOOD).position.phase == following
-    assert after(phase, outcome=GOOD).evidence == {"seen": 1}
-    assert after(phase).position.phase == phase
-    refused = after(phase, outcome=BAD)
-    assert refused.position.phase == ("rolled_back" if phase == "preflight" else "rolling_back")
-    assert (refused.reason, refused.evidence["verdict"]) == ("bad", "fail")
+def test_each_phase_ends_as_it_has_to(
+    phase: str, facts: dict[str, Any], following: str, verdict: str | None
+) -> None:
+    decision = after(phase, **facts)
+    assert decision.position.phase == (following or ("paused" if phase.startswith("paused") else phase))
+    assert decision.evidence.get("verdict") == verdict
+    assert bool(decision.reason) == bool(following)
 
 
-@pytest.mark.parametrize(("phase", "following"), list(itertools.pairwise((*SERVING, "promoting"))))
-def test_a_candidate_rises_step_by_step_and_passes_before_the_last(phase: str, following: str) -> None:
-    assert after(phase, judged=judged("pass", "promote")).position.phase == following
-
-
-def test_the_last_step_lasts_until_the_verdict() -> None:
-    assert after("step/2", judged=judged("inconclusive")).position.phase == "step/2"
-    assert after("step/2").position.phase == "step/2"
-    assert after("step/1", judged=judged("inconclusive")).position.phase == "step/2"
+def test_reasons_and_evidence_are_those_of_what_was_found() -> None:
+    assert after("loading", outcome=GOOD).evidence == {"seen": 1}
+    assert after("step/1", judged=FAIL).reason == "fail: ttft"
+    assert after("loading", outcome=BAD).reason == after("promoting", outcome=BAD).reason == "bad"
+    assert after("shadow", **FEW, idle_s=99.0).reason == "no new evidence for 99 s"
+    assert after("step/1", has_restarted=True).reason == "its process ended and was replaced"
+    aborted = after("step/1", order="abort").position
+    assert decide(aborted, Facts(NOW_S, outcome=GOOD), PLAN).position.phase == "aborted"
 
 
 def test_a_step_has_its_own_pairs_and_its_time() -> None:
     step = PLAN.steps[0]
     early = Position("step/1", NOW_S - step.bake_s, num_pairs_before=500)
 
-    def follows(position: Position, num_pairs: int) -> str:
-        return decide(position, Facts(NOW_S, num_pairs=num_pairs), PLAN).position.phase
+    def follows(position: Position, num_pairs: int) -> Position:
+        return decide(position, Facts(NOW_S, num_pairs=num_pairs), PLAN).position
 
-    assert follows(early, 500 + step.min_pairs) == "step/2"
-    assert follows(early, 500 + step.min_pairs - 1) == "step/1"
-    assert follows(replace(early, since_s=early.since_s + 0.1), 500 + step.min_pairs) == "step/1"
-    entered = decide(early, Facts(NOW_S, num_pairs=600), PLAN).position
-    assert (entered.since_s, entered.num_pairs_before) == (NOW_S, 600)
-
-
-@pytest.mark.parametrize("phase", SERVING)
-@pytest.mark.parametrize("order", [None, "pause", "resume", "promote"])
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_a_candidate_that_failed_leaves_whatever_is_asked(phase: str, order: str, is_paused: bool) -> None:
-    where = ("paused", phase) if is_paused else (phase, "")
-    decision = after(*where, order=order, judged=judged("fail", "roll_back"))
-    assert decision.position.phase == "rolling_back"
-    assert decision.reason == "fail: ttft"
-    assert decision.evidence["verdict"] == "fail"
-
-
-@pytest.mark.parametrize("phase", ["preflight", "loading", "cold_start", *SERVING, "paused", "promoting"])
-def test_an_abort_is_obeyed_in_every_phase(phase: str) -> None:
-    paused_in = "step/1" if phase == "paused" else ""
-    decision = after(phase, paused_in, order="abort", outcome=GOOD, judged=judged("pass", "promote"))
-    assert decision.position.phase == "rolling_back"
-    assert decision.evidence["verdict"] == "inconclusive"
-    left = decide(decision.position, Facts(NOW_S, outcome=Outcome(True, "unloaded")), PLAN)
-    assert left.position.phase == "aborted"
+    assert follows(early, 500 + step.min_pairs - 1) == early
+    assert follows(replace(early, since_s=early.since_s + 0.1), 500 + step.min_pairs).phase == "step/1"
+    assert follows(early, 600) == Position("step/2", NOW_S, 600)
 
 
 def test_a_candidate_that_is_above_a_limit_is_watched_and_then_leaves() -> None:
-    hold = judged("inconclusive", "hold")
-    held = after("step/1", judged=hold)
+    held = after("step/1", judged=HOLD)
     assert (held.position.phase, held.position.held_since_s) == ("step/1", NOW_S)
 
     def later(seconds: float, now: Judged) -> Decision:
         return decide(held.position, Facts(NOW_S + seconds, judged=now, num_pairs=1000), PLAN)
 
-    assert later(PLAN.hold_s, hold).position.phase == "step/1"
-    left = later(PLAN.hold_s + 1, hold)
-    assert left.position.phase == "rolling_back"
-    assert left.evidence["verdict"] == "inconclusive"
-    freed = later(PLAN.hold_s + 1, judged("inconclusive"))
-    assert (freed.position.phase, freed.position.held_since_s) == ("step/2", None)
-
-
-def test_a_spent_sample_without_a_verdict_is_no_pass() -> None:
-    spent = after("step/2", judged=judged("inconclusive"), num_pairs=PLAN.max_pairs)
-    assert spent.position.phase == "rolling_back"
-    assert spent.evidence["verdict"] == "inconclusive"
-    assert after("step/2", judged=judged("pass"), num_pairs=PLAN.max_pairs).position.phase == "promoting"
-
-
-def test_the_shadow_waits_for_replays_and_a_step_for_requests_of_clients() -> None:
-    shadow, step = PLAN.shadow, PLAN.steps[0]
-    assert after("shadow", num_pairs=0, num_replays=shadow.min_pairs).position.phase == "step/1"
-    assert after("shadow", num_replays=shadow.min_pairs - 1).position.phase == "shadow"
-    assert after("step/1", num_pairs=step.min_pairs, num_replays=0).position.phase == "step/2"
-    assert after("step/1", num_pairs=step.min_pairs - 1, num_replays=10**6).position.phase == "step/1"
-
-
-@pytest.mark.parametrize("phase", SERVING)
-def test_a_candidate_without_new_evidence_is_rolled_back_without_a_verdict(phase: str) -> None:
-    few: dict[str, Any] = {"num_pairs": 0, "num_replays": 0}
-    assert after(phase, **few, idle_s=PLAN.idle_s).position.phase == phase
-    idle = after(phase, **few, idle_s=PLAN.idle_s + 1)
-    assert idle.position.phase == "rolling_back"
-    assert idle.reason == f"no new evidence for {PLAN.idle_s + 1:.0f} s"
-    assert idle.evidence["verdict"] == "inconclusive"
-    assert after("paused", phase, **few, idle_s=9e9).position.phase == "paused"
+    assert later(PLAN.hold_s, HOLD).position.phase == "step/1"
+    left = later(PLAN.hold_s + 1, HOLD)
+    assert (left.position.phase, left.evidence["verdict"]) == ("rolling_back", "inconclusive")
+    freed = later(PLAN.hold_s + 1, OPEN).position
+    assert (freed.phase, freed.held_since_s) == ("step/2", None)
 
 
 def test_probes_that_are_neither_good_nor_bad_wait_for_a_person() -> None:
     held = after("cold_start", outcome=HELD)
     position = held.position
-    assert (position.phase, position.paused_in, position.pause_reason) == (
-        "paused",
-        "cold_start",
-        HELD.reason,
-    )
+    assert position == Position("paused", NOW_S, paused_in="cold_start", pause_reason=HELD.reason)
     assert (held.reason, held.evidence) == (HELD.reason, {"seen": 3, "verdict": "inconclusive"})
     assert decide(position, Facts(NOW_S + 9e6), PLAN).position == position
     assert weights_at(position, PLAN) == {"stable": 1.0, "candidate": 0.0, "control": 0.0}
     table = arm_table(begun(), Progress(position, 7, CANDIDATE), NOW_S)
     assert (table.candidate, table.shadow) == (None, None)
-
-    def ordered(order: str) -> Decision:
-        return decide(position, Facts(NOW_S + 5, order=cast(Order, order)), PLAN)
-
-    assert ordered("resume").position == Position("shadow", NOW_S + 5)
-    assert ordered("promote").position.phase == "promoting"
-    assert ordered("promote").evidence["num_pairs"] == 0
-    aborted = ordered("abort").position
-    assert (aborted.phase, aborted.is_abort) == ("rolling_back", True)
-    gone = decide(position, Facts(NOW_S, down_s=PLAN.down_after_s + 1), PLAN)
-    assert (gone.position.phase, gone.evidence["verdict"]) == ("rolling_back", "fail")
+    orders: dict[Order, Position] = {
+        "resume": Position("shadow", NOW_S + 5),
+        "promote": Position("promoting", NOW_S + 5),
+        "abort": Position("rolling_back", NOW_S + 5, is_abort=True),
+    }
+    for order, expected in orders.items():
+        assert decide(position, Facts(NOW_S + 5, order=order), PLAN).position == expected
 
 
 @pytest.mark.parametrize("phase", SERVING)
 def test_a_pause_keeps_the_weight_and_a_resume_continues_there(phase: str) -> None:
-    paused = after(phase, order="pause", judged=judged("pass", "promote")).position
+    paused = after(phase, order="pause", judged=PASS).position
     assert (paused.phase, paused.paused_in) == ("paused", phase)
     assert weights_at(paused, PLAN) == weights_at(Position(phase, 0.0), PLAN)
-    still = decide(paused, Facts(NOW_S + 9e6, judged=judged("pass", "promote"), num_pairs=10**6), PLAN)
-    assert still.position == paused
-    resumed = decide(paused, Facts(NOW_S, order="resume"), PLAN)
-    assert resumed.position == Position(phase, 0.0)
+    assert decide(paused, Facts(NOW_S + 9e6, judged=PASS, num_pairs=10**6), PLAN).position == paused
+    assert decide(paused, Facts(NOW_S, order="resume"), PLAN).position == Position(phase, 0.0)
 
 
-@pytest.mark.parametrize("phase", [*SERVING, "promoting"])
-def test_a_candidate_that_does_not_answer_leaves(phase: str) -> None:
-    few = {"num_pairs": 0, "num_replays": 0}
-    assert after(phase, down_s=PLAN.down_after_s, **few).position.phase == phase
-    down = after(phase, down_s=PLAN.down_after_s + 0.1)
-    assert down.position.phase == "rolling_back"
-    assert down.evidence["verdict"] == "fail"
-
-
-@pytest.mark.parametrize("phase", [*SERVING, "promoting"])
-def test_a_candidate_whose_process_ended_leaves_however_fast_it_was_replaced(phase: str) -> None:
-    restarted = after(phase, has_restarted=True, judged=judged("pass", "promote"))
-    assert restarted.position.phase == "rolling_back"
-    assert (restarted.reason, restarted.evidence["verdict"]) == ("its process ended and was replaced", "fail")
-
-
-def test_what_has_ended_stays_ended() -> None:
-    for phase in ENDED:
-        facts = {"order": "abort", "outcome": BAD, "judged": judged("fail"), "down_s": 99.0}
-        assert after(phase, **facts).position.phase == phase
-
-
-def test_a_pair_with_all_requests_is_watched_before_the_old_one_goes() -> None:
-    assert after("promoting").position.phase == "promoting"
-    assert after("promoting", outcome=GOOD).position.phase == "settling"
-    assert after("settling").position.phase == "settling"
-    assert after("settling", outcome=GOOD).position.phase == "promoted"
-
-
-def test_a_pair_that_no_later_server_would_have_is_not_promoted() -> None:
-    decision = after("promoting", outcome=BAD)
-    assert decision.position.phase == "rolling_back"
-    assert (decision.reason, decision.evidence["verdict"]) == ("bad", "inconclusive")
-
-
-def test_there_is_no_way_back_once_the_old_pair_goes() -> None:
-    """It may be gone already."""
-    assert after("settling", order="abort", down_s=99.0).position.phase == "settling"
-    assert after("settling", order="abort", down_s=99.0, outcome=GOOD).position.phase == "promoted"
+def table_at(position: Position, plan: Plan = PLAN, **changes: Any) -> Any:
+    progress = Progress(position, 7, CANDIDATE, CANDIDATE_CONTROL, **changes)
+    return arm_table(begun(plan), progress, NOW_S)
 
 
 @pytest.mark.parametrize(
     ("phase", "candidate"),
     [
-        ("preflight", None),
-        ("loading", None),
-        ("cold_start", None),
-        ("shadow", 0.0),
-        ("step/1", 0.1),
-        ("step/2", 0.25),
-        ("promoting", 1.0),
-        ("rolling_back", None),
-        ("rolled_back", None),
-        ("aborted", None),
+        *((phase, None) for phase in (*PREPARING, "rolling_back", "rolled_back", "aborted")),
+        *zip((*SERVING, "promoting"), (0.0, 0.1, 0.25, 1.0), strict=True),
     ],
 )
 def test_the_table_of_each_phase(phase: str, candidate: float | None) -> None:
-    progress = Progress(Position(phase, 0.0), 7, CANDIDATE, CANDIDATE_CONTROL)
-    table = arm_table(begun(), progress, NOW_S)
+    table = table_at(Position(phase, 0.0))
     assert table.stable.socket == STABLE
     assert (table.candidate and table.candidate.weight) == candidate
     assert sum(table.weights(NOW_S).values()) == pytest.approx(1)
-    is_judged = candidate is not None and phase != "promoting"
-    assert (table.shadow is not None) == is_judged
+    assert (table.shadow is not None) == (phase in SERVING)
     assert table.replays_match == "stable"
-    assert arm_table(begun(), replace(progress, same_target=False), NOW_S).replays_match == "own_target"
-    assert table.control == ArmSetting(CONTROL, PLAN.control_weight if is_judged else 0.0)
+    assert table_at(Position(phase, 0.0), same_target=False).replays_match == "own_target"
+    assert table.control == ArmSetting(CONTROL, PLAN.control_weight if phase in SERVING else 0.0)
     assert table.weights(NOW_S + PLAN.lease_s).get("candidate", 0.0) == 0
 
 
 @pytest.mark.parametrize("phase", ["settling", "promoted"])
 def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the_control(phase: str) -> None:
-    progress = Progress(Position(phase, 0.0), 7, CANDIDATE, CANDIDATE_CONTROL)
-    table = arm_table(begun(), progress, NOW_S)
-    assert table.stable.socket == CANDIDATE
+    table = table_at(Position(phase, 0.0))
+    assert (table.stable.socket, table.candidate) == (CANDIDATE, None)
     assert table.control == ArmSetting(CANDIDATE_CONTROL, 0.0)
-    assert table.candidate is None
     assert table.weights(NOW_S + 9e9) == {"stable": 1.0, "control": 0.0}
+
+
+def one_step(weight: float) -> Plan:
+    return replace(PLAN, steps=(Step(weight, 20, 6.0),))
 
 
 @pytest.mark.parametrize(
@@ -257,51 +240,47 @@ def test_a_promoted_pair_is_the_stable_one_without_a_lease_and_its_target_is_the
 def test_a_candidate_never_has_more_to_do_than_the_stable_pair(weight: float, share: float) -> None:
     """With a control of 0.2 and at most half of the requests replayed."""
     assert PLAN.replayed_share(weight) == pytest.approx(share, abs=1e-3)
-    plan = replace(PLAN, steps=(Step(weight, 20, 6.0),)) if weight else PLAN
-    position = Position("step/1" if weight else "shadow", 0.0)
-    table = arm_table(begun(plan), Progress(position, 7, CANDIDATE, CANDIDATE_CONTROL), NOW_S)
+    plan = one_step(weight) if weight else PLAN
+    table = table_at(Position("step/1" if weight else "shadow", 0.0), plan)
     assert (table.shadow.share if table.shadow else 0.0) == pytest.approx(share, abs=1e-3)
     weights = table.weights(NOW_S)
     assert weights["candidate"] + share * weights["stable"] <= max(weights["stable"], weight) + 1e-3
 
 
-@pytest.mark.parametrize("needs_replays", [False, True])
-@pytest.mark.parametrize("weight", [0.25, 0.4])
+@pytest.mark.parametrize(
+    ("weight", "needs_replays", "num_replays", "following"),
+    [
+        (0.25, False, 1000, "step/1"),
+        (0.25, True, 1000, "step/1"),
+        (0.4, False, 1000, "step/1"),
+        (0.4, True, 1000, "shadow"),
+        (0.4, True, PLAN.max_pairs - 1, "shadow"),
+        (0.4, True, PLAN.max_pairs, "rolling_back"),
+        (0.4, False, PLAN.max_pairs, "step/1"),
+    ],
+)
 def test_a_step_in_which_nothing_is_repeated_waits_until_replays_have_shown_all_they_can(
-    weight: float, needs_replays: bool
+    weight: float, needs_replays: bool, num_replays: int, following: str
 ) -> None:
-    plan = replace(PLAN, steps=(Step(weight, 20, 6.0),))
-    found = Judged("inconclusive", "go_on", "inconclusive: ttft", needs_replays)
-    facts = Facts(NOW_S + 60, judged=found, num_replays=1000)
-    following = decide(Position("shadow", NOW_S), facts, plan).position.phase
-    assert following == ("shadow" if needs_replays and weight == 0.4 else "step/1")
-
-
-def test_replays_that_show_nothing_end_a_rollout_whose_next_step_has_none() -> None:
-    plan = replace(PLAN, steps=(Step(0.4, 20, 6.0),))
-    found = Judged("inconclusive", "go_on", "inconclusive: tokens")
-    facts = Facts(NOW_S + 60, judged=found, num_replays=plan.max_pairs - 1)
-    shadow = Position("shadow", NOW_S)
-    assert decide(shadow, facts, plan).position.phase == "shadow"
-    ended = decide(shadow, replace(facts, num_replays=plan.max_pairs), plan)
-    assert ended.position.phase == "rolling_back"
-    assert ended.reason == f"no verdict after {plan.max_pairs} replays: inconclusive: tokens"
-    assert ended.evidence["verdict"] == "inconclusive"
-    shown = replace(facts, num_replays=plan.max_pairs, judged=replace(found, needs_replays=False))
-    assert decide(shadow, shown, plan).position.phase == "step/1"
+    found = judged("inconclusive", needs_replays=needs_replays)
+    facts = Facts(NOW_S + 60, judged=found, num_replays=num_replays)
+    decision = decide(Position("shadow", NOW_S), facts, one_step(weight))
+    assert decision.position.phase == following
+    if following == "rolling_back":
+        assert decision.reason == f"no verdict after {num_replays} replays: inconclusive: ttft"
+        assert decision.evidence["verdict"] == "inconclusive"
 
 
 def test_a_step_without_replays_goes_back_for_more_if_the_last_ones_were_needed() -> None:
-    plan = replace(PLAN, steps=(Step(0.4, 20, 6.0),))
-    step = Position("step/1", NOW_S, 3)
-    reopened = Judged("inconclusive", "go_on", "inconclusive: survival/3")
-    facts = Facts(NOW_S + 1, judged=reopened, num_pairs=30, num_replays=500)
+    plan, step = one_step(0.4), Position("step/1", NOW_S, 3)
+    facts = Facts(NOW_S + 1, judged=OPEN, num_pairs=30, num_replays=500)
     back = decide(step, facts, plan)
     assert (back.position.phase, back.position.num_pairs_before) == ("shadow", 500)
     assert "made a metric inconclusive" in back.reason
-    shown = replace(facts, now_s=NOW_S + 60, judged=replace(reopened, needs_replays=False), num_pairs=80)
-    assert decide(back.position, replace(shown, num_replays=549), plan).position.phase == "shadow"
-    again = decide(back.position, replace(shown, num_replays=550), plan)
-    assert (again.position.phase, again.position.num_pairs_before) == ("step/1", 80)
-    repeating = replace(PLAN, steps=(Step(0.1, 20, 6.0),))
-    assert decide(step, facts, repeating).position.phase == "step/1"
+    shown = Facts(
+        NOW_S + 60, judged=judged("inconclusive", needs_replays=False), num_pairs=80, num_replays=549
+    )
+    assert decide(back.position, shown, plan).position.phase == "shadow"
+    again = decide(back.position, replace(shown, num_replays=550), plan).position
+    assert (again.phase, again.num_pairs_before) == ("step/1", 80)
+    assert decide(step, facts, one_step(0.1)).position.phase == "step/1"

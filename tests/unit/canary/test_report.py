@@ -1,102 +1,122 @@
-"""Tests of the report of a rollout."""
+"""Tests of the judgement of a rollout's record, and of its report."""
 
 from __future__ import annotations
 
 import json
-import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pipelines.canary.judge.observed import ObservedRequest
-from pipelines.canary.report.record import RolloutRecord, Transition
+from pipelines.canary.report.record import RolloutRecord, judgement
 from pipelines.canary.report.rollout_report import report_of
 from pipelines.canary.report.text import report_lines
-from pipelines.errors import CanaryError
-from tests.unit.canary.requests import failed, recorded_traffic, request
-from tests.unit.canary.rollouts import rollout
+from tests.unit.canary.requests import LIMITS, failed, limits, moved, replay, request, rollout
 
-BEGAN_S = 1_700_000_000.0
-CONDITIONS = {"date": "2026-11-22", "command": "python -m pipelines.canary report", "num_cores": 2}
+DIVERGED = (request(0, answer="diverged"),)
+WAITING = moved("cold_start", "paused", "acceptance_rate 0.45, 0.50 at the build")
+UNDECIDED = {"verdict": "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (rollout("shadow"), ("inconclusive", "go_on")),
+        (rollout(requests=DIVERGED), ("fail", "roll_back")),
+        (rollout("paused", requests=DIVERGED), ("fail", "roll_back")),
+        (rollout("paused", WAITING, moved("shadow", "paused")), ("inconclusive", "hold")),
+    ],
+)
+def test_requests_are_judged_while_nothing_is_decided(
+    record: RolloutRecord, expected: tuple[str, str]
+) -> None:
+    found = judgement(record)
+    assert (found.verdict, found.action, found.phase) == (*expected, record.phase)
+    assert found.still_needed or record.requests
+    assert found.reason.startswith("fail: answers" if record.requests else "inconclusive: ")
+
+
+@pytest.mark.parametrize(
+    ("phase", "evidence", "expected"),
+    [
+        ("promoting", {}, ("pass", "promote")),
+        ("promoting", UNDECIDED, ("inconclusive", "promote")),
+        ("rolling_back", {"verdict": "fail"}, ("fail", "roll_back")),
+        ("rolling_back", {}, ("fail", "roll_back")),
+        ("aborted", UNDECIDED, ("inconclusive", "roll_back")),
+    ],
+)
+def test_what_is_decided_stays_so_whatever_the_requests_say(
+    phase: str, evidence: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    end = {"promoting": "promoted"}.get(phase, "rolled_back")
+    transitions = moved("step/1", phase, **evidence), moved(phase, end, "unloaded")
+    for record in (rollout(phase, transitions[0], requests=DIVERGED), rollout(end, *transitions)):
+        found = judgement(record)
+        assert (found.verdict, found.action) == expected
+        assert (found.reason, found.still_needed) == ("because", 0)
+
+
+@pytest.mark.parametrize(("phase", "action"), [("step/1", "go_on"), ("paused", "hold"), ("shadow", "go_on")])
+def test_a_candidate_that_passes_is_not_promoted_before_its_last_step(phase: str, action: str) -> None:
+    requests = [
+        each
+        for number in range(1500)
+        for each in (
+            request(number),
+            request(number, "stable"),
+            request(number, "control", e2e_latency_s=0.34),
+            *([replay(number)] if number % 2 else []),
+        )
+    ]
+    one_band = limits(speed_up={"low": LIMITS.speed_up["low"]}, manifest=None)
+    found = judgement(rollout(phase, requests=tuple(requests), limits=one_band))
+    assert (found.verdict, found.action) == ("pass", action), found.reason
+    assert found.reason.endswith("not judged: manifest")
+
+
+def test_one_that_waits_for_a_person_says_what_it_waits_for() -> None:
+    found = judgement(rollout("paused", WAITING))
+    assert (found.verdict, found.action, found.still_needed) == ("inconclusive", "hold", None)
+    assert found.reason == WAITING.reason
+
+
 NASTY = '<script>alert(1)</script> & "quotes" \u202e ⏎\n\n  indented\ttext'
-
-
-def traffic(num: int, seed: int = 0) -> list[ObservedRequest]:
-    """Return requests of all arms, drawn from recorded ones, two a second; the stable pair's are replayed."""
-    rng = random.Random(seed)
-    recorded = recorded_traffic()
-    pools = {arm: [each for each in recorded if each.arm == arm] for arm in ("stable", "control")}
-    found = []
-    for number in range(num):
-        arm = rng.choice(("stable", "candidate", "candidate", "stable", "control"))
-        drawn = rng.choice(pools["control" if arm == "control" else "stable"])
-        at_s = BEGAN_S + 60 + number / 2
-        asked = replace(drawn, request_id=f"{arm}-{number}", arm=arm, arrived_at_s=at_s)
-        found.append(asked)
-        if arm == "stable":
-            repeated = {"arm": "candidate", "is_replay": True, "answer": "equal"}
-            found.append(replace(asked, **repeated, num_common_tokens=drawn.num_output_tokens))
-    return found
-
-
-def transitions(*phases: tuple[str, float]) -> tuple[Transition, ...]:
-    before, found = "", []
-    for number, (phase, weight) in enumerate(phases):
-        weights = {"stable": 0.95 - weight, "candidate": weight, "control": 0.05}
-        evidence = {"num_pairs": 10 * number, "verdict": "fail"}
-        reason = f"work of {before or 'nothing'} is done"
-        found.append(Transition(BEGAN_S + 60 * number, before, phase, reason, evidence, weights))
-        before = phase
-    return tuple(found)
-
-
 FAILED = rollout(
-    phase="rolled_back",
-    requests=(*traffic(400), request(-1, arrived_at_s=BEGAN_S + 290, answer="diverged"), failed(-2)),
-    transitions=transitions(
-        ("preflight", 0), ("shadow", 0), ("step/1", 0.05), ("step/2", 0.475), ("rolling_back", 0)
+    "rolled_back",
+    moved("step/2", "rolling_back", verdict="fail"),
+    requests=(
+        *(request(number, arm) for number in range(60) for arm in ("stable", "candidate")),
+        request(60, "control", drafted_per_round=(), accepted_per_round=()),
+        request(0, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0), answer="diverged"),
+        failed(61),
     ),
     divergences=(
-        {
-            "prompt": f"Continue: {NASTY}",
-            "expected_of": "stable",
-            "differs_in": "tokens",
-            "expected_text": f"def read(path):\n    return path.read_text() {NASTY}",
-            "candidate_text": "def read(path):\n    return path.write_text()",
-            "first_difference": 9,
-            "expected": "",
-            "candidate": "",
-        },
-        {
-            "prompt": "",
-            "expected_of": "own_target",
-            "differs_in": "finish_reason",
-            "expected_text": "one",
-            "candidate_text": "one two",
-            "first_difference": 1,
-            "expected": "length",
-            "candidate": "stop",
-        },
+        {"prompt": f"Continue: {NASTY}", "expected_of": "stable", "differs_in": "tokens"}
+        | {"expected_text": NASTY, "candidate_text": "", "first_difference": 9}
+        | {"expected": "", "candidate": ""},
+        {"prompt": "", "expected_of": "own_target", "differs_in": "finish_reason"}
+        | {"expected_text": "one", "candidate_text": "one two", "first_difference": 1}
+        | {"expected": "length", "candidate": "stop"},
     ),
 )
 
 
 def report(record: RolloutRecord) -> tuple[dict[str, Any], str]:
     """Return the report as JSON has it, and as text."""
-    found: dict[str, Any] = json.loads(json.dumps(report_of(record, CONDITIONS), allow_nan=False))
+    found: dict[str, Any] = json.loads(json.dumps(report_of(record, {"num_cores": 2}), allow_nan=False))
     return found, "\n".join(report_lines(found))
 
 
 def test_the_report_has_decisions_figures_and_differences() -> None:
     found, text = report(FAILED)
     assert (found["verdict"], found["action"], found["phase"]) == ("fail", "roll_back", "rolled_back")
-    assert found["arms"]["candidate"]["differ"] == found["arms"]["candidate"]["errors"] == 1
-    assert found["arms"]["control"]["acceptance_rate"] is None
-    assert len(found["arms"]["stable"]["acceptance_by_position"]) == 8
-    assert [each["to_phase"] for each in found["transitions"]][-1] == "rolling_back"
-    assert found["divergences"][1]["candidate_text"] == "one two"
-    assert found["conditions"] == CONDITIONS
+    candidate, control = found["arms"]["candidate"], found["arms"]["control"]
+    assert candidate["differ"] == candidate["errors"] == 1
+    assert (control["acceptance_rate"], control["acceptance_by_position"]) == (None, [])
+    of_rounds_that_drafted_it = [241 / 242, 180 / 241, 180 / 240, 120 / 240]
+    assert candidate["acceptance_by_position"] == of_rounds_that_drafted_it
+    assert [each["to_phase"] for each in found["transitions"]] == ["rolling_back"]
+    assert found["conditions"] == {"num_cores": 2}
     for line in ("answers ", "candidate ", "The first of 2 answers that differ"):
         assert f"\n{line}" in text
     assert "1. from token 9 on; prompt: " in text
@@ -110,58 +130,17 @@ def test_texts_of_clients_change_nothing_on_a_terminal() -> None:
     assert repr(NASTY)[1:-1] in text
 
 
-def test_a_report_without_data_is_refused() -> None:
-    with pytest.raises(CanaryError) as caught:
-        report_of(rollout(phase="shadow"), {})
-    assert all((caught.value.what, caught.value.values, caught.value.limit, caught.value.remedy))
-
-
-def test_a_candidate_that_was_refused_before_any_request_has_a_report() -> None:
-    refused = Transition(
-        BEGAN_S, "preflight", "rolled_back", "another tokenizer", {"verdict": "fail"}, {"stable": 1.0}
-    )
-    found, _ = report(rollout(phase="rolled_back", transitions=(refused,)))
+def test_a_candidate_without_requests_has_a_report_with_what_its_probes_lost() -> None:
+    found, text = report(rollout("rolled_back", moved("preflight", "rolled_back", "another tokenizer")))
     assert (found["verdict"], found["reason"]) == ("fail", "another tokenizer")
-
-
-PROBES = {
-    "num_draft_tokens": 4,
-    "prompts": ["one", "two"],
-    "baseline": {"acceptance_rate": 0.5, "mean_acceptance_length": 3.0},
-    "probe": {"num_prompts": 2},
-    "losses": [
-        {"name": "acceptance_rate", "at_build": 0.5, "now": 0.45, "drop": 0.1, "verdict": "held"},
-        {"name": "survival/1", "at_build": 0.8, "now": 0.8, "drop": 0.0, "verdict": "pass"},
-    ],
-    "limits": {"drop_holds_above": 0.05, "drop_fails_above": 0.15},
-}
-WAITING = rollout(
-    phase="paused",
-    began_at_s=BEGAN_S,
-    transitions=(
-        *transitions(("preflight", 0), ("loading", 0), ("cold_start", 0)),
-        Transition(
-            BEGAN_S + 180,
-            "cold_start",
-            "paused",
-            "acceptance_rate 0.45",
-            PROBES,
-            {"stable": 1.0, "candidate": 0},
-        ),
-    ),
-)
-
-
-def test_a_candidate_that_waits_for_a_person_has_a_report_with_what_it_lost() -> None:
-    found, text = report(WAITING)
-    assert (found["action"], found["reason"]) == ("hold", "acceptance_rate 0.45")
-    assert found["transitions"][-1]["evidence"]["losses"] == PROBES["losses"]
+    lost = {"name": "acceptance_rate", "at_build": 0.5, "now": 0.45, "drop": 0.1, "verdict": "held"}
+    probes = {
+        "prompts": ["one", "two"],
+        "baseline": {"acceptance_rate": 0.5},
+        "losses": [lost],
+        "limits": {"drop_holds_above": 0.05, "drop_fails_above": 0.15},
+    }
+    found, text = report(rollout("paused", moved("cold_start", "paused", **probes)))
+    assert found["action"] == "hold"
     assert "acceptance_rate  needs review  0.5000        0.4500  +10.00%" in text
-    assert "Needs review above +5.00%, fails above +15.00%." in text
-
-
-def test_acceptance_is_counted_by_position_over_the_rounds_that_drafted_it() -> None:
-    seen = (request(0), request(1, drafted_per_round=(2, 1, 0), accepted_per_round=(0, 1, 0)))
-    arms = report_of(rollout(requests=seen), {})["arms"]
-    assert arms["candidate"]["acceptance_by_position"] == [5 / 6, 3 / 5, 3 / 4, 2 / 4]
-    assert arms["control"]["acceptance_by_position"] == []
+    assert "2 prompts. Needs review above +5.00%, fails above +15.00%." in text

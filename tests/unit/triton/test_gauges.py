@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -220,3 +221,22 @@ def test_times_are_counted_from_the_request_and_per_token(
         note(num_tokens, is_final)
     assert gauges.values[TTFT] == pytest.approx(ttft)
     assert gauges.values[ITL] == pytest.approx(itl)
+
+
+def test_every_model_publishes_what_its_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauges, "INTERVAL_S", 0.01)
+    backend = Backend()
+
+    def value(name: str) -> float:
+        return backend.values.get((f"draftproof_process_{name}", (("model", "m"),)), 0.0)
+
+    gc.collect()  # what earlier tests left would be freed meanwhile
+    with publishing(Gauges(backend, "m")):
+        wait_until(lambda: value("resident_memory_bytes") > 20 << 20)
+        before, begun_s = value("resident_memory_bytes"), value("cpu_seconds_total")
+        kept = bytearray(b"x") * (256 << 20)
+        wait_until(lambda: value("resident_memory_bytes") >= before + len(kept) / 2)
+        assert begun_s <= time.process_time()
+        while time.process_time() < begun_s + 0.5:
+            pass
+        wait_until(lambda: value("cpu_seconds_total") > begun_s + 0.4)
