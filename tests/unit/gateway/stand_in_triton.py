@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.place import TritonPlace
-from pipelines.errors import DraftproofError
-from pipelines.triton.gateway.model_names import ModelNames
-from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.relay import Relay
-from pipelines.triton.gateway.triton import Triton
 
 DATATYPES = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
 SECRET_PATH = "/a/path/of/the/machine/target"
@@ -143,57 +135,6 @@ class StandInHealth:
         if self.refusal is not None:
             raise self.refusal
         self.controlled.append((action, model))
-
-
-class Behind:
-    """Everything behind the gateway's front ends.
-
-    Attributes:
-        key: The server's key.
-        port: A free port.
-    """
-
-    def __init__(self, place: TritonPlace, triton: Triton, repository: Path) -> None:
-        self.key = place.server_key
-        self.port = Ports.free().http
-        self.triton = triton
-        self.stand_in = StandInTriton(place)
-        self.health = StandInHealth()
-        self.calls = OpenCalls(max_open=4)
-        supervisor: Any = self.health
-        self.relay = Relay(triton, supervisor, self.calls, ModelNames(repository))
-
-    async def all_ended(self) -> None:
-        """Wait until no request is open."""
-        await until(lambda: self.calls.num_open == 0)
-
-    def end(self, model: str, error: DraftproofError) -> None:
-        """End a model's requests, as when its process ended."""
-        assert self.calls.end(model, error) > 0
-
-
-@asynccontextmanager
-async def behind_the_gateway(run_directory: Path) -> AsyncIterator[Behind]:
-    place = TritonPlace.make(run_directory)
-    server = grpc.aio.server()
-    async with aclosing(Triton(place)) as triton:
-        behind = Behind(place, triton, run_directory / "model_repository")
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(behind.stand_in, server)
-        server.add_insecure_port(place.grpc)
-        await server.start()
-        try:
-            yield behind
-        finally:
-            await server.stop(0)
-    assert behind.stand_in.wrong_keys == 0, "every call of the gateway shows Triton's key"
-
-
-async def until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    async def poll() -> None:
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(poll(), timeout_s)
 
 
 def answer(request: Any, text: str) -> Any:

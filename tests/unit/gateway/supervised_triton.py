@@ -21,7 +21,7 @@ from pipelines.errors import (
 from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.supervision import supervisor as supervising
 from pipelines.triton.supervision.supervisor import Supervisor
-from tests.unit.gateway.stand_in_triton import until
+from tests.unit.gateway.running_gateway import until
 
 
 class World:

@@ -3,132 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NoReturn
 
-import grpc
-import numpy as np
 import pytest
-from aiohttp import ClientSession
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
-from pipelines.deploy.ports import HOST, Ports
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
     InvalidRequestError,
     ProcessEndedError,
+    RequestCancelledError,
     RequestTimeoutError,
     ServerBusyError,
     ServerUnavailableError,
     from_wire,
 )
-from pipelines.triton.gateway.grpc_server import GrpcServer
-from pipelines.triton.gateway.http_server import HttpServer
-from pipelines.triton.gateway.serving import listen
-from pipelines.triton.gateway.triton import KEY_HEADER
-from tests.unit.gateway.stand_in_triton import Behind, behind_the_gateway, until
+from tests.unit.gateway.running_gateway import WAYS, Gateway, asks_a_gateway, request, running_gateway, until
+from tests.unit.gateway.stand_in_triton import SECRET_PATH
 
-
-class Way:
-    """One way to ask, against a gateway that serves both protocols.
-
-    Args:
-        channel: Connection to its gRPC port.
-        session: Connection to its HTTP port.
-        name: A gRPC method or an action of HTTP.
-    """
-
-    def __init__(self, channel: Any, session: ClientSession, name: str) -> None:
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._session = session
-        self._name = name
-
-    async def ask(self, text: str = "hello", *, model: str = "generate", key: str = "") -> tuple[str, str]:
-        """Return the model's name and the text of the first response.
-
-        Raises:
-            DraftproofError: The last response is this error.
-        """
-        if self._name.startswith("Model"):
-            return await self._ask_grpc(text, model, ((KEY_HEADER, key),) if key else None)
-        return await self._ask_http(text, model, {KEY_HEADER: key} if key else {})
-
-    async def _ask_grpc(self, text: str, model: str, metadata: Any) -> tuple[str, str]:
-        message = service_pb2.ModelInferRequest(model_name=model, id="mine")
-        data = text.encode()
-        for name, datatype, raw in (
-            ("text_input", "BYTES", len(data).to_bytes(4, "little") + data),
-            ("max_tokens", "INT32", np.int32(1).tobytes()),
-        ):
-            message.inputs.add(name=name, datatype=datatype, shape=[1, 1])
-            message.raw_input_contents.append(raw)
-        if self._name == "ModelInfer":
-            try:
-                responses = [await self._stub.ModelInfer(message, metadata=metadata)]
-            except grpc.aio.AioRpcError as failed:
-                raise_ours(failed.details())
-        else:
-            responses = []
-            async for each in self._stub.ModelStreamInfer(iter([message]), metadata=metadata):
-                if each.error_message:
-                    assert each.infer_response.id == "mine"
-                    raise_ours(each.error_message)
-                responses.append(each.infer_response)
-        return responses[0].model_name, responses[0].raw_output_contents[0][4:].decode()
-
-    async def _ask_http(self, text: str, model: str, headers: dict[str, str]) -> tuple[str, str]:
-        body: Any = {"text_input": text, "max_tokens": 1}
-        if self._name == "infer":
-            given = {"text_input": ("BYTES", [text]), "max_tokens": ("INT32", [1])}
-            body = {
-                "inputs": [
-                    {"name": name, "datatype": datatype, "shape": [1, 1], "data": data}
-                    for name, (datatype, data) in given.items()
-                ]
-            }
-        path = f"/v2/models/{model}/{self._name}"
-        async with self._session.post(path, json=body, headers=headers) as reply:
-            events = (await reply.text()).split("\n\n")
-        documents = [json.loads(each.removeprefix("data: ")) for each in events if each]
-        if error := documents[-1].get("error"):
-            raise_ours(error)
-        if self._name == "infer":
-            return documents[0]["model_name"], documents[0]["outputs"][0]["data"][0]
-        return documents[0]["model_name"], documents[0]["text_output"]
-
-
-def raise_ours(text: str) -> NoReturn:
-    """Raise our error that a client received, which shows nothing of the server's inside."""
-    error = from_wire(text)
-    assert error is not None and "Traceback" not in text, text
-    raise error
-
-
-WAYS = ("ModelInfer", "ModelStreamInfer", "generate", "generate_stream", "infer")
 every_way = pytest.mark.parametrize("way", WAYS)
-
-
-def run(directory: Path, way: str, scenario: Callable[[Way, Behind], Awaitable[None]]) -> None:
-    """Run a scenario against a gateway in front of a stand-in for Triton."""
-
-    async def all_of_it() -> None:
-        async with behind_the_gateway(directory) as behind, AsyncExitStack() as running:
-            supervisor: Any = behind.health
-            ports = Ports.free()
-            server = await GrpcServer(behind.triton, supervisor, behind.relay).start(f"{HOST}:{ports.grpc}")
-            running.push_async_callback(server.stop, 0)
-            application = HttpServer(behind.triton, supervisor, behind.relay).application()
-            await listen(running, application, HOST, ports.http)
-            channel = await running.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{ports.grpc}"))
-            session = await running.enter_async_context(ClientSession(f"http://{HOST}:{ports.http}"))
-            await asyncio.wait_for(scenario(Way(channel, session, way), behind), 60)
-            await behind.all_ended()
-
-    asyncio.run(all_of_it())
+both_protocols = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 
 @every_way
@@ -142,42 +37,38 @@ def run(directory: Path, way: str, scenario: Callable[[Way, Behind], Awaitable[N
         ("speculative", "speculative", ""),
     ],
 )
-def test_a_name_is_turned_into_a_model_and_an_arm(
-    tmp_path: Path, way: str, asked: str, model: str, arm: str
+@asks_a_gateway
+async def test_a_name_is_turned_into_a_model_and_an_arm(
+    gateway: Gateway, way: str, asked: str, model: str, arm: str
 ) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        assert await client.ask(model=asked, key=behind.key) == (asked, "hello 0")
-        [sent] = behind.stand_in.requests
-        assert (sent.model_name, sent.parameters["draftproof_arm"].string_param) == (model, arm)
-        assert sent.parameters["draftproof_key"].string_param == behind.key
-
-    run(tmp_path, way, scenario)
+    assert await gateway.ask(way, model=asked, key=gateway.key) == (asked, "hello 0")
+    [sent] = gateway.triton.requests
+    assert (sent.model_name, sent.parameters["draftproof_arm"].string_param) == (model, arm)
+    assert sent.parameters["draftproof_key"].string_param == gateway.key
 
 
-@every_way
-def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path, way: str) -> None:
+def test_a_model_of_the_repository_comes_before_an_alias(tmp_path: Path) -> None:
     config = tmp_path / "model_repository" / "target" / "config.pbtxt"
     config.parent.mkdir(parents=True)
     config.touch()
 
-    async def scenario(client: Way, behind: Behind) -> None:
-        await client.ask(model="target", key=behind.key)
-        [sent] = behind.stand_in.requests
-        assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
+    async def scenario() -> None:
+        async with running_gateway(tmp_path) as gateway:
+            await gateway.ask("generate", model="target", key=gateway.key)
+            [sent] = gateway.triton.requests
+            assert sent.model_name == "target" and "draftproof_arm" not in sent.parameters
 
-    run(tmp_path, way, scenario)
+    asyncio.run(scenario())
 
 
 @every_way
-def test_internal_models_are_open_to_operators_alone(tmp_path: Path, way: str) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        for key in ("", "guess", behind.key[:-1]):
-            with pytest.raises(InvalidRequestError, match="clients cannot use this model") as refused:
-                await client.ask(model="speculative", key=key)
-            assert behind.key not in str(refused.value)
-        assert behind.stand_in.requests == []
-
-    run(tmp_path, way, scenario)
+@asks_a_gateway
+async def test_internal_models_are_open_to_operators_alone(gateway: Gateway, way: str) -> None:
+    for key in ("", "guess", gateway.key[:-1]):
+        with pytest.raises(InvalidRequestError, match="clients cannot use this model") as refused:
+            await gateway.ask(way, model="speculative", key=key)
+        assert gateway.key not in str(refused.value)
+    assert gateway.triton.requests == []
 
 
 @every_way
@@ -185,86 +76,136 @@ def test_internal_models_are_open_to_operators_alone(tmp_path: Path, way: str) -
     ("text", "kind"),
     [
         ("draftproof/engine_failed: broken", EngineFailedError),
-        ("draftproof/process_ended: broken", ProcessEndedError),
-        ("draftproof/server_busy: full", ServerBusyError),
         ("draftproof/request_timeout: late", RequestTimeoutError),
         ("an error of Triton's own", InvalidRequestError),
         ("Stub process 'router_0_0' is not healthy. error", EngineFailedError),
         ("break", ServerUnavailableError),
     ],
 )
-def test_an_error_of_triton_reaches_the_client(
-    tmp_path: Path, way: str, text: str, kind: type[DraftproofError]
+@asks_a_gateway
+async def test_an_error_of_triton_reaches_the_client(
+    gateway: Gateway, way: str, text: str, kind: type[DraftproofError]
 ) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        with pytest.raises(kind) as failed:
-            await client.ask(text)
-        assert type(failed.value) is kind
-
-    run(tmp_path, way, scenario)
+    with pytest.raises(kind) as failed:
+        await gateway.ask(way, text)
+    assert type(failed.value) is kind
 
 
 @every_way
-def test_what_the_supervisor_refuses_does_not_reach_triton(tmp_path: Path, way: str) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        behind.health.refusal = ServerUnavailableError("the model is being replaced")
-        with pytest.raises(ServerUnavailableError, match="being replaced"):
-            await client.ask()
-        assert behind.stand_in.requests == []
-
-    run(tmp_path, way, scenario)
+@asks_a_gateway
+async def test_what_the_supervisor_refuses_does_not_reach_triton(gateway: Gateway, way: str) -> None:
+    gateway.health.refusal = ServerUnavailableError("the model is being replaced")
+    with pytest.raises(ServerUnavailableError, match="being replaced"):
+        await gateway.ask(way)
+    assert gateway.triton.requests == []
 
 
-@every_way
-def test_the_end_of_a_models_process_ends_its_answers(tmp_path: Path, way: str) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        asked = asyncio.create_task(client.ask("hang"))
-        await until(lambda: bool(behind.stand_in.requests))
-        behind.end("router", ProcessEndedError("the model's process ended", values="it was killed"))
-        with pytest.raises(ProcessEndedError, match="it was killed"):
-            await asked
-        await behind.stand_in.cancelled.wait()
-
-    run(tmp_path, way, scenario)
-
-
-@every_way
-def test_a_client_that_leaves_ends_its_request(tmp_path: Path, way: str) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        asked = asyncio.create_task(client.ask("hang"))
-        await until(lambda: bool(behind.stand_in.requests))
-        assert behind.calls.num_open == 1
-        asked.cancel()
-        await behind.stand_in.cancelled.wait()
-
-    run(tmp_path, way, scenario)
-
-
-@every_way
-def test_one_request_more_than_the_limit_is_refused_at_once(tmp_path: Path, way: str) -> None:
-    async def scenario(client: Way, behind: Behind) -> None:
-        asked = [asyncio.create_task(client.ask("hang")) for _ in range(4)]
-        await until(lambda: len(behind.stand_in.requests) == 4)
-        with pytest.raises(ServerBusyError):
-            await client.ask()
-        assert behind.calls.num_refused == 1
-        for each in asked:
-            each.cancel()
-        await behind.all_ended()
-        assert await client.ask() == ("generate", "hello 0")
-
-    run(tmp_path, way, scenario)
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (InvalidRequestError("wrong"), "INVALID_ARGUMENT", 400),
+        (ServerBusyError("full"), "UNAVAILABLE", 503),
+        (ServerUnavailableError("starting"), "UNAVAILABLE", 503),
+        (ProcessEndedError("broken"), "UNAVAILABLE", 503),
+        (RequestTimeoutError("late"), "DEADLINE_EXCEEDED", 504),
+        (EngineFailedError("broken"), "INTERNAL", 500),
+        (RequestCancelledError("gone"), "CANCELLED", 500),
+    ],
+)
+@asks_a_gateway
+async def test_an_error_has_its_code_and_its_status(
+    gateway: Gateway, error: DraftproofError, code: str, status: int
+) -> None:
+    gateway.health.refusal = error
+    found, received = await gateway.error_of(gateway.stub.ModelInfer(request()))
+    assert (found, type(received)) == (code, type(error))
+    for action in ("generate", "generate_stream", "infer"):
+        async with gateway.session.post(f"/v2/models/generate/{action}", json={}) as reply:
+            document = await reply.json()
+            assert (reply.status, "Retry-After" in reply.headers) == (status, status == 503)
+        assert set(document) == {"error"} and type(from_wire(document["error"])) is type(error)
 
 
 @every_way
-def test_the_call_of_a_failed_request_is_read_to_its_end(tmp_path: Path, way: str) -> None:
+@asks_a_gateway
+async def test_the_end_of_a_models_process_ends_its_answers(gateway: Gateway, way: str) -> None:
+    asked = asyncio.create_task(gateway.ask(way, "hang"))
+    await until(lambda: bool(gateway.triton.requests))
+    assert gateway.calls.end("router", ProcessEndedError("it ended", values="it was killed")) == 1
+    with pytest.raises(ProcessEndedError, match="it was killed"):
+        await asked
+    await gateway.triton.cancelled.wait()
+
+
+@every_way
+@asks_a_gateway
+async def test_a_client_that_leaves_ends_its_request(gateway: Gateway, way: str) -> None:
+    asked = asyncio.create_task(gateway.ask(way, "hang"))
+    await until(lambda: bool(gateway.triton.requests))
+    assert gateway.calls.num_open == 1
+    asked.cancel()
+    await gateway.triton.cancelled.wait()
+
+
+@every_way
+@asks_a_gateway
+async def test_one_request_more_than_the_limit_is_refused_at_once(gateway: Gateway, way: str) -> None:
+    asked = [asyncio.create_task(gateway.ask(way, "hang")) for _ in range(4)]
+    await until(lambda: len(gateway.triton.requests) == 4)
+    with pytest.raises(ServerBusyError):
+        await gateway.ask(way)
+    assert gateway.calls.num_refused == 1
+    for each in asked:
+        each.cancel()
+    await gateway.all_ended()
+    assert await gateway.ask(way) == ("generate", "hello 0")
+
+
+@every_way
+@asks_a_gateway
+async def test_the_call_of_a_failed_request_is_read_to_its_end(gateway: Gateway, way: str) -> None:
     """Triton may never release a call that is cancelled while it ends."""
+    with pytest.raises(InvalidRequestError, match="slow error"):
+        await gateway.ask(way, "slow error")
+    await gateway.all_ended()
+    await asyncio.sleep(0.1)  # a cancellation would arrive meanwhile
+    assert not gateway.triton.cancelled.is_set()
 
-    async def scenario(client: Way, behind: Behind) -> None:
-        with pytest.raises(InvalidRequestError, match="slow error"):
-            await client.ask("slow error")
-        await behind.all_ended()
-        await asyncio.sleep(0.1)  # a cancellation would arrive meanwhile
-        assert not behind.stand_in.cancelled.is_set()
 
-    run(tmp_path, way, scenario)
+@both_protocols
+@asks_a_gateway
+async def test_a_description_has_the_name_that_was_asked_for_and_no_secrets(
+    gateway: Gateway, protocol: str
+) -> None:
+    for kind in ("Metadata", "Config"):
+        for key in ("", "guess"):
+            with pytest.raises(InvalidRequestError, match="clients cannot use this model"):
+                await gateway.described(protocol, kind, "speculative", key)
+        assert await gateway.described(protocol, kind, "speculative", gateway.key)
+        document = await gateway.described(protocol, kind, "generate_target")
+        assert document["name"] == "generate_target" and gateway.triton.described[-1] == "router"
+        assert SECRET_PATH not in str(document)
+    operators = await gateway.described(protocol, "Config", "generate", gateway.key)
+    assert operators["parameters"]["target_engine_dir"]["string_value"] == SECRET_PATH
+    [first, *_] = (await gateway.described(protocol, "Metadata", "generate"))["inputs"]
+    shape = [-1, 1] if protocol == "http" else ["-1", "1"]
+    assert first == {"name": "text_input", "datatype": "BYTES", "shape": shape}
+
+
+@asks_a_gateway
+async def test_readiness_is_what_the_supervisor_says(gateway: Gateway) -> None:
+    async def status(path: str) -> int:
+        async with gateway.session.get(path) as reply:
+            return int(reply.status)
+
+    health = gateway.channel.unary_unary("/grpc.health.v1.Health/Check")
+    for models, expected in (({"router"}, 200), (set(), 503)):
+        gateway.health.ready = models
+        assert await status("/v2/health/ready") == await status("/v2/models/generate/ready") == expected
+        reply = await gateway.stub.ServerReady(service_pb2.ServerReadyRequest())
+        model = await gateway.stub.ModelReady(service_pb2.ModelReadyRequest(name="generate"))
+        assert reply.ready == model.ready == bool(models)
+        assert await health(b"") == (b"\x08\x01" if models else b"\x08\x02")
+        assert await status("/v2/models/ensemble/ready") == await status("/v2/models/%FF%00/ready") == 503
+    assert (await gateway.stub.ServerLive(service_pb2.ServerLiveRequest())).live
+    assert await status("/v2/health/live") == 200

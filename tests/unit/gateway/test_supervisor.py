@@ -20,7 +20,7 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.triton.supervision import supervisor as supervising
-from tests.unit.gateway.stand_in_triton import until
+from tests.unit.gateway.running_gateway import until
 from tests.unit.gateway.supervised_triton import ENSEMBLE, Process, opened, served, supervised
 
 __all__ = ["supervised"]
