@@ -69,7 +69,8 @@ def test_noise_depends_on_seed_stream_and_position_alone() -> None:
     assert np.array_equal(words[:8], words_at(5, SHARED, 9, 8))
     for other in ((5, SHARED, 10), (6, SHARED, 9), (5, NoiseStream.DRAFT, 9)):
         assert not np.array_equal(words, words_at(*other, 32))
-    assert uniform(np.array([0], np.uint64))[0] > 0
+    low, high = uniform(np.array([0, 2**64 - 1], np.uint64))
+    assert 0 < low < high < 1
 
 
 def test_the_noise_is_that_of_earlier_releases() -> None:
