@@ -29,7 +29,9 @@ class ProgramFailedError(DraftproofError):
     """Raised when a program that this one ran has failed; it has printed why, so this is not printed."""
 
 
-def run_program(work: Callable[[], int], result: Mapping[str, Any] | None = None) -> int:
+def run_program(
+    work: Callable[[], int], result: Mapping[str, Any] | None = None, *, as_json: bool = True
+) -> int:
     """Run a program and turn an error or an interrupt into an exit code.
 
     Other exceptions are defects of ours and keep their traceback.
@@ -38,6 +40,7 @@ def run_program(work: Callable[[], int], result: Mapping[str, Any] | None = None
         work: Does everything and returns the exit code.
         result: What the last line of standard output says after an error, besides ``error``; None for no
             such line. Its ``verdict`` decides the exit code; without one the program has failed.
+        as_json: Whether to print that line.
 
     Returns:
         The exit code.
@@ -49,7 +52,8 @@ def run_program(work: Callable[[], int], result: Mapping[str, Any] | None = None
             print(f"error: {error}", file=sys.stderr, flush=True)
         if result is None:
             return EXIT_FAIL
-        print(json.dumps({**result, "error": str(error)}))
+        if as_json:
+            print(json.dumps({**result, "error": str(error)}))
         return EXIT_CODES[result.get("verdict", "fail")]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)

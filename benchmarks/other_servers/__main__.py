@@ -51,7 +51,7 @@ def _verify_engine(options: argparse.Namespace, command_line: list[str]) -> Resu
 
 def _verify(*arguments: str) -> dict[str, Any]:
     """Run ``draftproof verify`` and return its last line."""
-    command = [sys.executable, "-m", "pipelines", "verify", *arguments]
+    command = [sys.executable, "-m", "pipelines", "verify", "--json", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     last = (done.stdout.splitlines() or [""])[-1]
     try:

@@ -1,12 +1,12 @@
 """Prove on a running server that speculation changes no answer; a release is judged by this report.
 
 ``python -m pipelines.validation --recipe demo`` runs the full proof, with ``--quick`` a short one of a minute
-or two. ``--against URL`` examines any Triton server with NVIDIA's tensor names, and with ``--control
-URL`` or ``--baseline FILE`` any OpenAI-compatible one (``pipelines/validation/openai``).
+or two. ``--against URL --control URL`` compares any two OpenAI-compatible servers
+(``pipelines/validation/openai``).
 
 Exit codes: 0 pass; 1 a difference, or nothing was tested; 2 wrong usage; 3 inconclusive: all compared answers
-are equal, but some are missing or there are too few. The last line of standard output is JSON; the same
-report for people is the page ``.run/<recipe>/verify.html``.
+are equal, but some are missing or there are too few. The same report is the page
+``.run/<recipe>/verify.html`` and, with ``--json``, the last line of standard output.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from pipelines.command_line.chat_prompts import check_chats
-from pipelines.command_line.options import add_server_options, whole_number, whole_numbers
+from pipelines.command_line.options import add_server_options, whole_number
 from pipelines.command_line.prompt_choice import choose_prompts
-from pipelines.command_line.prompts import Prompts
 from pipelines.command_line.running_server import running_server
-from pipelines.deploy.server import RUN, run_directory
+from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
 from pipelines.program import run_program
-from pipelines.validation.audit.against import NVIDIA, Foreign
-from pipelines.validation.audit.nvidia_server import ModelNames
 from pipelines.validation.exact.run import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.openai import command
-from pipelines.validation.report import Report, show
-from pipelines.validation.runs import Conditions, Own, verify_other, verify_own
+from pipelines.validation.report import add_report_options, show
+from pipelines.validation.runs import Own, verify_own
 from pipelines.validation.stopping import stopped_early_by_signals
 
 
@@ -46,18 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--quick skips the distribution of unseeded answers")
     size = _size(options)
     try:
-        # The recipe is that of our own server.
-        prompts = choose_prompts(options.prompts, "" if options.against else options.recipe).for_judging()
+        prompts = choose_prompts(options.prompts, options.recipe).for_judging()
         prompts.draw(size.num_prompts, least=options.num_prompts or LEAST_PROMPTS)
     except (InvalidRequestError, RecipeError) as error:
         parser.error(str(error))
 
     def work() -> int:
-        page = options.html or (RUN if options.against else run_directory(options.recipe)) / "verify.html"
-        report, context = _verify(options, size, prompts, command_line)
-        return show(report, context, page, printed=PASSES)
+        page = options.html or run_directory(options.recipe) / "verify.html"
+        with running_server(options.url, options.recipe) as url, stopped_early_by_signals():
+            own = Own(url, options.recipe, size, prompts, options.only)
+            report, context = verify_own(own, command_line)
+        return show(report, context, page, as_json=options.json, printed=PASSES)
 
-    return run_program(work, result={"verdict": "inconclusive"})
+    return run_program(work, result={"verdict": "inconclusive"}, as_json=options.json)
 
 
 def _size(options: argparse.Namespace) -> Size:
@@ -67,27 +63,6 @@ def _size(options: argparse.Namespace) -> Size:
         num_prompts=options.num_prompts or size.num_prompts,
         max_tokens=options.max_tokens or size.max_tokens,
     )
-
-
-def _verify(
-    options: argparse.Namespace, size: Size, prompts: Prompts, command_line: list[str]
-) -> tuple[Report, Conditions]:
-    if options.against:
-        drawn = prompts.draw(size.num_prompts)
-        check_chats(drawn, None)
-        foreign = Foreign(
-            url=options.against,
-            prompts=drawn.all,
-            names=ModelNames(options.model, options.control_model, options.engine_model),
-            expect=options.expect,
-            draft_lengths=options.draft_lengths,
-            max_tokens=size.max_tokens,
-            tokenizer=options.tokenizer,
-        )
-        with stopped_early_by_signals():
-            return verify_other(foreign, drawn, command_line)
-    with running_server(options.url, options.recipe) as url, stopped_early_by_signals():
-        return verify_own(Own(url, options.recipe, size, prompts, options.only), command_line)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,33 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="run one of the two parts: equality token by token, or the distribution of unseeded answers",
     )
-    parser.add_argument("--html", type=Path, help="page for the report (default: .run/<recipe>/verify.html)")
-    parser.epilog = "With --control URL, --against compares two OpenAI-compatible servers: --control --help."
-    other = parser.add_argument_group("any Triton server with NVIDIA's tensor names")
-    other.add_argument(
-        "--against", metavar="URL", default="", help="address of the server; no server is started"
-    )
-    other.add_argument("--model", default=NVIDIA.candidate, help="model with a draft (%(default)s)")
-    other.add_argument(
-        "--control-model", default=NVIDIA.control, help="model of the target alone (%(default)s)"
-    )
-    other.add_argument(
-        "--engine-model", default=NVIDIA.engine, help="model that returns logits (%(default)s)"
-    )
-    other.add_argument(
-        "--expect",
-        choices=("audit", "exact"),
-        default="audit",
-        help="audit: distinguish ties from faults if results depend on the batch; exact: require equality",
-    )
-    other.add_argument(
-        "--draft-lengths",
-        type=whole_numbers(1),
-        default=(4,),
-        help="draft lengths to compare, such as 1,4 (default: 4)",
-    )
-    other.add_argument(
-        "--tokenizer", type=Path, help="tokenizer.json, if the server has no model preprocessing"
+    add_report_options(parser, ".run/<recipe>/verify.html")
+    parser.epilog = (
+        "To compare two OpenAI-compatible servers: --against URL --control URL; add --help for its options."
     )
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import textwrap
 from collections.abc import Sequence
@@ -157,13 +158,20 @@ def as_html(report: Report, conditions: dict[str, Any]) -> str:
     return render("verify.html", verdict=joint_verdict(report.sections), report=report, conditions=conditions)
 
 
-def show(report: Report, conditions: dict[str, Any], page: Path, *, printed: str = "") -> int:
+def add_report_options(parser: argparse.ArgumentParser, page: str) -> None:
+    """Add ``--html`` and ``--json``."""
+    parser.add_argument("--html", type=Path, help=f"page for the report (default: {page})")
+    parser.add_argument("--json", action="store_true", help="print the report as the last line, JSON")
+
+
+def show(report: Report, conditions: dict[str, Any], page: Path, *, as_json: bool, printed: str = "") -> int:
     """Show a report; returns the exit code of its verdict.
 
     Args:
         report: The report.
         conditions: Conditions from ``pipelines.bench.reporting.conditions``.
         page: File that gets the page.
+        as_json: Whether the last line is the report as JSON.
         printed: Title of a section that was printed while it was made.
     """
     for section in report.sections:
@@ -174,5 +182,6 @@ def show(report: Report, conditions: dict[str, Any], page: Path, *, printed: str
     write_whole(page, as_html(report, conditions))
     verdict = joint_verdict(report.sections)
     print(f"\n{verdict.upper()}; wrote the report to {page}")
-    print(json.dumps(as_document(report, conditions)))
+    if as_json:
+        print(json.dumps(as_document(report, conditions)))
     return EXIT_CODES[verdict]

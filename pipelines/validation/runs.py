@@ -1,4 +1,4 @@
-"""Run the proof on a server of ours, or the audit on another one with NVIDIA's tensor names."""
+"""Run the proof on a server of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.command_line.running_server import engine_directories
 from pipelines.errors import DraftproofError
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.validation.audit.against import Foreign, verify_foreign
 from pipelines.validation.distribution import sections as distribution_sections
 from pipelines.validation.distribution.drawing import DrawPlan, draw
 from pipelines.validation.exact.plan import LOADS
@@ -87,32 +86,6 @@ def verify_own(own: Own, command_line: list[str]) -> tuple[Report, Conditions]:
                 _test_distribution(prompts[: own.size.num_for_distribution], limits, stoppable)
             )
     return report, context
-
-
-def verify_other(foreign: Foreign, prompts: Prompts, command_line: list[str]) -> tuple[Report, Conditions]:
-    """Audit another server, or prove equality on it; ``prompts`` are those of ``foreign``.
-
-    Raises:
-        DraftproofError: The server does not answer or lacks the models.
-    """
-    with Client.connect(foreign.url) as client:
-        version = client.server_version()
-    context = conditions(
-        _PROGRAM,
-        command_line,
-        recipe=foreign.url,
-        triton_version=version,
-        engines={},
-        prompts=prompts.document(),
-    )
-    for sentence in prompts.lines():
-        print(sentence, flush=True)
-    line = Progress()
-    sections = verify_foreign(
-        foreign, lambda name, num_done: line.show(f"{name}: {num_done}/{len(foreign.prompts)}")
-    )
-    line.clear()
-    return Report(tuple(sections)), context
 
 
 def _used_prompts(own: Own, client: Client) -> Prompts:

@@ -82,7 +82,7 @@ def day_steps(recipe: str, ports: Ports) -> tuple[Step, ...]:
         Step(
             "verify",
             "generate answers as generate_target does",
-            _module("pipelines.validation", *of_recipe, "--quick", "--only", "equality"),
+            _module("pipelines.validation", *of_recipe, "--quick", "--only", "equality", "--json"),
             20 * _MINUTE_S,
             ("serve",),
         ),

@@ -107,7 +107,7 @@ def test_the_proof_passes_and_counts(
 ) -> None:
     page = tmp_path / "verify.html"
     files = ["--prompts", str(HELD_OUT), "--html", str(page)]
-    assert verify(["--url", grpc_url(server), "--quick", "--max-tokens", "5", *files]) == 0
+    assert verify(["--url", grpc_url(server), "--quick", "--max-tokens", "5", "--json", *files]) == 0
     document = last_document(capsys.readouterr().out)
     assert document["verdict"] == "pass"
     equality, alone, covered, passes = document["sections"]

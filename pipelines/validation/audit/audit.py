@@ -1,4 +1,4 @@
-"""The first-divergence audit for runtimes whose kernels depend on the batch, such as TensorRT-LLM.
+"""The first-divergence audit for servers whose kernels depend on the batch.
 
 There even the target alone does not always return the same tokens, so equality is too strict. Instead each
 first difference is classified as a tie if the margin between its two tokens is as small as those at which
@@ -6,8 +6,8 @@ the target alone differs from itself (``noise_floor``). An unknown margin is nev
 
 - passes if the upper bound of its rate of non-ties per prompt (including unknown margins) is below a limit
   and its rate of ties is not much higher than that of the target alone;
-- fails if one of these is refuted, or if a margin is larger than noise explains or a
-  given limit;
+- fails if one of these is refuted, or if a margin is larger than noise or any rounding explains, or a
+  difference is none of tokens, such as an error;
 - is inconclusive otherwise; the report then says how many prompts would decide.
 
 If nothing depends on the batch, ``judge_exact`` requires equality.
@@ -22,7 +22,12 @@ from dataclasses import dataclass
 from pipelines.bench.reporting.rates import detection_probability, lower_bound, upper_bound
 from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.audit.arms import Arm, Audit, Difference
-from pipelines.validation.audit.noise_floor import rate_difference_bounds, surprise, tie_limit
+from pipelines.validation.audit.noise_floor import (
+    LARGEST_ROUNDING,
+    rate_difference_bounds,
+    surprise,
+    tie_limit,
+)
 from pipelines.validation.distribution.chi_square import alpha_of_each
 
 ALPHA = 1e-3
@@ -32,6 +37,9 @@ NON_TIE_LIMIT = 0.01
 """Limit of the share of prompts with a non-tie, which 299 prompts without one show."""
 TIE_RISE_LIMIT = 0.05
 """Limit of the rate of ties less that of the target alone."""
+
+_NUM_AUDITS = 2  # of plain answers and of features; they share ALPHA
+_NUM_REASONS = 3  # to fail by chance
 
 _KINDS = ("non-tie", "unknown", "tie")
 _NUM_LISTED = 20
@@ -57,38 +65,25 @@ def known_margins(arm: Arm) -> list[float]:
     return [margin for margin in known if math.isfinite(margin)]
 
 
-def judge(
-    audit: Audit,
-    non_tie_limit: float = NON_TIE_LIMIT,
-    tie_rise_limit: float = TIE_RISE_LIMIT,
-    largest_rounding: float = math.inf,
-    num_audits: int = 1,
-) -> list[Section]:
+def judge(audit: Audit) -> list[Section]:
     """Judge every candidate against the noise floor.
-
-    Args:
-        audit: All arms.
-        non_tie_limit: Limit of the rate of non-ties per prompt.
-        tie_rise_limit: Limit of the rate of ties less that of the target alone.
-        largest_rounding: Margin above which a single difference fails the candidate, and so does one that is
-            none of tokens, such as an error; infinite if a single one never does.
-        num_audits: Number of audits of one report, which share ``ALPHA``.
 
     Returns:
         The noise floor, which is not judged, and one section for each candidate.
     """
     noise_margins = known_margins(audit.noise)
     limit = tie_limit(noise_margins)
-    alpha = alpha_of_each(ALPHA, 3 * len(audit.candidates) * num_audits)  # three reasons to fail
-    sections = [_noise_section(audit.noise, noise_margins, limit)]
-    for arm in audit.candidates:
-        count = _count(arm, audit.noise, limit)
-        limits = non_tie_limit, tie_rise_limit, largest_rounding
-        sections.append(_judge(arm, count, noise_margins, limit, alpha, limits))
-    return sections
+    alpha = alpha_of_each(ALPHA, _NUM_REASONS * len(audit.candidates) * _NUM_AUDITS)
+    return [
+        _noise_section(audit.noise, noise_margins, limit),
+        *(
+            _judge(arm, _count(arm, audit.noise, limit), noise_margins, limit, alpha)
+            for arm in audit.candidates
+        ),
+    ]
 
 
-def judge_exact(audit: Audit, non_tie_limit: float = NON_TIE_LIMIT) -> list[Section]:
+def judge_exact(audit: Audit) -> list[Section]:
     """Judge by equality; the noise of the target is shown, but excuses nothing."""
     margins = known_margins(audit.noise)
     sections = [_noise_section(audit.noise, margins, tie_limit(margins))]
@@ -99,15 +94,15 @@ def judge_exact(audit: Audit, non_tie_limit: float = NON_TIE_LIMIT) -> list[Sect
         faults = [f"{len(differences)} answers differ from the target's own"] if differences else []
         faults += _drafting_faults(arm)
         doubts = _missing(arm)
-        if upper > non_tie_limit:
-            needed = _prompts_for(0, non_tie_limit)
+        if upper > NON_TIE_LIMIT:
+            needed = _prompts_for(0)
             doubts.append(
                 f"{num_prompts} prompts show a rate below {upper:.2%}, {needed} would show the limit"
             )
         verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
         summary = (
             f"{'; '.join(faults or doubts or ['all equal'])}. {num_prompts} prompts compared; rate of "
-            f"differences below {upper:.2%} ({CONFIDENCE:.0%} confidence, limit {non_tie_limit:.2%})."
+            f"differences below {upper:.2%} ({CONFIDENCE:.0%} confidence, limit {NON_TIE_LIMIT:.2%})."
         )
         document = {"prompts": num_prompts, "differ": len(differences), "upper_bound": upper}
         table = _table([(difference, "differs") for difference in differences])
@@ -142,15 +137,7 @@ def _kind(difference: Difference, limit: float) -> str:
     return "tie" if abs(difference.margin.log_prob_difference) <= limit else "non-tie"
 
 
-def _judge(
-    arm: Arm,
-    count: _Count,
-    noise_margins: list[float],
-    limit: float,
-    alpha: float,
-    limits: tuple[float, float, float],
-) -> Section:
-    non_tie_limit, tie_rise_limit, largest_rounding = limits
+def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, alpha: float) -> Section:
     num_prompts = count.num_prompts
     title = f"First-divergence audit: {arm.name}"
     if not num_prompts:
@@ -161,29 +148,29 @@ def _judge(
     pair = count.num_tie_here_only, count.num_noise_only, num_prompts
     _, rise = rate_difference_bounds(*pair, CONFIDENCE)
     faults = _drafting_faults(arm)
-    if num_certain := sum(_size(difference) > largest_rounding for difference in count.by_kind["non-tie"]):
+    if num_certain := sum(_size(difference) > LARGEST_ROUNDING for difference in count.by_kind["non-tie"]):
         faults.append(f"{num_certain} of {num_prompts} answers differ by more than any rounding")
     lower = lower_bound(count.num("non-tie"), num_prompts, 1 - alpha)
-    if lower > non_tie_limit:
+    if lower > NON_TIE_LIMIT:
         faults.append(f"non-ties in more than {lower:.2%} of prompts")
-    if proven_rise := max(0.0, rate_difference_bounds(*pair, 1 - alpha)[0] - tie_rise_limit):
+    if proven_rise := max(0.0, rate_difference_bounds(*pair, 1 - alpha)[0] - TIE_RISE_LIMIT):
         faults.append(f"ties are more frequent than in the target alone, {proven_rise:.1%} beyond the limit")
     worst, chance = _most_surprising(count, noise_margins)
     if chance * max(1, count.num("non-tie")) <= alpha:
         faults.append(f"a margin of {worst:.3g} is beyond what noise explains (p = {chance:.1g})")
     doubts = _missing(arm)
-    if upper > non_tie_limit:
-        needed = _prompts_for(num_suspect, non_tie_limit)
+    if upper > NON_TIE_LIMIT:
+        needed = _prompts_for(num_suspect)
         doubts.append(f"about {needed} prompts without a further non-tie would bound their rate")
-    if rise > tie_rise_limit:
-        doubts.append(_tie_prompts_needed(count, tie_rise_limit))
+    if rise > TIE_RISE_LIMIT:
+        doubts.append(_tie_prompts_needed(count))
     verdict: Verdict = "fail" if faults else "inconclusive" if doubts else "pass"
     reasons = f"{'; '.join(faults or doubts)}. " if faults or doubts else ""
     summary = (
         f"{reasons}{num_prompts} prompts: {num_equal} equal, {count.num('tie')} ties, "
         f"{count.num('non-tie')} non-ties, {count.num('unknown')} of unknown margin. Non-ties and unknown "
-        f"margins in less than {upper:.2%} of prompts (limit {non_tie_limit:.2%}); ties above those of the "
-        f"target alone by less than {rise:.2%} (limit {tie_rise_limit:.2%}); confidence {CONFIDENCE:.0%}."
+        f"margins in less than {upper:.2%} of prompts (limit {NON_TIE_LIMIT:.2%}); ties above those of the "
+        f"target alone by less than {rise:.2%} (limit {TIE_RISE_LIMIT:.2%}); confidence {CONFIDENCE:.0%}."
     )
     document = {
         "prompts": num_prompts,
@@ -228,25 +215,25 @@ def _missing(arm: Arm) -> list[str]:
     return [f"{len(arm.missing)} prompts could not be compared"] if arm.missing else []
 
 
-def _prompts_for(num_events: int, limit: float) -> int:
-    """Find the smallest number of prompts that bounds the rate of so many events below ``limit``."""
+def _prompts_for(num_events: int) -> int:
+    """Find the smallest number of prompts that bounds the rate of so many events below the limit."""
     low, high = num_events, max(1, num_events)
-    while upper_bound(num_events, high, CONFIDENCE) > limit:
+    while upper_bound(num_events, high, CONFIDENCE) > NON_TIE_LIMIT:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if upper_bound(num_events, middle, CONFIDENCE) > limit:
+        if upper_bound(num_events, middle, CONFIDENCE) > NON_TIE_LIMIT:
             low = middle
         else:
             high = middle
     return high
 
 
-def _tie_prompts_needed(count: _Count, limit: float) -> str:
+def _tie_prompts_needed(count: _Count) -> str:
     """Say how many prompts bound the rise below the limit if the observed rates stay the same."""
     for factor in (2**step for step in range(1, 20)):
         pair = count.num_tie_here_only * factor, count.num_noise_only * factor
-        if rate_difference_bounds(*pair, count.num_prompts * factor, CONFIDENCE)[1] <= limit:
+        if rate_difference_bounds(*pair, count.num_prompts * factor, CONFIDENCE)[1] <= TIE_RISE_LIMIT:
             return (
                 f"about {count.num_prompts * factor} prompts would show that ties are not much more frequent"
             )

@@ -1,8 +1,8 @@
 """``draftproof verify`` for OpenAI-compatible servers of any kind, in three forms.
 
 ``--against URL --control URL`` compares two servers. ``--control URL --record FILE`` keeps the control's
-answers, and ``--against URL --baseline FILE`` compares a server with them. Exit codes, last line and page are
-those of the other forms.
+answers, and ``--against URL --baseline FILE`` compares a server with them. Exit codes and reports are those
+of the proof of our own servers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pipelines.command_line.general_prompts import given_prompts
@@ -27,10 +28,11 @@ from pipelines.validation.openai.server.endpoint import (
     read_fields,
     read_key,
 )
-from pipelines.validation.report import show
+from pipelines.validation.report import add_report_options, show
 from pipelines.validation.stopping import stopped_early_by_signals
 
 _PAGE = Path(".run/verify.html")
+_SERVERS = ("against", "control", "baseline", "record")
 _FORMS = "--against and --control, --against and --baseline, or --control and --record"
 _OF_CANDIDATE = ("model", "key_file", "fields", "expect", "html")
 _OF_CONTROL = ("control_model", "control_key_file", "control_fields")
@@ -39,7 +41,8 @@ _OF_SIZE = ("num_prompts", "max_tokens", "num_at_once", "num_sampled")
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
     """Return whether a command line of ``draftproof verify`` has one of these forms."""
-    return any(each.partition("=")[0] in ("--control", "--baseline", "--record") for each in arguments)
+    named = {each.partition("=")[0].removeprefix("--") for each in arguments if each.startswith("--")}
+    return not named.isdisjoint(_SERVERS)
 
 
 def main(command_line: Sequence[str]) -> int:
@@ -52,30 +55,30 @@ def main(command_line: Sequence[str]) -> int:
     except InvalidRequestError as error:
         parser.error(str(error))
     with stopped_early_by_signals():
-        return run_program(work, result={"verdict": "inconclusive"})
+        return run_program(work, result={"verdict": "inconclusive"}, as_json=options.json)
 
 
 def _work(options: argparse.Namespace, command_line: Sequence[str]) -> Callable[[], int]:
     """Read everything that the command line names, and return what is left to do."""
     run = Run(command_line, options.timeout_s, options.expect or "audit")
-    page = options.html or _PAGE
+    show_report = partial(show, page=options.html or _PAGE, as_json=options.json)
     if options.baseline:
         baseline, digest = read_baseline(options.baseline)
         _check_baseline(options, baseline)
         candidate = _candidate(options)
-        return lambda: show(*run.compare_with_baseline(baseline, digest, candidate), page)
+        return lambda: show_report(*run.compare_with_baseline(baseline, digest, candidate))
     settings = _settings(options)
     prompts, control = _prompts(options.prompts, settings), _control(options)
     if options.record:
-        return lambda: _record(run.record_control(control, prompts, settings), options.record)
+        return lambda: _record(run.record_control(control, prompts, settings), options)
     candidate = _candidate(options)
-    return lambda: show(*run.compare_servers(control, candidate, prompts, settings), page)
+    return lambda: show_report(*run.compare_servers(control, candidate, prompts, settings))
 
 
-def _record(baseline: Baseline, path: Path) -> int:
-    digest = write_baseline(path, baseline)
+def _record(baseline: Baseline, options: argparse.Namespace) -> int:
+    digest = write_baseline(options.record, baseline)
     document = {
-        "baseline": str(path),
+        "baseline": str(options.record),
         "sha256": digest,
         "control": baseline.control,
         "questions": len(baseline.plain.questions) + len(baseline.featured.questions),
@@ -84,14 +87,15 @@ def _record(baseline: Baseline, path: Path) -> int:
     }
     for note in baseline.not_checked:
         print(f"not checked: {note}")
-    print(f"wrote {document['questions']} answers of {baseline.control} to {path}")
-    print(json.dumps(document))
+    print(f"wrote {document['questions']} answers of {baseline.control} to {options.record}")
+    if options.json:
+        print(json.dumps(document))
     return EXIT_PASS
 
 
 def _check_form(options: argparse.Namespace) -> None:
     """Refuse servers, files and options that do not belong together."""
-    given = {name for name in ("against", "control", "baseline", "record") if getattr(options, name)}
+    given = {name for name in _SERVERS if getattr(options, name)}
     if given not in ({"against", "control"}, {"against", "baseline"}, {"control", "record"}):
         raise _unfit(" and ".join(f"--{name}" for name in sorted(given)), _FORMS)
     for server, names in (("against", _OF_CANDIDATE), ("control", _OF_CONTROL)):
@@ -196,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("audit", "exact"),
         help="audit (default): distinguish ties from faults; exact: require equality",
     )
-    parser.add_argument("--html", type=Path, help=f"page for the report (default: {_PAGE})")
+    add_report_options(parser, str(_PAGE))
     return parser
 
 

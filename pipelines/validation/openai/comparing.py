@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from pipelines.client import Generation
-from pipelines.command_line.prompts import Prompt
+from pipelines.client.comparison import NO_ANSWER
 from pipelines.errors import DraftproofError
-from pipelines.validation.audit.arms import Arm, Margin, compare_arm
+from pipelines.validation.audit.arms import Arm, Difference, Margin
 from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
 from pipelines.validation.openai.feature_choice import FEATURES, checked
 from pipelines.validation.openai.server.answers import Answer, TokenLogProbs, id_of
@@ -40,21 +39,19 @@ def compare_answers(
         answers: The answers to judge.
         with_ids: Whether both have token ids.
     """
-    rows = list(zip(questions, reference, answers, strict=True))
-    margins = RecordedMargins(
-        {question.prompt.prompt_id: own for question, own, _ in rows if isinstance(own, Answer)}
-    )
-    pairs = [
-        _comparable(question, checked(question, own), checked(question, other), with_ids)
-        for question, own, other in rows
-    ]
-    return compare_arm(
-        name,
-        [question.prompt for question in questions],
-        [own for own, _ in pairs],
-        [other for _, other in pairs],
-        margins.margin,
-    )
+    differences: list[Difference | None] = []
+    missing = set()
+    for number, (question, own, other) in enumerate(zip(questions, reference, answers, strict=True)):
+        own, other = checked(question, own), checked(question, other)
+        difference = None
+        if isinstance(own, DraftproofError) or isinstance(other, NO_ANSWER):
+            missing.add(number)
+        elif isinstance(other, DraftproofError):
+            difference = Difference(question.prompt.prompt_id, "-", "an answer", f"error: {other}", None)
+        else:
+            difference = first_difference(question, own, other, with_ids=with_ids)
+        differences.append(difference)
+    return Arm(name, tuple(differences), frozenset(missing))
 
 
 def as_streamed(reference: Outcome, streamed: Outcome) -> Outcome:
@@ -74,44 +71,37 @@ def as_streamed(reference: Outcome, streamed: Outcome) -> Outcome:
     return replace(streamed, log_probs=reference.log_probs)
 
 
-def _comparable(
-    question: Question, own: Outcome, other: Outcome, with_ids: bool
-) -> tuple[Generation | DraftproofError, Generation | DraftproofError]:
-    if isinstance(own, DraftproofError) or isinstance(other, DraftproofError):
-        return _generation(own, with_ids), _generation(other, with_ids)
-    if question.feature and FEATURES[question.feature].tokens_may_go_on:
-        first, second = own.token_ids, other.token_ids
-        if first[: len(second)] == second or second[: len(first)] == first:
-            other = replace(other, token_ids=first)
-    return _generation(own, with_ids), _generation(other, with_ids)
+def first_difference(question: Question, own: Answer, other: Answer, *, with_ids: bool) -> Difference | None:
+    """Compare tokens, else texts, then the reasons why the answers end, then what tokens were made into."""
+    name = question.prompt.prompt_id
+    if with_ids and own.token_ids != other.token_ids:
+        ids = own.token_ids, other.token_ids
+        place = _common_length(*ids)
+        may_go_on = bool(question.feature) and FEATURES[question.feature].tokens_may_go_on
+        if place < min(map(len, ids)) or not may_go_on:
+            first, second = (str(each[place]) if place < len(each) else "<end>" for each in ids)
+            return Difference(name, f"token {place}", first, second, _margin_of_ids(own, other, place))
+    texts = own.whole_text, other.whole_text
+    place = _common_length(*texts)
+    in_text = None
+    if texts[0] != texts[1]:
+        # Another text of equal tokens cannot come from rounding.
+        margin = None if with_ids else _margin_of_text(own, other.whole_text)
+        first, second = (_excerpt(each, place) for each in texts)
+        in_text = Difference(name, f"character {place}", first, second, margin)
+    # A text that goes on differently may rightly end for another reason.
+    is_first_difference = with_ids or place == min(map(len, texts))
+    if own.finish_reason != other.finish_reason and is_first_difference:
+        return Difference(name, "finish_reason", own.finish_reason, other.finish_reason, None)
+    return in_text
 
 
-def _generation(outcome: Outcome, with_ids: bool) -> Generation | DraftproofError:
-    return outcome if isinstance(outcome, DraftproofError) else outcome.as_generation(with_ids=with_ids)
+def _excerpt(text: str, start: int) -> str:
+    return repr(text[max(0, start - 12) : start + 24])
 
 
 _MARGIN_KEPT = 4.0  # natural log; several times LARGEST_ROUNDING, above which every margin is a fault
 _DIGITS = 5
-
-
-class RecordedMargins:
-    """Looks margins up in the control's answers.
-
-    Args:
-        answers: Id of a question -> the control's answer.
-    """
-
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
-        self._answers = answers
-
-    def margin(self, prompt: Prompt, expected: Generation, actual: Generation) -> Margin:
-        """Compare the two tokens at the first difference of two answers to a question."""
-        answer = self._answers[prompt.prompt_id]
-        if not answer.log_probs:
-            return Margin(None, "the control returned no log probabilities")
-        if expected.output_ids:
-            return _by_ids(answer, expected, actual)
-        return _by_text(answer, actual.text)
 
 
 def without_unlikely_tokens(answer: Answer) -> Answer:
@@ -126,35 +116,36 @@ def _shortened(row: TokenLogProbs) -> TokenLogProbs:
     return replace(row, log_prob=round(row.log_prob, _DIGITS), alternatives=kept)
 
 
-def _by_ids(answer: Answer, expected: Generation, actual: Generation) -> Margin:
-    place = _common_length(expected.output_ids, actual.output_ids)
-    if place >= len(expected.output_ids):
+def _margin_of_ids(own: Answer, other: Answer, place: int) -> Margin:
+    if not own.log_probs:
+        return Margin(None, "the control returned no log probabilities")
+    if place >= len(own.token_ids):
         return Margin(None, "the control's answer had ended")
-    if place >= len(actual.output_ids):
+    if place >= len(other.token_ids):
         # An answer that reached its length with fewer tokens lacks some.
-        is_short = actual.finish_reason == "length" == expected.finish_reason
+        is_short = other.finish_reason == "length" == own.finish_reason
         return Margin(math.inf) if is_short else Margin(None, "the other answer had ended")
-    if len(answer.log_probs) != len(answer.token_ids):
+    if len(own.log_probs) != len(own.token_ids):
         return Margin(None, "the control's log probabilities are not those of its tokens")
-    row = answer.log_probs[place]
+    row = own.log_probs[place]
     if id_of(row.token) is not None:
-        ids = expected.output_ids[place], actual.output_ids[place]
-        return margin_at(row, f"token_id:{ids[0]}", f"token_id:{ids[1]}")
-    start = sum(len(each.token) for each in answer.log_probs[:place])
-    return margin_at(row, row.token, _name_of(row, actual.text[start:]))
+        return margin_at(row, f"token_id:{own.token_ids[place]}", f"token_id:{other.token_ids[place]}")
+    start = sum(len(each.token) for each in own.log_probs[:place])
+    return margin_at(row, row.token, _name_of(row, other.whole_text[start:]))
 
 
-def _by_text(answer: Answer, actual: str) -> Margin:
-    if id_of(answer.log_probs[0].token) is not None:
+def _margin_of_text(own: Answer, other: str) -> Margin:
+    if not own.log_probs:
+        return Margin(None, "the control returned no log probabilities")
+    if id_of(own.log_probs[0].token) is not None:
         return Margin(None, "the candidate returns no token ids, by which the control's are named")
-    place = _common_length(answer.text, actual)
-    start = 0
-    for row in answer.log_probs:
+    place, start = _common_length(own.text, other), 0
+    for row in own.log_probs:
         end = start + len(row.token)
-        if answer.text[start:end] != row.token:
+        if own.text[start:end] != row.token:
             return Margin(None, "the control's tokens are not its text")
         if place < end:
-            return margin_at(row, row.token, _name_of(row, actual[start:]))
+            return margin_at(row, row.token, _name_of(row, other[start:]))
         start = end
     return Margin(None, "one answer had ended")
 

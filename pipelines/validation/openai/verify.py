@@ -16,7 +16,6 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import VerificationError
 from pipelines.validation.audit.arms import Arm, Audit
 from pipelines.validation.audit.audit import judge, judge_exact
-from pipelines.validation.audit.noise_floor import LARGEST_ROUNDING
 from pipelines.validation.openai.baseline import Answers, Baseline, answer_or_error
 from pipelines.validation.openai.comparing import Outcome, as_streamed, compare_answers
 from pipelines.validation.openai.feature_choice import refused_features
@@ -25,7 +24,6 @@ from pipelines.validation.openai.server.server import OpenAIServer, ask_each
 from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0
-_NUM_AUDITS = 2  # of plain answers and of features
 Expect = Literal["audit", "exact"]
 """audit: results may depend on the batch; exact: answers must be equal."""
 OnAnswer = Callable[[str, int], None]
@@ -121,9 +119,7 @@ def _streamed(control: Answers) -> list[Outcome]:
 
 
 def _judged(audit: Audit, expect: Expect) -> list[Section]:
-    if expect == "exact":
-        return judge_exact(audit)
-    return judge(audit, largest_rounding=LARGEST_ROUNDING, num_audits=_NUM_AUDITS)
+    return judge_exact(audit) if expect == "exact" else judge(audit)
 
 
 def _without(control: Answers, features: Container[str]) -> Answers:

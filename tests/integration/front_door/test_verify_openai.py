@@ -68,7 +68,7 @@ def plain(baseline: Path) -> Path:
 def run(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
     """Return exit code, report and everything that was written or printed."""
     page = folder / "verify.html"
-    code = main([*map(str, arguments), "--html", str(page)])
+    code = main([*map(str, arguments), "--html", str(page), "--json"])
     printed = capsys.readouterr()
     return code, json.loads(printed.out.splitlines()[-1]), printed.out + printed.err + page.read_text()
 

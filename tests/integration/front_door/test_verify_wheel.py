@@ -48,7 +48,7 @@ def test_a_new_version_is_judged_by_the_old_ones_baseline(door: Server, tmp_path
         tmp_path, command, "verify", "--control", url_of(door), *alone, "--record", baseline, *size
     )
     assert recorded.returncode == 0, recorded.stderr
-    judged = run_in(tmp_path, command, "verify", "--against", url_of(door), "--baseline", baseline)
+    judged = run_in(tmp_path, command, "verify", "--against", url_of(door), "--baseline", baseline, "--json")
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert json.loads(judged.stdout.splitlines()[-1])["verdict"] == "pass"
     assert (tmp_path / ".run" / "verify.html").is_file()

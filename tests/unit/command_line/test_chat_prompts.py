@@ -19,7 +19,6 @@ from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompt
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
-from pipelines.validation.__main__ import main as verify
 from pipelines.validation.distribution.drawing import DrawPlan, draw
 from pipelines.validation.exact.asking import ask_pass
 from pipelines.validation.exact.plan import DraftLength, Goal, ProofPlan, passes_of
@@ -190,13 +189,3 @@ def test_a_conversation_that_the_template_refuses_is_named(engine: Path, tmp_pat
     (tmp_path / "chat.json").write_text(json.dumps(document))
     with pytest.raises(ChatTemplateError, match=r"prompt chat-0001: .*no user"):
         render_chats(chats(tmp_path, "hello"), tmp_path)
-
-
-def test_another_server_is_not_asked_conversations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chats(tmp_path, *(f"question {number}" for number in range(60)))
-    monkeypatch.setattr("pipelines.validation.__main__.verify_other", None)
-    arguments = ["--quick", "--prompts", str(tmp_path / "chat.jsonl"), "--html", str(tmp_path / "page.html")]
-    assert verify(["--against", "grpc://127.0.0.1:1", *arguments]) == 3
-    assert "engine is not known here" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def opened(url: str, model: str = "") -> OpenAIServer:
 def compared(control: Faults, candidate: Faults, folder: Path, capsys: Any) -> tuple[int, dict[str, Any]]:
     with stand_in_openai(control) as first, stand_in_openai(candidate) as second:
         servers = ("--against", second.url, "--control", first.url)
-        code = main([*servers, *SIZE, "--html", str(folder / "page.html")])
+        code = main([*servers, *SIZE, "--html", str(folder / "page.html"), "--json"])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

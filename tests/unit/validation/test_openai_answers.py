@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pipelines.command_line.prompts import Prompt
-from pipelines.errors import TransportError
-from pipelines.validation.openai.comparing import RecordedMargins, margin_at, without_unlikely_tokens
+from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError, TransportError
+from pipelines.validation.openai.comparing import compare_answers, margin_at, without_unlikely_tokens
 from pipelines.validation.openai.server.answers import (
     Answer,
     TokenLogProbs,
@@ -18,6 +19,7 @@ from pipelines.validation.openai.server.answers import (
     join_events,
     read_answer,
 )
+from pipelines.validation.openai.server.server import Question
 
 CHOICE: dict[str, Any] = {"text": "ab", "finish_reason": "length", "token_ids": [5, 6]}
 DOCUMENT: dict[str, Any] = {"model": "m", "choices": [CHOICE], "usage": {"completion_tokens": 2}}
@@ -37,8 +39,6 @@ def test_an_answer_of_completions_is_read() -> None:
     assert (answer.text, answer.token_ids, answer.finish_reason) == ("ab", (5, 6), "length")
     assert math.isnan(answer.log_probs[0].log_prob)
     assert answer.log_probs[1] == TokenLogProbs("b", -0.5, {"b": -0.5, "c": -1.5})
-    assert answer.as_generation(with_ids=True).output_ids == (5, 6)
-    assert answer.as_generation(with_ids=False).output_ids == ()
 
 
 def test_an_answer_of_chat_is_read_and_llama_cpps_log_probabilities_too() -> None:
@@ -148,23 +148,63 @@ def test_a_token_outside_close_alternatives_has_no_known_margin() -> None:
     assert margin_at(close, "a", "z").log_prob_difference is None
 
 
-def test_margins_are_those_of_the_recorded_answer() -> None:
-    alternatives = {"token_id:6": -0.5, "token_id:7": -0.75, "token_id:8": -9.0, "token_id:9": -9.5}
-    rows = (
-        TokenLogProbs("token_id:5", -0.1, {"token_id:5": -0.1}),
-        TokenLogProbs("token_id:6", -0.5, alternatives),
-    )
-    own = without_unlikely_tokens(Answer("ab", "length", (5, 6), log_probs=rows))
-    assert list(own.log_probs[1].alternatives) == ["token_id:6", "token_id:7", "token_id:8"]
-    margins = RecordedMargins({"p": own, "texts alone": Answer("ab", "length")})
+ALTERNATIVES = {"token_id:6": -0.5, "token_id:7": -0.75, "token_id:8": -9.0, "token_id:9": -9.5}
+ROWS = (TokenLogProbs("token_id:5", -0.1, {}), TokenLogProbs("token_id:6", -0.5, ALTERNATIVES))
+OWN = without_unlikely_tokens(Answer("ab", "length", (5, 6), log_probs=ROWS))
+TEXT = Answer(
+    "a long beginning, then this",
+    "length",
+    log_probs=(
+        TokenLogProbs("a long beginning, then ", -0.1, {}),
+        TokenLogProbs("this", -0.5, {"this": -0.5, "that": -0.75, "thus": -9.0}),
+    ),
+)
+QUESTION = Question(Prompt("p", "x"), 9)
 
-    def margin(ids: tuple[int, ...], prompt_id: str = "p", reason: str = "length") -> float | None:
-        other = Answer("ac", reason, ids).as_generation(with_ids=True)
-        expected = own.as_generation(with_ids=True)
-        return margins.margin(Prompt(prompt_id, ""), expected, other).log_prob_difference
 
-    assert margin((5, 7)) == 0.25
-    assert margin((5, 9)) == 8.5  # at least that of the least likely one that is kept
-    assert margin((5,)) == math.inf  # a token is missing
-    assert margin((5,), reason="stop") is None
-    assert margin((5, 7), "texts alone") is None
+def difference(own: Answer, other: Answer | DraftproofError) -> tuple[str, float | str | None]:
+    """Return place and margin of the first difference; "none of tokens" if rounding cannot be its cause."""
+    with_ids = bool(own.token_ids)
+    [found] = compare_answers("x", [QUESTION], [own], [other], with_ids=with_ids).differences
+    if found is None:
+        return "", None
+    return found.place, found.margin.log_prob_difference if found.margin else "none of tokens"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "found"),
+    [
+        (OWN, OWN, ("", None)),
+        (OWN, Answer("ac", "length", (5, 7)), ("token 1", 0.25)),
+        (OWN, Answer("ac", "length", (5, 9)), ("token 1", 8.5)),  # at least that of the least likely one kept
+        (OWN, Answer("a", "length", (5,)), ("token 1", math.inf)),  # a token is missing
+        (OWN, Answer("a", "stop", (5,)), ("token 1", None)),
+        (OWN, Answer("abc", "length", (5, 6, 7)), ("token 2", None)),
+        (OWN, Answer("ac", "length", (5, 6)), ("character 1", "none of tokens")),
+        (OWN, Answer("ab", "stop", (5, 6)), ("finish_reason", "none of tokens")),
+        (OWN, EngineFailedError("it broke"), ("-", "none of tokens")),
+        (replace(OWN, log_probs=()), Answer("ac", "length", (5, 7)), ("token 1", None)),
+        (replace(OWN, log_probs=ROWS[:1]), Answer("ac", "length", (5, 7)), ("token 1", None)),
+        (TEXT, replace(TEXT, text="a long beginning, then that"), ("character 25", 0.25)),
+        (TEXT, replace(TEXT, text="a long beginning, that", finish_reason="stop"), ("character 20", None)),
+        (TEXT, replace(TEXT, text="a long beginning"), ("character 16", None)),
+        (TEXT, replace(TEXT, text="a", finish_reason="stop"), ("finish_reason", "none of tokens")),
+        (replace(TEXT, log_probs=()), replace(TEXT, text="b"), ("character 0", None)),
+        (replace(TEXT, log_probs=ROWS), replace(TEXT, text="b"), ("character 0", None)),  # named by ids
+    ],
+)  # fmt: skip
+def test_the_first_difference_has_the_margin_of_its_two_tokens(
+    own: Answer, other: Answer | DraftproofError, found: tuple[str, float | str | None]
+) -> None:
+    assert difference(own, other) == found
+
+
+def test_what_is_kept_of_alternatives_decides_every_margin() -> None:
+    assert list(OWN.log_probs[1].alternatives) == ["token_id:6", "token_id:7", "token_id:8"]
+
+
+def test_an_answer_that_is_missing_on_either_side_is_not_compared() -> None:
+    busy = ServerBusyError("the queue is full")
+    for own, other in ((busy, OWN), (OWN, busy), (EngineFailedError("it broke"), OWN)):
+        found = compare_answers("x", [QUESTION], [own], [other], with_ids=True)
+        assert (found.differences, found.missing) == ((None,), {0})

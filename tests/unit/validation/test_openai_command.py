@@ -45,7 +45,7 @@ def test_a_server_that_is_none_is_inconclusive(
 ) -> None:
     with scripted_http((200, {}, content or b"")) as script:
         url = NOWHERE if content is None else script.url
-        code = main(["--against", url, "--control", url, "--num-prompts", "2"])
+        code = main(["--against", url, "--control", url, "--num-prompts", "2", "--json"])
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (code, report["verdict"]) == (3, "inconclusive")
     assert report["error"]

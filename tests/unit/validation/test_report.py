@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html.parser
-import itertools
 import json
-import os
 import re
-import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,18 +18,18 @@ import pytest
 from pipelines.bench.reporting.section import Section, Table, Verdict, joint_verdict
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
-from pipelines.client.connection import SPECULATIVE, TARGET_ALONE
+from pipelines.client.connection import SPECULATIVE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import ServerBusyError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation import __main__ as command
 from pipelines.validation import runs
-from pipelines.validation.audit.against import Foreign
 from pipelines.validation.exact.differences import Explanation, side_by_side
 from pipelines.validation.exact.plan import DraftLength, Pass
 from pipelines.validation.exact.proof import Finding
 from pipelines.validation.exact.run import QUICK, Limits, run_exact
 from pipelines.validation.report import Report, as_document, as_html, as_text
+from tests.conftest import REPOSITORY_ROOT
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 
 PROMPTS = tuple(Prompt(f"p{index}", f"text {index}") for index in range(QUICK.num_prompts))
@@ -271,7 +270,7 @@ def test_exit_codes_tell_pass_fail_and_inconclusive(
     scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "deep" / "verify.html"
-    arguments = ["--quick", "--max-tokens", "9", "--html", str(page)]
+    arguments = ["--quick", "--json", "--max-tokens", "9", "--html", str(page)]
 
     def wrong(request: CompletionRequest, model: str, given: Generation) -> Generation:
         return replace(given, text="?") if model == SPECULATIVE and request.max_tokens == 9 else given
@@ -297,31 +296,36 @@ def test_exit_codes_tell_pass_fail_and_inconclusive(
         assert ("first difference (text)" in printed) is (verdict == "fail")
 
 
-def test_a_stopped_proof_reports_what_it_has(
-    scripted: Callable[[Change], None],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-) -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal too late must not end the test run
-    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
-    counter = itertools.count(1)
+STOPPED = """
+import itertools, os, signal, sys
+from contextlib import nullcontext
+from pipelines.validation import __main__ as command, runs
+from tests.conftest import REPOSITORY_ROOT
+from tests.unit.client.scripted_client import ScriptedClient
 
-    def stop_after_a_while(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if model == TARGET_ALONE and request.max_tokens == 9 and next(counter) == 100:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return given
+def stop_after_a_while(request, model, given, counter=itertools.count(1)):
+    if model == "generate_target" and request.max_tokens == 9 and next(counter) == 100:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return given
 
-    scripted(stop_after_a_while)
+client = ScriptedClient(stop_after_a_while)
+runs.Client.connect = lambda url: client
+command.running_server = lambda url, recipe: nullcontext("grpc://127.0.0.1:1")
+sys.exit(command.main(["--quick", "--json", "--max-tokens", "9", "--html", sys.argv[1]]))
+"""
+
+
+def test_a_stopped_proof_reports_what_it_has(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert command.main(["--quick", "--max-tokens", "9", "--html", str(page)]) == 3
-    printed = capsys.readouterr().out
-    equality = json.loads(printed.splitlines()[-1])["sections"][0]
+    program = [sys.executable, "-c", STOPPED, str(page)]
+    done = subprocess.run(program, cwd=REPOSITORY_ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 3, done.stderr
+    equality = json.loads(done.stdout.splitlines()[-1])["sections"][0]
     assert equality["verdict"] == "inconclusive"
     assert equality["figures"]["answers_compared"] > 0
     assert "the proof was stopped" in equality["summary"]
     assert page.is_file()
-    rows = re.findall(r"\[(\d+)/(\d+), \d+ (?:s|min) left\]", printed)
+    rows = re.findall(r"\[(\d+)/(\d+), \d+ (?:s|min) left\]", done.stdout)
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
     assert 1 < len(rows) < int(rows[0][1])
 
@@ -333,36 +337,16 @@ def test_too_few_prompts_for_a_release_are_inconclusive(
     few = ["--num-prompts", "4", "--max-tokens", "9", "--html", str(tmp_path / "page.html")]
     assert command.main(few) == 3
     printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith("INCONCLUSIVE; wrote the report to ")
     assert "295 more prompts are needed" in printed
     assert "more tokens are needed, 200,000 in all" in printed
     assert "Title: PASS" in printed  # the distribution without a seed belongs to a release
 
 
-def test_another_server_is_examined_with_the_models_that_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[Foreign] = []
-
-    def examine(foreign: Foreign, on_answer: object) -> list[Section]:
-        asked.append(foreign)
-        return [section("inconclusive")]
-
-    monkeypatch.setattr(runs, "verify_foreign", examine)
-    monkeypatch.setattr(runs.Client, "connect", lambda url: ScriptedClient())
-    page = tmp_path / "page.html"
-    models = ["--model", "fast", "--control-model", "slow", "--expect", "exact", "--draft-lengths", "2,5"]
-    arguments = ["--against", "http://there:1", "--quick", *models, "--html", str(page)]
-    assert command.main(arguments) == 3
-    (foreign,) = asked
-    assert (foreign.url, foreign.expect, foreign.draft_lengths) == ("http://there:1", "exact", (2, 5))
-    assert (foreign.names.candidate, foreign.names.control) == ("fast", "slow")
-    assert (len(foreign.prompts), foreign.max_tokens) == (QUICK.num_prompts, QUICK.max_tokens)
-    assert "Title: INCONCLUSIVE" in capsys.readouterr().out
-    assert "verification of http://there:1" in page.read_text(encoding="utf-8")
-
-
 def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--url", "grpc://127.0.0.1:9"]) == 3
+    assert capsys.readouterr().out == ""
+    assert command.main(["--url", "grpc://127.0.0.1:9", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
 
 
@@ -374,8 +358,8 @@ def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
         ["--num-prompts", "100000"],
         ["--max-tokens", "0"],
         ["--prompts", "absent.jsonl"],
-        ["--draft-lengths", "0"],
-        ["--expect", "miracles"],
+        ["--against", "http://127.0.0.1:9"],
+        ["--model", "m"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.client import Generation
 from pipelines.errors import TransportError
 
 _ID = re.compile(r"token_id:(\d+)")
@@ -78,21 +77,6 @@ class Answer:
         thoughts = f"<thoughts>{self.thoughts}</thoughts>" if self.thoughts else ""
         calls = "".join(f"\n<call>{call.name} {call.arguments}</call>" for call in self.tool_calls)
         return f"{thoughts}{self.text}{calls}"
-
-    def as_generation(self, *, with_ids: bool) -> Generation:
-        """Return what the audit compares; the texts alone without ids."""
-        return Generation(
-            text=self.whole_text,
-            output_ids=self.token_ids if with_ids else (),
-            accepted_mask=(),
-            finish_reason=self.finish_reason,
-            num_rounds=0,
-            total_draft_tokens=0,
-            total_accepted_draft_tokens=0,
-            accepted_per_position=(),
-            ttft_s=None,
-            e2e_latency_s=0.0,
-        )
 
 
 def read_answer(document: Mapping[str, Any], max_tokens: int) -> Answer:
