@@ -29,9 +29,7 @@ class ProgramFailedError(DraftproofError):
     """Raised when a program that this one ran has failed; it has printed why, so this is not printed."""
 
 
-def run_program(
-    work: Callable[[], int], result: Mapping[str, Any] | None = None, *, as_json: bool = True
-) -> int:
+def run_program(work: Callable[[], int], result: dict[str, Any] | None = None, code: int = EXIT_FAIL) -> int:
     """Run a program and turn an error or an interrupt into an exit code.
 
     Other exceptions are defects of ours and keep their traceback.
@@ -39,8 +37,8 @@ def run_program(
     Args:
         work: Does everything and returns the exit code.
         result: What the last line of standard output says after an error, besides ``error``; None for no
-            such line. Its ``verdict`` decides the exit code; without one the program has failed.
-        as_json: Whether to print that line.
+            such line.
+        code: Exit code after an error.
 
     Returns:
         The exit code.
@@ -50,11 +48,9 @@ def run_program(
     except DraftproofError as error:
         if not isinstance(error, ProgramFailedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if result is None:
-            return EXIT_FAIL
-        if as_json:
+        if result is not None:
             print(json.dumps({**result, "error": str(error)}))
-        return EXIT_CODES[result.get("verdict", "fail")]
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED

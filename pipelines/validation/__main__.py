@@ -21,7 +21,7 @@ from pipelines.command_line.prompt_choice import choose_prompts
 from pipelines.command_line.running_server import running_server
 from pipelines.deploy.server import run_directory
 from pipelines.errors import InvalidRequestError, RecipeError
-from pipelines.program import run_program
+from pipelines.program import EXIT_INCONCLUSIVE, run_program
 from pipelines.validation.exact.run import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.openai import command
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report, context = verify_own(own, command_line)
         return show(report, context, page, as_json=options.json, printed=PASSES)
 
-    return run_program(work, result={"verdict": "inconclusive"}, as_json=options.json)
+    result = {"verdict": "inconclusive"} if options.json else None
+    return run_program(work, result, EXIT_INCONCLUSIVE)
 
 
 def _size(options: argparse.Namespace) -> Size:

@@ -17,7 +17,7 @@ from pipelines.command_line.general_prompts import given_prompts
 from pipelines.command_line.options import add_prompts_option, whole_number
 from pipelines.command_line.prompts import Prompts
 from pipelines.errors import InvalidRequestError
-from pipelines.program import EXIT_PASS, run_program
+from pipelines.program import EXIT_INCONCLUSIVE, EXIT_PASS, run_program
 from pipelines.validation.openai.baseline import Baseline, Settings, read_baseline, write_baseline
 from pipelines.validation.openai.runs import Run
 from pipelines.validation.openai.sampled import NUM_PROMPTS
@@ -55,7 +55,8 @@ def main(command_line: Sequence[str]) -> int:
     except InvalidRequestError as error:
         parser.error(str(error))
     with stopped_early_by_signals():
-        return run_program(work, result={"verdict": "inconclusive"}, as_json=options.json)
+        result = {"verdict": "inconclusive"} if options.json else None
+        return run_program(work, result, EXIT_INCONCLUSIVE)
 
 
 def _work(options: argparse.Namespace, command_line: Sequence[str]) -> Callable[[], int]:
