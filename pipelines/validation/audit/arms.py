@@ -1,4 +1,4 @@
-"""What an audit judges: the first difference of each answer from the control's own.
+"""Holds the first difference of each answer from the control's own, which an audit judges.
 
 Only the first difference counts, because after it the answers continue different texts. The control answers
 one request at a time (the reference), then concurrent requests (A/A), whose differences are the noise of
