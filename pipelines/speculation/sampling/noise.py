@@ -16,9 +16,6 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 
 
-_LARGEST = 1.0 - 2.0**-53  # the largest float64 below 1
-
-
 class NoiseStream(IntEnum):
     """Independent noise streams of one seed."""
 
@@ -56,8 +53,7 @@ def uniform(words: Words) -> npt.NDArray[np.float64]:
     The result is non-decreasing in the word, so the largest word has the largest value.
     """
     values: npt.NDArray[np.float64] = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    np.minimum(values, _LARGEST, out=values)  # the largest words are rounded to 1
-    return values
+    return np.minimum(values, 1.0 - 2.0**-53)  # the largest words are rounded to 1
 
 
 def gumbel(words: Words) -> npt.NDArray[np.float64]:
