@@ -25,8 +25,8 @@ from pipelines.program import EXIT_INCONCLUSIVE, run_program
 from pipelines.validation.exact.run import LEAST_PROMPTS, QUICK, RELEASE, Size
 from pipelines.validation.exact.sections import PASSES
 from pipelines.validation.openai import command
+from pipelines.validation.own import verify_own
 from pipelines.validation.report import add_report_options, show
-from pipelines.validation.runs import Own, verify_own
 from pipelines.validation.stopping import stopped_early_by_signals
 
 
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         page = options.html or run_directory(options.recipe) / "verify.html"
         with running_server(options.url, options.recipe) as url, stopped_early_by_signals():
-            own = Own(url, options.recipe, size, prompts, options.only)
-            report, context = verify_own(own, command_line)
+            report, context = verify_own(url, options.recipe, size, prompts, options.only, command_line)
         return show(report, context, page, as_json=options.json, printed=PASSES)
 
     result = {"verdict": "inconclusive"} if options.json else None

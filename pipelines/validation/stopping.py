@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from pipelines.client import Client
-from pipelines.errors import DraftproofError
+from pipelines.errors import RequestCancelledError
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _is_stopped = threading.Event()
 
 
-class StoppedError(DraftproofError):
+class StoppedError(RequestCancelledError):
     """A request was not sent, because the proof was stopped."""
 
     code = "proof_stopped"
@@ -62,11 +61,3 @@ def stoppable(ask: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resul
         return ask(*args, **kwargs)
 
     return ask_unless_stopped
-
-
-class StoppableClient:
-    """A client whose requests fail once the proof was stopped."""
-
-    def __init__(self, client: Client) -> None:
-        self.generate = stoppable(client.generate)
-        self.stream = stoppable(client.stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from pipelines.errors import (
     RequestTimeoutError,
     ServerBusyError,
 )
-from pipelines.validation.exact.plan import LOADS, Goal
+from pipelines.validation.exact.plan import Goal
 from pipelines.validation.exact.run import Size, read_limits, run_exact
 from pipelines.validation.exact.sections import COVERED, EQUALITY
 from tests.integration.conftest import (
@@ -288,11 +287,10 @@ def test_errors_have_four_parts(nvidia: Served) -> None:
 def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
     size = Size(4, 8, num_cold=1, num_alone=1, num_for_distribution=0, goal=Goal(0.9, 0))
-    with ExitStack() as stack:
-        clients = [stack.enter_context(grpc_client(nvidia.server)) for _ in range(max(LOADS) + 1)]
-        limits = read_limits(clients[0].model_parameters("speculative"), "adaptive")
+    with grpc_client(nvidia.server) as client:
+        limits = read_limits(client.model_parameters("speculative"), "adaptive")
         few = replace(limits, max_draft_len=2, max_requests=5)
-        report = run_exact(size, prompts, few, clients, None, "nonce")
+        report = run_exact(size, prompts, few, client, None, "nonce")
     sections = {section.title: section for section in report.sections}
     assert sections[EQUALITY].document["failures"] == []
     assert sections[EQUALITY].document["tokens_compared"] > 0

@@ -7,6 +7,7 @@ kernels that depend on the batch. The candidate has the same load.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -42,6 +43,14 @@ class Difference:
     expected: str
     actual: str
     margin: Margin | None
+
+    @property
+    def size(self) -> float | None:
+        """Absolute margin; infinite if the difference is not one of tokens, None if it is unknown."""
+        if self.margin is None:
+            return math.inf
+        known = self.margin.log_prob_difference
+        return None if known is None else abs(known)
 
 
 @dataclass(frozen=True)

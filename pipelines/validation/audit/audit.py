@@ -60,9 +60,8 @@ class _Count:
 
 def known_margins(arm: Arm) -> list[float]:
     """Return the absolute margins of an arm's differences that are known and finite."""
-    margins = [difference.margin for difference in arm.differences if difference and difference.margin]
-    known = [abs(m.log_prob_difference) for m in margins if m.log_prob_difference is not None]
-    return [margin for margin in known if math.isfinite(margin)]
+    sizes = [difference.size for difference in arm.differences if difference]
+    return [size for size in sizes if size is not None and math.isfinite(size)]
 
 
 def judge(audit: Audit) -> list[Section]:
@@ -130,11 +129,9 @@ def _count(arm: Arm, noise: Arm, limit: float) -> _Count:
 
 
 def _kind(difference: Difference, limit: float) -> str:
-    if difference.margin is None:
-        return "non-tie"
-    if difference.margin.log_prob_difference is None:
+    if difference.size is None:
         return "unknown"
-    return "tie" if abs(difference.margin.log_prob_difference) <= limit else "non-tie"
+    return "tie" if difference.size <= limit else "non-tie"
 
 
 def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, alpha: float) -> Section:
@@ -148,15 +145,17 @@ def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, al
     pair = count.num_tie_here_only, count.num_noise_only, num_prompts
     _, rise = rate_difference_bounds(*pair, CONFIDENCE)
     faults = _drafting_faults(arm)
-    if num_certain := sum(_size(difference) > LARGEST_ROUNDING for difference in count.by_kind["non-tie"]):
+    sizes = [difference.size or 0.0 for difference in count.by_kind["non-tie"]]
+    if num_certain := sum(size > LARGEST_ROUNDING for size in sizes):
         faults.append(f"{num_certain} of {num_prompts} answers differ by more than any rounding")
     lower = lower_bound(count.num("non-tie"), num_prompts, 1 - alpha)
     if lower > NON_TIE_LIMIT:
         faults.append(f"non-ties in more than {lower:.2%} of prompts")
     if proven_rise := max(0.0, rate_difference_bounds(*pair, 1 - alpha)[0] - TIE_RISE_LIMIT):
         faults.append(f"ties are more frequent than in the target alone, {proven_rise:.1%} beyond the limit")
-    worst, chance = _most_surprising(count, noise_margins)
-    if chance * max(1, count.num("non-tie")) <= alpha:
+    worst = max((size for size in sizes if size <= LARGEST_ROUNDING), default=0.0)
+    chance = surprise(worst, noise_margins)
+    if chance * max(1, len(sizes)) <= alpha:
         faults.append(f"a margin of {worst:.3g} is beyond what noise explains (p = {chance:.1g})")
     doubts = _missing(arm)
     if upper > NON_TIE_LIMIT:
@@ -188,23 +187,6 @@ def _judge(arm: Arm, count: _Count, noise_margins: list[float], limit: float, al
     }
     listed = [(difference, kind) for kind in _KINDS for difference in count.by_kind[kind]]
     return Section(title, verdict, summary, _table(listed), _power(num_prompts), document)
-
-
-def _size(non_tie: Difference) -> float:
-    """Return the margin of a difference, which is infinite if it is none of tokens."""
-    known = non_tie.margin.log_prob_difference if non_tie.margin else None
-    return math.inf if known is None else abs(known)
-
-
-def _most_surprising(count: _Count, noise_margins: list[float]) -> tuple[float, float]:
-    """Return the largest margin of a non-tie and its probability under noise."""
-    margins = [
-        abs(difference.margin.log_prob_difference or 0.0)
-        for difference in count.by_kind["non-tie"]
-        if difference.margin
-    ]
-    worst = max(margins, default=0.0)
-    return worst, surprise(worst, noise_margins)
 
 
 def _drafting_faults(arm: Arm) -> list[str]:

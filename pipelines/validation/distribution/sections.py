@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from scipy import special
 
 from pipelines.bench.reporting.section import Section, Table, Verdict
 from pipelines.validation.distribution.chi_square import alpha_of_each, detectable_total_variation
-from pipelines.validation.distribution.drawing import Draws, SampledModel
+from pipelines.validation.distribution.drawing import Draws
 from pipelines.validation.distribution.sequence_tests import (
     PositionTest,
     SamplePair,
@@ -81,23 +81,27 @@ def judge(draws: Draws, limit: float = LIMIT) -> list[Section]:
     """Compare each candidate with the target alone, and the target with itself.
 
     Args:
-        draws: Answers of all arms.
+        draws: Answers of all models.
         limit: Largest total variation per token for which the bound passes.
 
     Returns:
         One section for each candidate.
     """
-    num_rules = len(draws.candidates)
-    itself = compare(draws.target_against_itself, num_rules) if draws.smallest_sample() else None
-    return [_judge(candidate, itself, draws, limit) for candidate in draws.candidates]
+    itself = None
+    if min(draws.target.smallest, draws.again.smallest):
+        itself = compare(draws.again.beside(draws.target), len(draws.candidates))
+    return [_judge(name, itself, draws, limit) for name in draws.candidates]
 
 
-def _judge(arm: SampledModel, itself: Comparison | None, draws: Draws, limit: float) -> Section:
-    errors, num_answers = draws.errors_of(arm), draws.smallest_sample(arm)
+def _judge(name: str, itself: Comparison | None, draws: Draws, limit: float) -> Section:
+    title = f"Distribution without a seed: {name}"
+    samples = draws.candidates[name], draws.target, draws.again
+    errors = [error for sample in samples for error in sample.errors]
+    num_answers = min(sample.smallest for sample in samples)
     if itself is None or num_answers == 0:
         reason = f"there are no answers to compare: {errors[0]}"
-        return Section(_title(arm), "inconclusive", reason, document=draws.as_document())
-    candidate = compare(draws.against_target(arm), len(draws.candidates))
+        return Section(title, "inconclusive", reason, document=draws.as_document())
+    candidate = compare(samples[0].beside(draws.target), len(draws.candidates))
     faults, doubts = draws.seed_faults(), []
     if itself.rejections or itself.shares_noise:
         doubts.append("the target alone differs from itself: its answers are not independent samples")
@@ -126,7 +130,7 @@ def _judge(arm: SampledModel, itself: Comparison | None, draws: Draws, limit: fl
         "against_target": _comparison_document(candidate),
         "target_against_itself": _comparison_document(itself),
     }
-    return Section(_title(arm), verdict, summary, _table(candidate, itself), _power(candidate), document)
+    return Section(title, verdict, summary, _table(candidate, itself), _power(candidate), document)
 
 
 def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -> list[str]:
@@ -141,10 +145,6 @@ def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -
         f"{num_answers} answers per prompt and model do not show a total variation below {limit:g}; "
         f"about {needed} would ({_PROBABILITY_OF_SUCCESS:.0%} of the time if the distributions are equal)"
     ]
-
-
-def _title(candidate: SampledModel) -> str:
-    return f"Distribution without a seed: {candidate.name}"
 
 
 _COLUMNS = (
@@ -204,14 +204,8 @@ def _comparison_document(comparison: Comparison) -> dict[str, object]:
     return {
         "p_value_of_all_tokens_together": comparison.discrepancy_p_value,
         "positions": [
-            {
-                "position": test.position,
-                "num_prefixes": test.num_prefixes,
-                "share_tested": test.share_tested,
-                "share_certain": test.share_certain,
-                "merged_probability": test.merged_probability,
-                "statistic": test.statistic,
-                "dof": test.dof,
+            asdict(test)
+            | {
                 "p_value": test.p_value,
                 "total_variation_upper_bound": test.upper_bound(CONFIDENCE),
                 "total_variation_detectable": _detectable(test, comparison.alpha_each),

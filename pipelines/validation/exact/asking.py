@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from pipelines.client import Chunk, CompletionRequest, Generation
-from pipelines.client.workers import Ask, Job, Workers
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.errors import DraftproofError
-from pipelines.validation.exact.plan import Pass, ProofPlan, questions_of
+from pipelines.validation.asking import OnAnswer, ask_each
+from pipelines.validation.exact.plan import Pass, ProofPlan, Question
 
 PRIMING_TOKENS = 8
 """Length of an answer for which draft and target have read the whole prompt."""
@@ -22,29 +21,6 @@ _MIN_TOKENS_TO_CANCEL = 64  # several chunks at any draft length
 _HEAD_START_S = 0.005  # of the compared requests, which begin with the first chunk of the first of these
 _PAUSE_S = 0.05  # after the server refused a request
 _FIRST_CHUNK_TIMEOUT_S = 5.0
-
-
-class Stream(Protocol):
-    """A streamed answer: ``pipelines.client.GenerationStream`` or a stand-in."""
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """Yield chunks as they arrive."""
-
-    def result(self) -> Generation:
-        """Wait for the end and return the whole answer."""
-
-    def close(self) -> None:
-        """Cancel the rest."""
-
-
-class ClientCalls(Protocol):
-    """The part of ``pipelines.client.Client`` that proofs need."""
-
-    def generate(self, request: CompletionRequest, model: str) -> Generation:
-        """Request a whole answer; raises DraftproofError."""
-
-    def stream(self, request: CompletionRequest, model: str) -> Stream:
-        """Request a streamed answer; raises DraftproofError."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +33,7 @@ class PassAnswers:
         seconds: Wall time.
     """
 
-    answers: tuple[Generation | DraftproofError, ...]
+    answers: Sequence[Generation | DraftproofError]
     num_cut_off: int
     seconds: float
 
@@ -65,45 +41,38 @@ class PassAnswers:
 def ask_pass(
     plan: ProofPlan,
     asked: Pass,
+    questions: Sequence[Question],
     nonce: str,
-    clients: Sequence[ClientCalls],
-    on_answer: Callable[[object], None] = lambda answer: None,
+    client: Client,
+    on_answer: OnAnswer = lambda name, num_done: None,
 ) -> PassAnswers:
     """Send all requests of a pass.
 
     Args:
-        plan: ProofPlan of the proof.
+        plan: Plan of the proof.
         asked: Pass.
+        questions: What the pass asks.
         nonce: Text that is unique to this run.
-        clients: Clients, one more than concurrent requests; the last one sends requests to cancel.
-        on_answer: Called after each answer, in any thread.
+        client: Client of the server.
+        on_answer: Called after each answer.
     """
-    jobs = [
-        Job(replace(question.request, num_draft_tokens=asked.draft_length.num_draft_tokens), asked.model)
-        for question in questions_of(plan, asked, nonce)
-    ]
-    # Each worker has its own seed, so that arrivals do not coincide.
-    asks = [
-        _ask_through(client, asked, plan.mean_gap_s, random.Random(f"{asked.number} {place}"))
-        for place, client in enumerate(clients[: asked.num_at_once])
-    ]
-    started_s = time.monotonic()
-    with Cancellations(clients[-1], plan, asked, nonce) as cancellations:
-        answers = Workers(asks).run(jobs, asked.num_at_once, on_answer)
-    return PassAnswers(tuple(answers), cancellations.num_cut_off, time.monotonic() - started_s)
+    rng = random.Random(f"arrivals {asked.number}")
+    gaps_s = [rng.expovariate(1.0) * plan.mean_gap_s for _ in questions]
 
-
-def _ask_through(client: ClientCalls, asked: Pass, mean_gap_s: float, rng: random.Random) -> Ask:
-    def ask(request: CompletionRequest, model: str) -> Generation:
+    def ask(place: int) -> Generation:
+        request = replace(questions[place].request, num_draft_tokens=asked.draft_length.num_draft_tokens)
         if asked.is_staggered:
-            time.sleep(rng.expovariate(1.0) * mean_gap_s)
+            time.sleep(gaps_s[place])
         if not asked.is_cold:
-            client.generate(_priming(request), model)
+            client.generate(_priming(request), asked.model)
         if asked.is_streaming:
-            return client.stream(request, model).result()
-        return client.generate(request, model)
+            return client.stream(request, asked.model).result()
+        return client.generate(request, asked.model)
 
-    return ask
+    started_s = time.monotonic()
+    with Cancellations(client, plan, asked, nonce) as cancellations:
+        answers = ask_each(f"running {asked}", ask, range(len(questions)), asked.num_at_once, on_answer)
+    return PassAnswers(answers, cancellations.num_cut_off, time.monotonic() - started_s)
 
 
 def _priming(request: CompletionRequest) -> CompletionRequest:
@@ -117,13 +86,13 @@ class Cancellations:
     """Starts other requests one after another and cancels each after a few chunks.
 
     Args:
-        client: Client that no other thread uses.
-        plan: ProofPlan whose prompts are used, each with a new first line.
+        client: Client of the server.
+        plan: Plan whose prompts are used, each with a new first line.
         asked: Pass; nothing is sent if it has no cancellations.
         nonce: Text that is unique to this run.
     """
 
-    def __init__(self, client: ClientCalls, plan: ProofPlan, asked: Pass, nonce: str) -> None:
+    def __init__(self, client: Client, plan: ProofPlan, asked: Pass, nonce: str) -> None:
         self.num_cut_off = 0
         self._client = client
         self._plan = plan

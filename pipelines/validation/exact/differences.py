@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from pipelines.client import Generation
+from pipelines.client import Client, Generation
 from pipelines.client.comparison import Divergence
 from pipelines.client.connection import TARGET_ALONE
 from pipelines.errors import DraftproofError
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.validation.exact.asking import ClientCalls
 from pipelines.validation.exact.proof import Finding
 from pipelines.validation.exact.sampling_kinds import MAX_LOG_PROBS
 from pipelines.validation.report import Line, Side, SideBySide
+from pipelines.validation.stopping import stoppable
 
 _NUM_AFTER = 24  # tokens shown after the first difference
 
@@ -122,7 +122,7 @@ class Explanation:
     alternatives: tuple[tuple[int, float], ...] = ()
 
 
-def explain(finding: Finding, client: ClientCalls) -> Explanation:
+def explain(finding: Finding, client: Client) -> Explanation:
     """Look up the two tokens of a divergence on the server that gave the answers."""
     divergence = finding.divergence
     if divergence is None:
@@ -139,7 +139,7 @@ def explain(finding: Finding, client: ClientCalls) -> Explanation:
         num_log_probs=MAX_LOG_PROBS,
     )
     try:
-        again = client.generate(request, TARGET_ALONE)
+        again = stoppable(client.generate)(request, TARGET_ALONE)
     except DraftproofError as error:
         return Explanation(None, f"the target did not answer again: {error}")
     if again.output_ids != finding.expected.output_ids[:num_tokens]:

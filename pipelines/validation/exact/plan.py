@@ -1,4 +1,4 @@
-"""ProofPlan the passes of a proof, which cover every pair of levels of all dimensions.
+"""Plan the passes of a proof, which cover every pair of levels of all dimensions.
 
 A pass sends many prompts in one way. The dimensions are sampling, draft length, load, arrivals, streaming,
 concurrent cancellations, and prefix cache; ``covering_array`` chooses the combinations. The target alone runs
@@ -60,7 +60,7 @@ NO_DRAFT = DraftLength(None, "")
 
 @dataclass(frozen=True)
 class ProofPlan:
-    """ProofPlan of a proof.
+    """Plan of a proof.
 
     Attributes:
         prompts: Prompts, at least two: half of them use default parameters, half others.
@@ -200,7 +200,7 @@ def questions_of(plan: ProofPlan, asked: Pass, nonce: str) -> tuple[Question, ..
     all prompts.
 
     Args:
-        plan: ProofPlan of the proof.
+        plan: Plan of the proof.
         asked: Pass.
         nonce: Text that is unique to this run.
     """

@@ -6,18 +6,18 @@ engines or machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 
-from pipelines.client import CompletionRequest, Generation
+from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.comparison import NO_ANSWER, Divergence, first_divergence
 from pipelines.client.connection import TARGET_ALONE
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError
-from pipelines.validation.exact.asking import ClientCalls, ask_pass
-from pipelines.validation.exact.plan import Pass, ProofPlan, Question, passes_of, questions_of
-from pipelines.validation.stopping import StoppedError
+from pipelines.validation.asking import OnAnswer
+from pipelines.validation.exact.asking import ask_pass
+from pipelines.validation.exact.plan import Pass, ProofPlan, Question
+from pipelines.validation.stopping import StoppedError, stoppable
 
 Outcome = Generation | DraftproofError
 
@@ -46,47 +46,60 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """Counts over some answers, with the names that they have in the report's JSON.
+
+    Attributes:
+        answers_compared: Number of answers that were compared.
+        tokens_compared: Number of tokens of the target's answers that were compared.
+        tokens_with_log_probs: Number of these whose log probabilities were compared too.
+        answers_with_prompt_log_probs: Number of answers whose requests asked for those of the prompt.
+        prompt_tokens_with_log_probs: Number of prompt tokens whose log probabilities were compared.
+        answers_that_differ: Number of answers that differ or failed.
+        answers_missing: Number of requests without one of the two answers.
+        requests_cut_off: Number of other requests that were cancelled meanwhile.
+        num_rounds: Number of target passes of the loop.
+        total_draft_tokens: Number of proposed draft tokens.
+        total_accepted_draft_tokens: Number of accepted draft tokens.
+    """
+
+    answers_compared: int = 0
+    tokens_compared: int = 0
+    tokens_with_log_probs: int = 0
+    answers_with_prompt_log_probs: int = 0
+    prompt_tokens_with_log_probs: int = 0
+    answers_that_differ: int = 0
+    answers_missing: int = 0
+    requests_cut_off: int = 0
+    num_rounds: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_draft_tokens: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
 class PassResult:
     """Result of one pass.
 
     Attributes:
         asked: Pass that was run.
+        totals: Counts of its answers.
         prompt_ids: Prompts whose answers were compared.
-        num_answers: Number of answers that were compared.
-        num_tokens: Number of tokens of the target's answers that were compared.
-        num_log_probs: Number of these whose log probabilities were compared too.
-        num_asked_for_prompt: Number of answers whose requests asked for log probabilities of the prompt.
-        num_prompt_log_probs: Number of prompt tokens whose log probabilities were compared.
         missing: Errors of the requests without one of the two answers.
-        num_rounds: Number of target passes of the loop.
-        num_drafted: Number of proposed draft tokens.
-        num_accepted: Number of accepted draft tokens.
         other_draft_lengths: Draft lengths that answers reported instead of the pass's.
-        num_cut_off: Number of other requests that were cancelled meanwhile.
         findings: Answers that differ, in the order of the questions.
         seconds: Wall time of the pass, without the answers of the target alone.
     """
 
     asked: Pass
+    totals: Totals
     prompt_ids: frozenset[str]
-    num_answers: int
-    num_tokens: int
-    num_log_probs: int
-    num_asked_for_prompt: int
-    num_prompt_log_probs: int
     missing: tuple[DraftproofError, ...]
-    num_rounds: int
-    num_drafted: int
-    num_accepted: int
     other_draft_lengths: frozenset[str]
-    num_cut_off: int
     findings: tuple[Finding, ...]
-    seconds: float
-
-    @property
-    def num_missing(self) -> int:
-        """Number of requests without one of the two answers."""
-        return len(self.missing)
+    seconds: float = 0.0
 
     @property
     def was_stopped(self) -> bool:
@@ -94,69 +107,49 @@ class PassResult:
         return any(isinstance(error, StoppedError) for error in self.missing)
 
 
-@dataclass(frozen=True)
-class PassProgress:
-    """Progress of the proof, for a line on the terminal.
-
-    Attributes:
-        asked: Current pass.
-        num_done: Number of answers of all passes and of the target alone so far.
-        num_answers: Number of answers in all.
-        is_reference: Whether the latest answer is one of the target alone.
-    """
-
-    asked: Pass
-    num_done: int
-    num_answers: int
-    is_reference: bool
+Schedule = Mapping[Pass, Sequence[Question]]
+"""Passes in the order in which they run, and their questions."""
 
 
 def prove(
     plan: ProofPlan,
-    clients: Sequence[ClientCalls],
+    schedule: Schedule,
     nonce: str,
-    on_progress: Callable[[PassProgress], None] = lambda progress: None,
+    client: Client,
+    on_answer: OnAnswer = lambda name, num_done: None,
     on_pass: Callable[[PassResult], None] = lambda result: None,
 ) -> tuple[PassResult, ...]:
-    """Run all passes of a plan, or those up to the one in which it is stopped.
+    """Run all passes, or those up to the one in which the proof is stopped.
 
     Args:
         plan: Plan of the proof.
-        clients: Clients, one more than the greatest load.
+        schedule: Its passes.
         nonce: Text that no earlier run on this server used.
-        on_progress: Called after each answer, in any thread.
+        client: Client of the server.
+        on_answer: Called after each answer.
         on_pass: Called after each pass.
     """
-    questions_by_pass = {asked: questions_of(plan, asked, nonce) for asked in passes_of(plan)}
-    num_answers = sum(map(len, questions_by_pass.values())) + len(
-        {question.request for questions in questions_by_pass.values() for question in questions}
-    )
-    done: list[None] = []
-
-    def count(asked: Pass, is_reference: bool, _: object) -> None:
-        done.append(None)
-        on_progress(PassProgress(asked, len(done), num_answers, is_reference))
-
     reference: dict[CompletionRequest, Outcome] = {}
     results = []
-    for asked, questions in questions_by_pass.items():
-        given = ask_pass(plan, asked, nonce, clients, partial(count, asked, False))
+    for asked, questions in schedule.items():
+        given = ask_pass(plan, asked, questions, nonce, client, on_answer)
         # The target alone answers after the pass, so that a cold cache is cold, and one request at a time.
         for request in dict.fromkeys(q.request for q in questions if q.request not in reference):
-            reference[request] = _ask(clients[0], request)
-            count(asked, True, reference[request])
+            reference[request] = _ask(client, request)
+            on_answer(f"reference answers for {asked}", len(reference))
         expected = [reference[question.request] for question in questions]
         result = compare_pass(asked, questions, expected, given.answers)
-        results.append(replace(result, num_cut_off=given.num_cut_off, seconds=given.seconds))
+        totals = replace(result.totals, requests_cut_off=given.num_cut_off)
+        results.append(replace(result, totals=totals, seconds=given.seconds))
         on_pass(results[-1])
         if results[-1].was_stopped:
             break
     return tuple(results)
 
 
-def _ask(client: ClientCalls, request: CompletionRequest) -> Outcome:
+def _ask(client: Client, request: CompletionRequest) -> Outcome:
     try:
-        return client.generate(request, TARGET_ALONE)
+        return stoppable(client.generate)(request, TARGET_ALONE)
     except DraftproofError as error:
         return error
 
@@ -168,12 +161,10 @@ def compare_pass(
     answers: Sequence[Outcome],
 ) -> PassResult:
     """Compare the answers of a pass with those of the target alone, in the order of the questions."""
-    prompt_ids = set()
-    draft_lengths = set()
-    num_answers = num_tokens = num_log_probs = num_rounds = num_drafted = num_accepted = 0
-    num_asked_for_prompt = num_prompt_log_probs = 0
-    findings = []
+    totals = Totals()
+    prompt_ids, draft_lengths = set(), set()
     missing: list[DraftproofError] = []
+    findings = []
     for question, expected, actual in zip(questions, reference, answers, strict=True):
         if isinstance(expected, DraftproofError):
             missing.append(expected)
@@ -181,38 +172,35 @@ def compare_pass(
         if isinstance(actual, NO_ANSWER):
             missing.append(actual)
             continue
-        num_answers += 1
         prompt_ids.add(question.prompt.prompt_id)
+        found = question.prompt, question.request, expected
         if isinstance(actual, DraftproofError):
-            findings.append(Finding(asked, question.prompt, question.request, expected, None, None, actual))
+            totals += Totals(answers_compared=1)
+            findings.append(Finding(asked, *found, None, None, actual))
             continue
-        num_tokens += len(expected.output_ids)
-        num_log_probs += len(expected.log_probs)
-        num_asked_for_prompt += question.request.return_prompt_log_probs
-        num_prompt_log_probs += len(expected.prompt_log_probs)
+        totals += _counts(question.request, expected, actual)
         draft_lengths.add(actual.draft_length)
-        num_rounds += actual.num_rounds
-        num_drafted += actual.total_draft_tokens
-        num_accepted += actual.total_accepted_draft_tokens
         divergence = first_divergence(expected, actual, question.request)
         if divergence is not None:
-            findings.append(
-                Finding(asked, question.prompt, question.request, expected, actual, divergence, None)
-            )
+            findings.append(Finding(asked, *found, actual, divergence, None))
     return PassResult(
-        asked=asked,
-        prompt_ids=frozenset(prompt_ids),
-        num_answers=num_answers,
-        num_tokens=num_tokens,
-        num_log_probs=num_log_probs,
-        num_asked_for_prompt=num_asked_for_prompt,
-        num_prompt_log_probs=num_prompt_log_probs,
-        missing=tuple(missing),
-        num_rounds=num_rounds,
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-        other_draft_lengths=frozenset(draft_lengths - {asked.draft_length.used}),
-        num_cut_off=0,
-        findings=tuple(findings),
-        seconds=0.0,
+        asked,
+        replace(totals, answers_that_differ=len(findings), answers_missing=len(missing)),
+        frozenset(prompt_ids),
+        tuple(missing),
+        frozenset(draft_lengths - {asked.draft_length.used}),
+        tuple(findings),
+    )
+
+
+def _counts(request: CompletionRequest, expected: Generation, actual: Generation) -> Totals:
+    return Totals(
+        answers_compared=1,
+        tokens_compared=len(expected.output_ids),
+        tokens_with_log_probs=len(expected.log_probs),
+        answers_with_prompt_log_probs=int(request.return_prompt_log_probs),
+        prompt_tokens_with_log_probs=len(expected.prompt_log_probs),
+        num_rounds=actual.num_rounds,
+        total_draft_tokens=actual.total_draft_tokens,
+        total_accepted_draft_tokens=actual.total_accepted_draft_tokens,
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipelines.client import Client
 from pipelines.command_line.options import Progress
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import VerificationError
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.validation.exact.asking import ClientCalls
 from pipelines.validation.exact.differences import explain, side_by_side
-from pipelines.validation.exact.plan import LOADS, DraftLength, Goal, ProofPlan, passes_of
-from pipelines.validation.exact.proof import PassProgress, PassResult, prove
+from pipelines.validation.exact.plan import LOADS, DraftLength, Goal, ProofPlan, passes_of, questions_of
+from pipelines.validation.exact.proof import PassResult, Schedule, prove
 from pipelines.validation.exact.sampling_kinds import GREEDY, KINDS
 from pipelines.validation.exact.sections import PASS_COLUMNS, exact_sections, pass_row
 from pipelines.validation.exact.verdict import Proof
@@ -122,7 +122,7 @@ def run_exact(
     size: Size,
     prompts: tuple[Prompt, ...],
     limits: Limits,
-    clients: Sequence[ClientCalls],
+    client: Client,
     vocabulary: Vocabulary | None,
     nonce: str,
 ) -> Report:
@@ -132,17 +132,18 @@ def run_exact(
         size: Size of the proof.
         prompts: Prompts, ``size.num_prompts`` of them.
         limits: Limits of the server.
-        clients: Clients, one more than the greatest load of the plan.
+        client: Client of the server.
         vocabulary: Vocabulary of the target; None if it is not on this machine.
         nonce: Text that no earlier run on this server used.
     """
     plan = plan_of(size, prompts, limits)
-    display = _Display(plan)
-    proof = Proof(prove(plan, clients, nonce, display.on_progress, display.on_pass), plan.goal)
-    divergences = []
-    for finding in proof.findings[:_NUM_SHOWN]:
-        display.line.show("explaining the first differences")
-        divergences.append(side_by_side(finding, explain(finding, clients[0]), vocabulary))
+    schedule = {asked: questions_of(plan, asked, nonce) for asked in passes_of(plan)}
+    display = _Display(plan, schedule)
+    proof = Proof(prove(plan, schedule, nonce, client, display.on_answer, display.on_pass), plan.goal)
+    display.line.show("explaining the first differences")
+    divergences = [
+        side_by_side(finding, explain(finding, client), vocabulary) for finding in proof.findings[:_NUM_SHOWN]
+    ]
     display.line.clear()
     return Report(tuple(exact_sections(proof, divergences)), tuple(divergences), len(proof.findings))
 
@@ -150,31 +151,30 @@ def run_exact(
 class _Display:
     """Prints a row for each pass, with its place and the time left, and a progress line meanwhile."""
 
-    def __init__(self, plan: ProofPlan) -> None:
+    def __init__(self, plan: ProofPlan, schedule: Schedule) -> None:
         self.line = Progress()
-        self._num_passes = len(passes_of(plan))
+        self._num_passes = len(schedule)
+        self._num_passes_done = self._num_answers_done = 0
+        questions = [question.request for of_pass in schedule.values() for question in of_pass]
+        self._num_answers = len(questions) + len(set(questions))  # and those of the target alone
         self._begun_s = time.monotonic()
-        self._left = ""
         print(
             f"{len(plan.prompts)} prompts, up to {plan.max_tokens} tokens each, {self._num_passes} passes; "
             "compared with the target alone, which answers one request at a time"
         )
         print(table_line(("", *PASS_COLUMNS), _PASS_WIDTHS), flush=True)
 
-    def on_progress(self, state: PassProgress) -> None:
-        seconds = time.monotonic() - self._begun_s
-        self._left = _duration(seconds * (state.num_answers / state.num_done - 1))
-        what = "reference answers for" if state.is_reference else "running"
-        self.line.show(f"{self._place(state.asked.number)} {what} {state.asked}")
+    def on_answer(self, name: str, num_done: int) -> None:
+        self._num_answers_done += 1
+        self.line.show(f"{self._place()} {name}")
 
     def on_pass(self, result: PassResult) -> None:
         self.line.clear()
-        place = self._place(result.asked.number)
-        print(table_line((place, *pass_row(result)), _PASS_WIDTHS), flush=True)
+        print(table_line((self._place(), *pass_row(result)), _PASS_WIDTHS), flush=True)
+        self._num_passes_done += 1
 
-    def _place(self, number: int) -> str:
-        return f"[{number + 1}/{self._num_passes}, {self._left} left]"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    def _place(self) -> str:
+        seconds = time.monotonic() - self._begun_s
+        left_s = seconds * (self._num_answers / self._num_answers_done - 1)
+        left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"[{self._num_passes_done + 1}/{self._num_passes}, {left} left]"

@@ -10,34 +10,40 @@ from pipelines.bench.reporting.rates import prompts_needed, upper_bound
 from pipelines.bench.reporting.section import Verdict
 from pipelines.client.connection import TARGET_ALONE
 from pipelines.validation.exact.plan import ADAPTIVE, Goal
-from pipelines.validation.exact.proof import Finding, PassResult
+from pipelines.validation.exact.proof import Finding, PassResult, Totals
 from pipelines.validation.exact.sampling_kinds import GREEDY, SEEDED, is_greedy
 
 CONFIDENCE = 0.95
 
 
+def total(results: Sequence[PassResult]) -> Totals:
+    """Add up the counts of some passes."""
+    return sum((result.totals for result in results), Totals())
+
+
 @dataclass(frozen=True)
 class Group:
-    """Totals of all greedy or all seeded passes.
+    """All greedy or all seeded passes of draft and target together.
 
     Attributes:
         name: "greedy" or "seeded".
         num_prompts: Number of different prompts. These are the independent trials, because answers to one
             prompt fail together.
         num_diverged: Number of prompts with at least one answer that differs or failed.
-        num_answers: Number of answers of draft and target together.
-        num_tokens: Number of their tokens.
-        num_log_probs: Number of these whose log probabilities were compared.
-        num_prompt_log_probs: Number of prompt tokens whose log probabilities were compared.
+        totals: Counts of their answers.
     """
 
     name: str
     num_prompts: int
     num_diverged: int
-    num_answers: int
-    num_tokens: int
-    num_log_probs: int
-    num_prompt_log_probs: int
+    totals: Totals
+
+    @classmethod
+    def of(cls, name: str, results: Sequence[PassResult]) -> Group:
+        """Add up some passes."""
+        prompts = {prompt_id for result in results for prompt_id in result.prompt_ids}
+        diverged = {finding.prompt.prompt_id for result in results for finding in result.findings}
+        return cls(name, len(prompts), len(diverged), total(results))
 
     @property
     def rate_bound(self) -> float:
@@ -82,22 +88,17 @@ class Proof:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Totals of greedy and of seeded passes, if there are any."""
-        by_name = {
-            "greedy": [result for result in self.speculative if is_greedy(result.asked.kind)],
-            "seeded": [result for result in self.speculative if not is_greedy(result.asked.kind)],
-        }
-        return tuple(_group(name, results) for name, results in by_name.items() if results)
+        """Greedy and seeded passes, if there are any."""
+        greedy = [result for result in self.speculative if is_greedy(result.asked.kind)]
+        seeded = [result for result in self.speculative if not is_greedy(result.asked.kind)]
+        return tuple(
+            Group.of(name, results) for name, results in (("greedy", greedy), ("seeded", seeded)) if results
+        )
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Answers that differ, in the order of the passes."""
         return tuple(finding for result in self.passes for finding in result.findings)
-
-    @property
-    def num_missing(self) -> int:
-        """Number of comparisons that could not be made."""
-        return sum(result.num_missing for result in self.passes)
 
     @property
     def missing(self) -> list[tuple[str, int]]:
@@ -120,31 +121,27 @@ class Proof:
 
     def failures(self) -> list[str]:
         """Return why the proof fails; empty if it does not."""
-        reasons = []
-        for who, results in (
-            ("draft and target together", self.speculative),
-            ("the target alone", self.alone),
-        ):
-            if count := sum(len(result.findings) for result in results):
-                reasons.append(
-                    f"{count} answers of {who} differ from the target alone with one request at a time"
-                )
+        together, alone = total(self.speculative), total(self.alone)
+        reasons = [
+            f"{counts.answers_that_differ} answers of {who} differ from the target alone with one request at "
+            "a time"
+            for who, counts in (("draft and target together", together), ("the target alone", alone))
+            if counts.answers_that_differ
+        ]
         if self.was_stopped:
             return reasons
-        if any(result.findings for result in self.alone):
+        if alone.answers_that_differ:
             reasons.append("the target's answers depend on concurrent requests, so equality cannot hold")
         for result in self.passes:
             reasons += _failures_of(result)
-        drafted = [result for result in self.speculative if result.num_drafted]
-        if drafted and not any(result.num_accepted for result in drafted):
+        if together.total_draft_tokens and not together.total_accepted_draft_tokens:
             reasons.append("no draft token was ever accepted, so acceptance was not tested")
-        if not sum(group.num_tokens for group in self.groups):
+        asks_for_log_probs = any(result.asked.kind not in (GREEDY, SEEDED) for result in self.speculative)
+        if not together.tokens_compared:
             reasons.append("no token was compared")
-        elif self._asks_for_log_probs and not sum(group.num_log_probs for group in self.groups):
+        elif asks_for_log_probs and not together.tokens_with_log_probs:
             reasons.append("log probabilities were requested, but none were compared")
-        elif any(result.num_asked_for_prompt for result in self.speculative) and not any(
-            result.num_prompt_log_probs for result in self.speculative
-        ):
+        elif together.answers_with_prompt_log_probs and not together.prompt_tokens_with_log_probs:
             reasons.append("log probabilities of prompts were requested, but none were compared")
         return reasons
 
@@ -155,23 +152,19 @@ class Proof:
             for error, count in self.missing
         ]
 
-    @property
-    def _asks_for_log_probs(self) -> bool:
-        return any(result.asked.kind not in (GREEDY, SEEDED) for result in self.speculative)
-
     def lacks(self) -> list[str]:
         """Return what the proof lacks; empty if it is complete."""
         reasons = self.reasons_of_missing()
         if self.was_stopped:
             return reasons
         for result in self.passes:
-            if result.asked.with_cancellations and not result.num_cut_off:
+            if result.asked.with_cancellations and not result.totals.requests_cut_off:
                 reasons.append(f"{result.asked}: no other request was cancelled meanwhile")
             if result.other_draft_lengths:
                 others = ", ".join(length or "none" for length in sorted(result.other_draft_lengths))
                 reasons.append(f"{result.asked}: answers report another draft length: {others}")
         # A single pass may rightly draft nothing; if none drafts, speculation was not tested.
-        if self.adaptive and not any(result.num_drafted for result in self.adaptive):
+        if self.adaptive and not total(self.adaptive).total_draft_tokens:
             reasons.append("adaptive: nothing was drafted in any pass, so the server's choice was not tested")
         for group in self.groups:
             if lacking := group.num_prompts_lacking(self.goal):
@@ -179,34 +172,21 @@ class Proof:
                     f"{group.name}: {lacking} more prompts are needed to detect divergence of "
                     f"{self.goal.max_rate:.2%} of prompts with 95 % probability"
                 )
-            if group.num_tokens < self.goal.num_tokens:
+            if (lacking := self.goal.num_tokens - group.totals.tokens_compared) > 0:
                 reasons.append(
-                    f"{group.name}: {self.goal.num_tokens - group.num_tokens:,} more tokens are needed, "
-                    f"{self.goal.num_tokens:,} in all"
+                    f"{group.name}: {lacking:,} more tokens are needed, {self.goal.num_tokens:,} in all"
                 )
         return reasons
 
 
 def _failures_of(result: PassResult) -> list[str]:
     reasons = []
-    if result.num_tokens == 0 and result.num_missing == 0:
+    length, totals = result.asked.draft_length.used, result.totals
+    if not totals.tokens_compared and not totals.answers_missing:
         reasons.append(f"{result.asked}: no token was compared")
-    length = result.asked.draft_length.used
-    if length == "0" and result.num_drafted:
-        reasons.append(f"{result.asked}: speculation was off, but {result.num_drafted} tokens were drafted")
-    if length not in ("", "0", ADAPTIVE) and result.num_answers and not result.num_drafted:
+    if length == "0" and totals.total_draft_tokens:
+        drafted = f"{totals.total_draft_tokens} tokens were drafted"
+        reasons.append(f"{result.asked}: speculation was off, but {drafted}")
+    if length not in ("", "0", ADAPTIVE) and totals.answers_compared and not totals.total_draft_tokens:
         reasons.append(f"{result.asked}: nothing was drafted, so nothing was tested")
     return reasons
-
-
-def _group(name: str, results: Sequence[PassResult]) -> Group:
-    prompts: set[str] = set()
-    return Group(
-        name=name,
-        num_prompts=len(prompts.union(*(result.prompt_ids for result in results))),
-        num_diverged=len({finding.prompt.prompt_id for result in results for finding in result.findings}),
-        num_answers=sum(result.num_answers for result in results),
-        num_tokens=sum(result.num_tokens for result in results),
-        num_log_probs=sum(result.num_log_probs for result in results),
-        num_prompt_log_probs=sum(result.num_prompt_log_probs for result in results),
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from pipelines.validation.openai.server.endpoint import (
     CANDIDATE_KEY,
     CONTROL_KEY,
     Endpoint,
-    read_fields,
     read_key,
 )
 from pipelines.validation.report import add_report_options, show
@@ -163,19 +163,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--control", metavar="URL", help="server without speculation; may be the same")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="recorded answers instead of --control")
     parser.add_argument("--record", type=Path, metavar="FILE", help="record the control's answers into FILE")
-    parser.add_argument("--model", help="model of --against (default: the only one)")
-    parser.add_argument("--control-model", help="model of --control (default: the only one)")
-    parser.add_argument("--key-file", type=Path, help="file with the API key of --against")
-    parser.add_argument("--control-key-file", type=Path, help="file with the API key of --control")
-    parser.add_argument(
-        "--fields",
-        type=_fields,
-        metavar="JSON",
-        help="fields of each request to --against, such as its switch of speculation",
-    )
-    parser.add_argument(
-        "--control-fields", type=_fields, metavar="JSON", help="fields of each request to --control"
-    )
+    for prefix, server in (("", "--against"), ("control-", "--control")):
+        parser.add_argument(f"--{prefix}model", help=f"model of {server} (default: the only one)")
+        parser.add_argument(f"--{prefix}key-file", type=Path, help=f"file with the API key of {server}")
+        parser.add_argument(
+            f"--{prefix}fields",
+            type=_fields,
+            metavar="JSON",
+            help=f"fields of each request to {server}, such as a switch of speculation",
+        )
     add_prompts_option(parser)
     parser.add_argument("--num-prompts", type=whole_number(1), help=f"prompts ({default.num_prompts})")
     parser.add_argument(
@@ -206,7 +202,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fields(text: str) -> dict[str, object]:
-    try:
-        return read_fields(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: {error}") from None
+    with suppress(ValueError):
+        fields = json.loads(text)
+        if isinstance(fields, dict):
+            return fields
+    raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")

@@ -7,11 +7,13 @@ such passes (``echo``). Where it would then prefer another token, it differs fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import DraftproofError, VerificationError
+from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.audit.arms import Arm, Difference, Margin
 from pipelines.validation.openai.baseline import Answers, Baseline, Recorded, Settings
 from pipelines.validation.openai.comparing import Outcome, compare_answers, without_unlikely_tokens
@@ -20,10 +22,7 @@ from pipelines.validation.openai.features import Material
 from pipelines.validation.openai.sampled import record_samples
 from pipelines.validation.openai.server.abilities import COMPLETIONS, Abilities
 from pipelines.validation.openai.server.answers import Answer
-from pipelines.validation.openai.server.server import OpenAIServer, Question, ask_each
-
-OnAnswer = Callable[[str, int], None]
-"""(name of an arm, number of its answers so far), for progress."""
+from pipelines.validation.openai.server.server import OpenAIServer, Question
 
 
 def record(
@@ -42,30 +41,28 @@ def record(
         prompts: Prompts to ask, at least one.
         settings: Size of the comparison.
         conditions: Kept with the answers.
-        on_answer: Called for progress.
+        on_answer: Called after each answer.
         with_ids: Whether the candidate may have token ids, by which answers are then compared.
 
     Raises:
         VerificationError: The control answered no prompt.
     """
-    asker = _Asker(control, settings.num_at_once, with_ids and control.abilities.token_ids, on_answer)
-    plain = asker.answers("control", [Question(prompt, settings.max_tokens) for prompt in prompts.all])
+    able, load = control.abilities, settings.num_at_once
+    with_ids = with_ids and able.token_ids
+
+    def answers(name: str, questions: Sequence[Question]) -> Answers:
+        return _answers(name, control, questions, load, with_ids, on_answer)
+
+    plain = answers("control", [Question(prompt, settings.max_tokens) for prompt in prompts.all])
     own = [answer if isinstance(answer, Answer) else None for answer in plain.alone]
     if not any(own):
         raise VerificationError("the control answered no prompt", values=str(plain.alone[0]))
-    able = control.abilities
     material = Material(prompts.all, own, settings.max_tokens, chat=able.chat, completions=able.completions)
     questions, notes = questions_for(control, material)
-    featured = asker.answers("control, features", questions)
+    featured = answers("control, features", questions)
     samples = None
     if settings.num_sampled and able.token_ids:
-        samples = record_samples(
-            control,
-            prompts.all,
-            settings.num_sampled,
-            settings.num_at_once,
-            lambda num_done: on_answer("control, sampled", num_done),
-        )
+        samples = record_samples(control, prompts.all, settings.num_sampled, load, on_answer)
     return Baseline(
         settings=settings,
         control=control.description,
@@ -80,70 +77,42 @@ def record(
     )
 
 
-class _Asker:
-    """Asks a control questions in every way.
+def _answers(
+    name: str,
+    control: OpenAIServer,
+    questions: Sequence[Question],
+    load: int,
+    with_ids: bool,
+    on_answer: OnAnswer,
+) -> Answers:
+    """Ask one at a time, under load and in streams, and let the control score its own answers."""
 
-    Args:
-        control: The control.
-        num_at_once: Number of concurrent requests of the load.
-        with_ids: Whether answers are compared by token ids.
-        on_answer: Called for progress.
-    """
+    def ask_alone(question: Question) -> Answer:
+        return without_unlikely_tokens(control.ask_with_log_probs(question, named_ids=with_ids))
 
-    def __init__(self, control: OpenAIServer, num_at_once: int, with_ids: bool, on_answer: OnAnswer) -> None:
-        self._control = control
-        self._load = num_at_once
-        self._with_ids = with_ids
-        self._on_answer = on_answer
-
-    def answers(self, name: str, questions: Sequence[Question]) -> Answers:
-        """Ask one at a time, under load and in streams, and let the control score its own answers."""
-        alone = self._each(
-            f"{name}, one at a time",
-            questions,
-            1,
-            lambda question: without_unlikely_tokens(
-                self._control.ask_with_log_probs(question, named_ids=self._with_ids)
-            ),
-        )
-        loaded = self._each(f"{name} x{self._load}", questions, self._load, self._control.ask)
-        streamed: list[Outcome] = []
-        if self._control.abilities.ends_streams:
-            streamed = self._each(
-                f"{name} x{self._load}, streamed",
-                questions,
-                self._load,
-                lambda question: self._control.ask(question, stream=True),
-            )
-        noise = self._noise(f"the {name} x{self._load}", questions, alone, loaded)
-        return Answers(tuple(questions), _recorded(alone), _recorded(streamed), noise)
-
-    def _each(
-        self,
-        name: str,
-        questions: Sequence[Question],
-        num_at_once: int,
-        ask: Callable[[Question], Answer],
-    ) -> list[Outcome]:
-        return ask_each(ask, questions, num_at_once, lambda num_done: self._on_answer(name, num_done))
-
-    def _noise(
-        self, name: str, questions: Sequence[Question], alone: list[Outcome], loaded: list[Outcome]
-    ) -> Arm:
-        noise = compare_answers(name, questions, alone, loaded, with_ids=self._with_ids)
-        if not can_score(self._control.abilities):
-            return noise
-        scored = []
-        for question, answer in zip(questions, alone, strict=True):
-            scored.append(self._score(question, answer))
-            self._on_answer("control, its own answers in one pass", len(scored))
-        return join_noise(f"{name}, or with its answer in one pass,", noise, scored)
-
-    def _score(self, question: Question, answer: Outcome) -> Difference | None:
-        """Score an answer to a prompt alone: a scored one follows no schema and has no tools."""
+    def scored(pair: tuple[Question, Outcome]) -> Difference | None:
+        question, answer = pair
+        # A scored answer follows no schema and has no tools.
         if isinstance(answer, DraftproofError) or question.fields:
             return None
-        return score(self._control, question.prompt, answer)
+        return score(control, question.prompt, answer)
+
+    alone = ask_each(f"{name}, one at a time", ask_alone, questions, 1, on_answer)
+    loaded = ask_each(f"{name} x{load}", control.ask, questions, load, on_answer)
+    streamed: list[Outcome] = []
+    if control.abilities.ends_streams:
+        ask_streamed = partial(control.ask, stream=True)
+        streamed = ask_each(f"{name} x{load}, streamed", ask_streamed, questions, load, on_answer)
+    noise = compare_answers(f"the {name} x{load}", questions, alone, loaded, with_ids=with_ids)
+    if can_score(control.abilities):
+        pairs = list(zip(questions, alone, strict=True))
+        found = ask_each("control, its own answers in one pass", scored, pairs, 1, on_answer)
+        noise = join_noise(
+            f"{noise.name}, or with its answer in one pass,",
+            noise,
+            [each if isinstance(each, Difference) else None for each in found],
+        )
+    return Answers(tuple(questions), _recorded(alone), _recorded(streamed), noise)
 
 
 def _recorded(outcomes: Sequence[Outcome]) -> tuple[Recorded, ...]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.bench.reporting.conditions import conditions
-from pipelines.command_line.options import Progress
 from pipelines.command_line.prompts import Prompts
+from pipelines.validation.asking import shown_progress
 from pipelines.validation.openai.baseline import Baseline, Settings
 from pipelines.validation.openai.recording import record
 from pipelines.validation.openai.server.endpoint import Endpoint
@@ -69,27 +69,15 @@ class Run:
     def _record(
         self, control: OpenAIServer, prompts: Prompts, settings: Settings, *, with_ids: bool
     ) -> Baseline:
-        line = Progress()
         context = self._conditions(prompts=prompts.document())
-        baseline = record(
-            control,
-            prompts,
-            settings,
-            context,
-            lambda name, num_done: line.show(f"{name}: {num_done}"),
-            with_ids=with_ids,
-        )
-        line.clear()
-        return baseline
+        with shown_progress() as on_answer:
+            return record(control, prompts, settings, context, on_answer, with_ids=with_ids)
 
     def _compare(
         self, baseline: Baseline, candidate: OpenAIServer, title: str, more: Conditions
     ) -> tuple[Report, Conditions]:
-        line = Progress()
-        sections = compare(
-            baseline, candidate, self.expect, lambda name, num_done: line.show(f"{name}: {num_done}")
-        )
-        line.clear()
+        with shown_progress() as on_answer:
+            sections = compare(baseline, candidate, self.expect, on_answer)
         context = self._conditions(
             recipe=title,
             engines={"control": baseline.control, "candidate": candidate.description},

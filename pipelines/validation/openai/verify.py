@@ -7,27 +7,27 @@ divergences judges it (``pipelines/validation/audit``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from pipelines.bench.reporting.section import Section
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import VerificationError
+from pipelines.validation.asking import OnAnswer, ask_each
 from pipelines.validation.audit.arms import Arm, Audit
 from pipelines.validation.audit.audit import judge, judge_exact
 from pipelines.validation.openai.baseline import Answers, Baseline, answer_or_error
 from pipelines.validation.openai.comparing import Outcome, as_streamed, compare_answers
 from pipelines.validation.openai.feature_choice import refused_features
 from pipelines.validation.openai.sampled import compare_samples
-from pipelines.validation.openai.server.server import OpenAIServer, ask_each
+from pipelines.validation.openai.server.server import OpenAIServer
 from pipelines.validation.openai.unjudged import Unchecked, compares_streams, failures, features, not_checked
 
 _COUNTS_WITHIN_S = 120.0
 Expect = Literal["audit", "exact"]
 """audit: results may depend on the batch; exact: answers must be equal."""
-OnAnswer = Callable[[str, int], None]
-"""(name of an arm, number of its answers so far), for progress."""
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
         baseline: The control's answers.
         candidate: The server to judge.
         expect: How to judge differences.
-        on_answer: Called for progress.
+        on_answer: Called after each answer.
 
     Returns:
         The noise floor and a section for each load of the candidate, the same for features, sampled answers,
@@ -49,60 +49,54 @@ def compare(
         VerificationError: The candidate cannot be asked the same questions.
     """
     _check_paths([question.prompt for question in baseline.plain.questions], baseline, candidate)
+    with_ids = baseline.abilities.token_ids and candidate.abilities.token_ids
     load = baseline.settings.num_at_once
-    asker = _Asker(baseline, candidate, on_answer)
-    streamed = [(load, True)] if compares_streams(baseline, candidate) else []
-    audit = asker.audit("candidate", baseline.plain, [(1, False), (load, False), *streamed])
-    judged = _judged(audit, expect)
+
+    def audit(name: str, control: Answers, ways: Sequence[_Way]) -> Audit:
+        arms = (_arm(name, control, way, candidate, with_ids, on_answer) for way in ways)
+        return Audit(control.noise, tuple(arms))
+
+    under_load = [_Way(load)]
+    if compares_streams(baseline, candidate):
+        under_load.append(_Way(load, stream=True))
+    plain = audit("candidate", baseline.plain, [_Way(1), *under_load])
+    judged = _judged(plain, expect)
     refused = refused_features(candidate, baseline.featured.questions)
     featured = _without(baseline.featured, refused)
     if featured.questions:
-        of_features = asker.audit("candidate, features", featured, [(load, False), *streamed])
+        of_features = audit("candidate, features", featured, under_load)
         judged += [*_judged(of_features, expect), features(featured, of_features)]
     samples = baseline.samples if candidate.abilities.token_ids else None
     if samples is not None:
-        judged += compare_samples(
-            samples, candidate, load, lambda num_done: on_answer("candidate, sampled", num_done)
-        )
+        judged += compare_samples(samples, candidate, load, on_answer)
     unchecked = Unchecked(
         refused=refused,
         samples=samples is None,
-        drafts=any(arm.num_drafted is None for arm in audit.candidates),
+        drafts=any(arm.num_drafted is None for arm in plain.candidates),
     )
     return [*judged, failures(baseline, candidate), not_checked(baseline, candidate, unchecked)]
 
 
-class _Asker:
-    """Asks a candidate a baseline's questions and compares its answers with the control's.
+@dataclass(frozen=True)
+class _Way:
+    """How questions are asked: with so many concurrent requests, in streams or whole."""
 
-    Args:
-        baseline: The control's answers.
-        candidate: The server to judge.
-        on_answer: Called for progress.
-    """
+    num_at_once: int
+    stream: bool = False
 
-    def __init__(self, baseline: Baseline, candidate: OpenAIServer, on_answer: OnAnswer) -> None:
-        self._candidate = candidate
-        self._with_ids = baseline.abilities.token_ids and candidate.abilities.token_ids
-        self._on_answer = on_answer
 
-    def audit(self, name: str, control: Answers, loads: Sequence[tuple[int, bool]]) -> Audit:
-        """Ask with each load: a number of concurrent requests, and whether in streams."""
-        return Audit(control.noise, tuple(self._arm(name, control, *load) for load in loads))
-
-    def _arm(self, name: str, control: Answers, num_at_once: int, stream: bool) -> Arm:
-        name = f"{name} x{num_at_once}{', streamed' if stream else ''}"
-        before = self._candidate.draft_tokens()
-        answers = ask_each(
-            lambda question: self._candidate.ask(question, stream=stream),
-            control.questions,
-            num_at_once,
-            lambda num_done: self._on_answer(name, num_done),
-        )
-        num_drafted = _num_drafted(self._candidate, before)
-        expected = _streamed(control) if stream else _alone(control)
-        arm = compare_answers(name, control.questions, expected, answers, with_ids=self._with_ids)
-        return replace(arm, num_drafted=num_drafted)
+def _arm(
+    name: str, control: Answers, way: _Way, candidate: OpenAIServer, with_ids: bool, on_answer: OnAnswer
+) -> Arm:
+    """Ask a candidate the control's questions and compare its answers with the control's."""
+    name = f"{name} x{way.num_at_once}{', streamed' if way.stream else ''}"
+    before = candidate.draft_tokens()
+    ask = partial(candidate.ask, stream=way.stream)
+    answers = ask_each(name, ask, control.questions, way.num_at_once, on_answer)
+    num_drafted = _num_drafted(candidate, before)
+    expected = _streamed(control) if way.stream else _alone(control)
+    arm = compare_answers(name, control.questions, expected, answers, with_ids=with_ids)
+    return replace(arm, num_drafted=num_drafted)
 
 
 def _alone(control: Answers) -> list[Outcome]:

@@ -6,8 +6,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from pipelines.errors import InvalidRequestError, ServerBusyError
 from pipelines.text.vocabulary import Vocabulary
 from tests.support.demo_prompts import DEMO_PROMPTS
 from tests.unit.bench.answers import answer
+from tests.unit.client.scripted_client import ScriptedClient
 
 BYTES = tuple(bytes([value]) for value in range(256))
 
@@ -75,14 +75,11 @@ def test_sets_are_those_of_the_pairs_own_prompts() -> None:
     assert len(draw_sets(prompts, ("mail",), 4, 16).sets["mail"]) == 9
     with pytest.raises(InvalidRequestError, match="too few prompts; mine: mail: 9; 10 in each set"):
         draw_sets(prompts, ("mail",), 10, 16)
+    generated = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
+    with pytest.raises(InvalidRequestError, match="a set that is not generated"):
+        names_of_sets(generated, ["adversarial"], is_quick=False)
     (mail,) = make_prompt_sets(prompts.draw(2), ("mail",), 2, 0.0).values()
     assert [request.prompt for request in mail.requests] == ["text 0", "text 1"]
-
-
-def test_prompts_of_generated_names_alone_are_too_few() -> None:
-    prompts = Prompts("mine", {"adversarial": (Prompt("a", "text"),)})
-    with pytest.raises(InvalidRequestError, match="a set that is not generated"):
-        names_of_sets(prompts, ["adversarial"], is_quick=False)
 
 
 def test_adversarial_answers_are_confined_to_continuation_bytes() -> None:
@@ -114,36 +111,15 @@ def test_quick_is_smaller_and_an_option_beats_it() -> None:
     assert given == replace(QUICK, rates=(0.5, 1.1))
 
 
-class FakeClient:
-    """A replacement for a connected client on the command line."""
-
-    def server_version(self) -> str:
-        return "2.51.0"
-
-    def model_parameters(self, model: str) -> dict[str, str]:
-        return {}
-
-    def __enter__(self) -> FakeClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the command use a scripted ask instead of a server."""
 
-    @contextmanager
-    def server(url: str, recipe: str) -> Iterator[str]:
-        yield "grpc://127.0.0.1:1"
-
     def patch(ask: Ask) -> None:
-        monkeypatch.setattr(command, "running_server", server)
-        monkeypatch.setattr(command.Client, "connect", lambda url: FakeClient())
-        monkeypatch.setattr(
-            command.Workers, "connect", lambda url, count, *, streaming: Workers([ask] * count)
-        )
+        monkeypatch.setattr(command, "running_server", lambda url, recipe: nullcontext("grpc://127.0.0.1:1"))
+        monkeypatch.setattr(command.Client, "connect", lambda url: ScriptedClient())
+        workers = lambda url, count, *, streaming: Workers([ask] * count)  # noqa: E731
+        monkeypatch.setattr(command.Workers, "connect", workers)
 
     return patch
 
@@ -206,19 +182,8 @@ def test_an_adversarial_set_that_cannot_be_made_is_left_out_unless_it_is_named(
     named: list[str], code: int, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(lambda request, model: time.sleep(0.001) or answer())
-    loads = [
-        "--json",
-        "--concurrency",
-        "1",
-        "--rates",
-        "0.9",
-        "--draft-lengths",
-        "3",
-        "--results",
-        str(tmp_path),
-    ]
-    given = ["--recipe", "qwen3-8b-int8", "--quick", *loads, *named]
-    assert command.main(given) == code
+    loads = ["--concurrency", "1", "--rates", "0.9", "--draft-lengths", "3", "--results", str(tmp_path)]
+    assert command.main(["--recipe", "qwen3-8b-int8", "--quick", "--json", *loads, *named]) == code
     shown = capsys.readouterr()
     assert "the adversarial prompt set cannot be generated" in shown.err
     if code == 0:

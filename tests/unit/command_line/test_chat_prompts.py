@@ -12,16 +12,15 @@ from tokenizers import Tokenizer
 
 from pipelines.bench.prompt_sets import make_prompt_sets
 from pipelines.client import CompletionRequest
-from pipelines.client.workers import Workers
 from pipelines.command_line.chat_prompts import as_messages, last_words, render_chats
 from pipelines.command_line.prompt_files import read_prompts
 from pipelines.command_line.prompt_lengths import encode_prompts, fitting_prompts, read_tokenizer
 from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ChatTemplateError
 from pipelines.text.special_names import MARK
-from pipelines.validation.distribution.drawing import DrawPlan, draw
+from pipelines.validation.distribution.drawing import DrawPlan, draw_from_own
 from pipelines.validation.exact.asking import ask_pass
-from pipelines.validation.exact.plan import DraftLength, Goal, ProofPlan, passes_of
+from pipelines.validation.exact.plan import DraftLength, Goal, ProofPlan, passes_of, questions_of
 from tests.support.chat_templates import user
 from tests.support.trained_tokenizers import byte_level
 from tests.unit.client.scripted_client import ScriptedClient
@@ -124,14 +123,14 @@ def requests_of_proof(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
     plan = ProofPlan(tuple(prompts), 70, lengths, (1, 2), 2, 2, 0.0, Goal(max_rate=0.5, num_tokens=100))
     client = ScriptedClient()
     for asked in passes_of(plan):
-        ask_pass(plan, asked, "nonce", [client] * 3)
+        ask_pass(plan, asked, questions_of(plan, asked, "nonce"), "nonce", client)
     assert any(request.prompt.startswith("# nonce cut") for _, request, _ in client.asked)
     return [request for _, request, _ in client.asked]
 
 
 def requests_of_distribution(prompts: Sequence[Prompt]) -> list[CompletionRequest]:
     client = ScriptedClient()
-    draw(DrawPlan(tuple(prompts), num_answers=2, num_at_once=1), Workers([client.generate]))
+    draw_from_own(DrawPlan(tuple(prompts), num_answers=2, num_at_once=1), client.generate)
     return [request for _, request, _ in client.asked]
 
 

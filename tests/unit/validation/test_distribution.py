@@ -15,11 +15,11 @@ import pytest
 
 from pipelines.bench.reporting.section import Section
 from pipelines.client import CompletionRequest, Generation
-from pipelines.client.workers import Workers
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError, ServerBusyError
+from pipelines.validation.distribution import sections as sections_module
 from pipelines.validation.distribution.chi_square import detectable_total_variation
-from pipelines.validation.distribution.drawing import COUPLED, RATIO, DrawPlan, Draws, draw
+from pipelines.validation.distribution.drawing import COUPLED, RATIO, Drawn, DrawPlan, Draws, draw_from_own
 from pipelines.validation.distribution.sections import ALPHA, compare, judge
 from pipelines.validation.distribution.sequence_tests import (
     SamplePair,
@@ -95,11 +95,17 @@ class TableServer:
         return Generation("", tokens, (), "length", 0, 0, 0, (), None, 0.0, seed=seen)
 
 
+@pytest.fixture(autouse=True)
+def _fewer_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults planted here are found by the tests of positions too, which need no permutations."""
+    assert 1 / (1 + sections_module._PERMUTATIONS) <= ALPHA / 8, "the test of all tokens could never reject"
+    monkeypatch.setattr(sections_module, "_PERMUTATIONS", 999)
+
+
 def draws(server: TableServer, num_answers: int, **changes: Any) -> Draws:
     prompts = tuple(Prompt(str(index), f"prompt {index}") for index in range(8))
     plan = DrawPlan(prompts, num_answers=num_answers, num_tokens=3, num_at_once=1, **changes)
-    with Workers([server.ask]) as workers:
-        return draw(plan, workers)
+    return draw_from_own(plan, server.ask)
 
 
 def sections(server: TableServer, num_answers: int = 150, **changes: Any) -> list[Section]:
@@ -107,14 +113,14 @@ def sections(server: TableServer, num_answers: int = 150, **changes: Any) -> lis
 
 
 def only(server: TableServer, num_answers: int = 150) -> Section:
-    (section,) = sections(server, num_answers, candidates=(COUPLED,))
+    (section,) = sections(server, num_answers, rules=(COUPLED,))
     return section
 
 
 def test_equal_laws_pass_with_their_bounds_and_seeds() -> None:
     coupled, ratio = sections(TableServer())
     assert (coupled.verdict, ratio.verdict) == ("pass", "pass"), (coupled.summary, ratio.summary)
-    assert coupled.title.endswith(COUPLED.name) and ratio.title.endswith(RATIO.name)
+    assert coupled.title.endswith(COUPLED) and ratio.title.endswith(RATIO)
     assert "4800 different seeds in 4800 answers; 8 replayed" in coupled.summary
     for position in coupled.document["against_target"]["positions"]:
         assert 0 < position["total_variation_upper_bound"] <= 0.25
@@ -168,10 +174,9 @@ def test_arms_that_share_their_noise_prove_nothing() -> None:
 
 
 def test_a_target_that_differs_from_itself_makes_the_figures_inconclusive() -> None:
-    drawn = draws(TableServer(), 100, candidates=(COUPLED,))
-    again = next(arm for arm in drawn.samples if arm.name.endswith("again"))
-    samples = {**drawn.samples, again: [[(1, 1, 1)] * 100, *drawn.samples[again][1:]]}
-    (section,) = judge(replace(drawn, samples=samples), limit=0.5)
+    drawn = draws(TableServer(), 100, rules=(COUPLED,))
+    odd = ((Drawn((1, 1, 1)),) * 100, *drawn.again.answers[1:])
+    (section,) = judge(replace(drawn, again=replace(drawn.again, answers=odd)), limit=0.5)
     assert section.verdict == "inconclusive"
     assert "the target alone differs from itself" in section.summary
 
@@ -216,7 +221,7 @@ def markov_pairs(
         both: list[list[TokenSequence]] = []
         for law in (halves, halves + tilt):
             tokens = rng.choice(4, size=(num_answers, 2), p=law)
-            both.append([tuple(int(token) for token in row) for row in tokens])
+            both.append(list(map(tuple, tokens.tolist())))
         pairs.append((both[0], both[1]))
     return pairs
 

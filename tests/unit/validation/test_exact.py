@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,14 +18,18 @@ from pipelines.command_line.prompts import Prompt
 from pipelines.errors import (
     DraftproofError,
     EngineFailedError,
+    InvalidRequestError,
     ServerBusyError,
     ServerUnavailableError,
 )
 from pipelines.validation.exact.asking import PRIMING_TOKENS, ask_pass
 from pipelines.validation.exact.differences import explain
 from pipelines.validation.exact.plan import ADAPTIVE, DraftLength, Goal, ProofPlan, passes_of, questions_of
-from pipelines.validation.exact.proof import PassProgress, PassResult, prove
+from pipelines.validation.exact.proof import Schedule, Totals, prove
+from pipelines.validation.exact.sampling_kinds import GREEDY
+from pipelines.validation.exact.sections import covered_section, equality_section
 from pipelines.validation.exact.verdict import Group, Proof
+from pipelines.validation.stopping import StoppedError
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
 
 MAX_TOKENS = 12
@@ -38,88 +44,103 @@ PLAN = ProofPlan(
     mean_gap_s=0.0,
     goal=Goal(max_rate=0.5, num_tokens=100),
 )
+RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 
-def run(change: Change = lambda request, model, given: given, plan: ProofPlan = PLAN) -> Proof:
-    client = ScriptedClient(change)
-    return Proof(prove(plan, [client] * (max(plan.loads) + 1), "nonce"), plan.goal)
+def schedule(plan: ProofPlan) -> Schedule:
+    return {asked: questions_of(plan, asked, "nonce") for asked in passes_of(plan)}
+
+
+def run(change: Change = RIGHT, plan: ProofPlan = PLAN, client: Any = None) -> Proof:
+    client = client or ScriptedClient(change)
+    return Proof(prove(plan, schedule(plan), "nonce", client), plan.goal)
 
 
 def change_of(
-    model: str, change: Callable[[Generation], Generation], wanted: Callable[[CompletionRequest], bool]
+    change: Callable[[Generation], Generation],
+    wanted: Callable[[CompletionRequest], object] = lambda request: True,
 ) -> Change:
-    """Change one model's answers to some requests, but not to those that warm the cache."""
+    """Change answers of ``generate`` to some requests, but not to those that warm the cache."""
 
-    def apply(request: CompletionRequest, asked: str, given: Generation) -> Generation:
-        is_compared = request.max_tokens == MAX_TOKENS
-        return change(given) if asked == model and is_compared and wanted(request) else given
+    def apply(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        is_compared = model == SPECULATIVE and request.max_tokens == MAX_TOKENS
+        return change(given) if is_compared and wanted(request) else given
 
     return apply
+
+
+def raising(error: DraftproofError) -> Callable[[Generation], Generation]:
+    def fail(given: Generation) -> Generation:
+        raise error
+
+    return fail
+
+
+def with_token(place: int, token_id: int) -> Callable[[Generation], Generation]:
+    def slip(given: Generation) -> Generation:
+        return replace(
+            given, output_ids=(*given.output_ids[:place], token_id, *given.output_ids[place + 1 :])
+        )
+
+    return slip
+
+
+def by_default(request: CompletionRequest) -> bool:
+    return request.num_draft_tokens is None
 
 
 def test_equal_answers_pass_and_everything_compared_is_counted() -> None:
     proof = run()
     assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
-    asked = passes_of(PLAN)
+    asked = schedule(PLAN)
     assert [result.asked for result in proof.passes] == list(asked)
-    counts = {each.number: len(questions_of(PLAN, each, "nonce")) for each in asked}
-    assert [result.num_answers for result in proof.passes] == list(counts.values())
-    assert all(result.num_tokens == MAX_TOKENS * result.num_answers for result in proof.passes)
+    assert [result.totals.answers_compared for result in proof.passes] == list(map(len, asked.values()))
+    for result in proof.passes:
+        assert result.totals.tokens_compared == MAX_TOKENS * result.totals.answers_compared
+        assert bool(result.totals.requests_cut_off) is result.asked.with_cancellations
     greedy, seeded = proof.groups
     assert greedy.num_prompts == seeded.num_prompts == len(PROMPTS)
-    speculative = sum(counts[each.number] for each in asked if each.model != TARGET_ALONE)
-    assert greedy.num_answers + seeded.num_answers == speculative
-    assert greedy.num_log_probs > 0
-    assert seeded.num_log_probs > 0
-    assert sum(group.num_prompt_log_probs for group in proof.groups) > 0
-    assert proof.alone
-    assert all(result.num_cut_off for result in proof.passes if result.asked.with_cancellations)
-    assert not any(result.num_cut_off for result in proof.passes if not result.asked.with_cancellations)
+    both = greedy.totals + seeded.totals
+    assert both.answers_compared == sum(
+        len(questions) for each, questions in asked.items() if each.model != TARGET_ALONE
+    )
+    assert greedy.totals.tokens_with_log_probs and seeded.totals.tokens_with_log_probs
+    assert both.prompt_tokens_with_log_probs and proof.alone
 
 
 def test_the_reference_is_the_target_alone_once_per_request_and_one_at_a_time() -> None:
-    references: Counter[CompletionRequest] = Counter()
-    client = ScriptedClient()
-    asked: list[tuple[str, CompletionRequest, bool]] = []
+    client: Any = ScriptedClient()
+    references: list[tuple[str, CompletionRequest, bool]] = []
 
-    def on_progress(state: PassProgress) -> None:
-        if state.is_reference:
-            asked.append(client.asked[-1])
+    def on_answer(name: str, num_done: int) -> None:
+        if name.startswith("reference"):
+            references.append(client.asked[-1])
 
-    prove(PLAN, [client] * 5, "nonce", on_progress)
-    references.update(request for _, request, _ in asked)
-    assert {(model, streaming) for model, _, streaming in asked} == {(TARGET_ALONE, False)}
-    assert set(references.values()) == {1}
-    everything = {q.request for each in passes_of(PLAN) for q in questions_of(PLAN, each, "nonce")}
-    assert set(references) == everything
+    prove(PLAN, schedule(PLAN), "nonce", client, on_answer)
+    assert {(model, streaming) for model, _, streaming in references} == {(TARGET_ALONE, False)}
+    everything = {question.request for questions in schedule(PLAN).values() for question in questions}
+    assert Counter(request for _, request, _ in references) == Counter(everything)
 
 
 def test_requests_are_sent_as_their_pass_says() -> None:
-    for asked in passes_of(PLAN):
-        client = ScriptedClient()
-        given = ask_pass(PLAN, asked, "nonce", [client] * 5)
-        questions = questions_of(PLAN, asked, "nonce")
-        assert len(given.answers) == len(questions)
-        compared = [
-            (model, request, streaming)
-            for model, request, streaming in client.asked
-            if replace(request, num_draft_tokens=None) in {question.request for question in questions}
-        ]
-        assert len(compared) == len(questions)
-        assert {model for model, _, _ in compared} == {asked.model}
-        assert {streaming for _, _, streaming in compared} == {asked.is_streaming}
-        sent = {request.num_draft_tokens for _, request, _ in compared}
-        assert sent == {asked.draft_length.num_draft_tokens}
+    for asked, questions in schedule(PLAN).items():
+        client: Any = ScriptedClient()
+        given = ask_pass(PLAN, asked, questions, "nonce", client)
+        wanted = {question.request for question in questions}
+        compared = [each for each in client.asked if replace(each[1], num_draft_tokens=None) in wanted]
+        assert len(given.answers) == len(compared) == len(questions)
+        assert {(model, streaming) for model, _, streaming in compared} == {(asked.model, asked.is_streaming)}
+        lengths = {request.num_draft_tokens for _, request, _ in compared}
+        assert lengths == {asked.draft_length.num_draft_tokens}
         primed = [request for _, request, _ in client.asked if request.max_tokens == PRIMING_TOKENS]
         assert len(primed) == (0 if asked.is_cold else len(questions))
         cut = [request for _, request, _ in client.asked if "nonce cut" in request.prompt]
-        assert bool(cut) is bool(client.num_closed) is asked.with_cancellations
-        assert bool(given.num_cut_off) is asked.with_cancellations
+        assert bool(cut) is bool(client.num_closed) is bool(given.num_cut_off) is asked.with_cancellations
 
 
 def test_a_prompt_is_in_the_cache_before_a_warm_request_and_not_before_a_cold_one() -> None:
-    client = ScriptedClient()
-    prove(replace(PLAN, loads=(1,)), [client] * 2, "nonce")
+    client: Any = ScriptedClient()
+    run(plan=replace(PLAN, loads=(1,)), client=client)
     seen: dict[str, set[str]] = {SPECULATIVE: set(), TARGET_ALONE: set(), ENSEMBLE: set()}
     num_cold = 0
     for model, request, _ in client.asked:
@@ -136,25 +157,30 @@ def test_staggered_requests_wait_at_random_and_the_others_do_not(monkeypatch: py
     waits: list[float] = []
     monkeypatch.setattr("pipelines.validation.exact.asking.time.sleep", waits.append)
     proof = run(plan=replace(PLAN, mean_gap_s=0.5))
-    staggered = sum(result.num_answers for result in proof.passes if result.asked.is_staggered)
-    assert len(waits) == staggered
-    assert len(set(waits)) == len(waits)
+    staggered = [result.totals for result in proof.passes if result.asked.is_staggered]
+    assert len(waits) == len(set(waits)) == sum(totals.answers_compared for totals in staggered)
     assert 0.25 < sum(waits) / len(waits) < 1.0
 
 
 def test_one_wrong_token_fails_and_is_found_where_it_is() -> None:
-    def slip(given: Generation) -> Generation:
-        return replace(given, output_ids=(*given.output_ids[:3], 99, *given.output_ids[4:]))
-
-    proof = run(change_of(SPECULATIVE, slip, lambda request: "text 2" in request.prompt))
+    proof = run(change_of(with_token(3, 99), lambda request: "text 2" in request.prompt))
     assert proof.verdict == "fail"
     assert {finding.prompt.prompt_id for finding in proof.findings} == {"p2"}
     divergence = proof.findings[0].divergence
     assert divergence is not None
     assert (divergence.kind, divergence.position, divergence.actual_id) == ("token", 3, 99)
     assert [group.num_diverged for group in proof.groups] == [1, 1]
-    assert len(proof.findings) == sum(len(result.findings) for result in proof.speculative)
+    assert len(proof.findings) == sum(result.totals.answers_that_differ for result in proof.speculative)
     assert "answers of draft and target together differ" in proof.failures()[0]
+
+
+def test_adaptive_answers_are_compared_like_all_others() -> None:
+    proof = run(change_of(lambda given: replace(given, text="?"), by_default))
+    assert {finding.asked.draft_length.used for finding in proof.findings} == {ADAPTIVE}
+    num_adaptive = sum(result.totals.answers_compared for result in proof.adaptive)
+    through_ensemble = sum(result.asked.model == ENSEMBLE for result in proof.adaptive)
+    assert 0 < len(proof.findings) < num_adaptive and through_ensemble
+    assert {result.asked.num_at_once for result in proof.adaptive} == set(PLAN.loads)
 
 
 def test_a_target_that_depends_on_its_batch_mates_fails_and_is_named() -> None:
@@ -167,156 +193,239 @@ def test_a_target_that_depends_on_its_batch_mates_fails_and_is_named() -> None:
     assert any("depend on concurrent requests" in reason for reason in proof.failures())
 
 
-ANSWER = honest(CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2), TARGET_ALONE)
-ASKED = CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2)
+ASKED = CompletionRequest("prompt", max_tokens=4, seed=5, num_log_probs=2, return_prompt_log_probs=True)
+ANSWER = honest(ASKED, TARGET_ALONE)
+OF_PROMPT = ANSWER.prompt_log_probs
 
 
 def ids(*token_ids: int) -> Generation:
     return replace(ANSWER, output_ids=token_ids)
 
 
+def less(log_prob: float) -> float:
+    """Return the next smaller number, which differs in the last bit."""
+    return math.nextafter(log_prob, -math.inf)
+
+
+def but(**changes: Any) -> tuple[Generation, Generation]:
+    return ANSWER, replace(ANSWER, **changes)
+
+
 @pytest.mark.parametrize(
-    ("expected", "other", "kind", "position"),
+    ("pair", "kind", "position"),
     [
-        (ids(1, 2, 3, 4), ids(1, 2, 3, 4), "", -1),
-        (ids(1, 2, 3, 4), ids(1, 9, 3, 4), "token", 1),
-        (ids(1, 2, 3, 4), ids(1, 2, 3), "length", 3),
-        (ids(1, 2, 3, 4), ids(1, 2, 3, 4, 5), "length", 4),
-        (ids(1, 2, 3, 4), ids(), "length", 0),
-        (ids(1, 2, 3, 4), ids(1, 9), "token", 1),
-        (ANSWER, replace(ANSWER, finish_reason="stop"), "finish_reason", 4),
-        (ANSWER, replace(ANSWER, text="?"), "text", 4),
-        (ANSWER, replace(ANSWER, seed=6), "seed", 4),
-        (replace(ANSWER, seed=6), replace(ANSWER, seed=6), "seed", 4),  # both ignored the one asked for
-        (ANSWER, replace(ANSWER, log_probs=(*ANSWER.log_probs[:3], -9.0)), "log_probs", 3),
-        (ANSWER, replace(ANSWER, log_probs=(-0.0, *ANSWER.log_probs[1:])), "log_probs", 0),
-        (ANSWER, replace(ANSWER, log_probs=()), "log_probs", 0),
-        (replace(ANSWER, log_probs=()), replace(ANSWER, log_probs=()), "log_probs", 0),
+        ((ids(1, 2, 3, 4), ids(1, 2, 3, 4)), "", -1),
+        ((ids(1, 2, 3, 4), ids(1, 9, 3, 4)), "token", 1),
+        ((ids(1, 2, 3, 4), ids(1, 2, 3)), "length", 3),
+        ((ids(1, 2, 3, 4), ids(1, 2, 3, 4, 5)), "length", 4),
+        ((ids(1, 2, 3, 4), ids()), "length", 0),
+        ((ids(1, 2, 3, 4), ids(1, 9)), "token", 1),
+        (but(finish_reason="stop"), "finish_reason", 4),
+        (but(text="?"), "text", 4),
+        (but(seed=6), "seed", 4),
+        ((replace(ANSWER, seed=6),) * 2, "seed", 4),  # both ignored the one asked for
+        (but(log_probs=(*ANSWER.log_probs[:3], less(ANSWER.log_probs[3]))), "log_probs", 3),
+        (but(log_probs=(-0.0, *ANSWER.log_probs[1:])), "log_probs", 0),
+        (but(log_probs=()), "log_probs", 0),
+        ((replace(ANSWER, log_probs=()),) * 2, "log_probs", 0),
+        ((replace(ANSWER, log_probs=(math.nan, *ANSWER.log_probs[1:])),) * 2, "", -1),
         (
-            ANSWER,
-            replace(ANSWER, top_log_probs=(*ANSWER.top_log_probs[:2], ((1, -1.0),), ANSWER.top_log_probs[3])),
+            but(top_log_probs=(*ANSWER.top_log_probs[:2], ((1, -1.0),), ANSWER.top_log_probs[3])),
             "log_probs",
             2,
         ),
-        (replace(ANSWER, top_log_probs=()), replace(ANSWER, top_log_probs=()), "log_probs", 0),
+        ((replace(ANSWER, top_log_probs=()),) * 2, "log_probs", 0),
+        (but(prompt_log_probs=(OF_PROMPT[0], less(OF_PROMPT[1]), OF_PROMPT[2])), "prompt_log_probs", 2),
+        (
+            but(prompt_top_log_probs=(*ANSWER.prompt_top_log_probs[:2], ((2, less(-2 / 7)),))),
+            "prompt_log_probs",
+            3,
+        ),
+        (but(prompt_log_probs=(), prompt_top_log_probs=()), "prompt_log_probs", 0),
     ],
 )
-def test_the_first_difference_is_found(
-    expected: Generation, other: Generation, kind: str, position: int
-) -> None:
-    divergence = first_divergence(expected, other, ASKED)
-    if divergence is None:
-        assert kind == ""
-    else:
-        assert (divergence.kind, divergence.position) == (kind, position)
+def test_the_first_difference_is_found(pair: tuple[Generation, Generation], kind: str, position: int) -> None:
+    found = first_divergence(*pair, ASKED)
+    assert (found.kind if found else "", found.position if found else -1) == (kind, position)
 
 
 def test_seeds_that_the_server_drew_may_differ_and_unasked_log_probs_may_be_absent() -> None:
     drawn = replace(ANSWER, seed=1, log_probs=(), top_log_probs=())
-    assert (
-        first_divergence(drawn, replace(drawn, seed=2), replace(ASKED, seed=None, num_log_probs=None)) is None
-    )
-    assert first_divergence(drawn, replace(drawn, seed=2)) is None
+    other = replace(drawn, seed=2)
+    assert first_divergence(drawn, other, replace(ASKED, seed=None, num_log_probs=None)) is None
+    assert first_divergence(drawn, other) is None
 
 
 def test_the_ids_at_a_difference_are_kept_and_an_end_has_none() -> None:
     shorter = first_divergence(ids(1, 2, 3), replace(ids(1, 2), finish_reason="stop"))
     assert shorter is not None
-    assert (shorter.expected_id, shorter.actual_id) == (3, None)
+    assert (shorter.expected_id, shorter.actual_id, shorter.place) == (3, None, "output position 2")
+
+
+def when(wanted: Callable[[CompletionRequest, str], object], **changes: Any) -> Change:
+    def apply(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        return replace(given, **changes) if wanted(request, model) else given
+
+    return apply
+
+
+def drafting(length: str) -> Change:
+    """Return a server whose recipe, or operator, fixes the draft length."""
+    counts = {"total_draft_tokens": 2 * int(length), "total_accepted_draft_tokens": int(length)}
+    return when(lambda r, m: m != TARGET_ALONE and by_default(r), draft_length=length, **counts)
+
+
+FIXED = {
+    length: replace(PLAN, draft_lengths=(*PLAN.draft_lengths[:3], DraftLength(None, length)))
+    for length in ("0", "2")
+}
+NOTHING = {"output_ids": (), "text": "", "log_probs": (), "top_log_probs": ()}
+COLD = next(asked.number for asked in passes_of(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "plan", "reason"),
     [
+        (when(lambda r, m: True, **NOTHING), PLAN, "no token was compared"),
+        (when(lambda r, m: f"nonce {COLD}-" in r.prompt, **NOTHING), PLAN, "cold: no token was compared"),
+        (when(lambda r, m: True, total_draft_tokens=0), PLAN, "nothing was drafted"),
+        (when(lambda r, m: True, total_accepted_draft_tokens=0), PLAN, "no draft token was ever accepted"),
+        (when(lambda r, m: True, total_draft_tokens=1), PLAN, "speculation was off, but 4 tokens"),
         (
-            lambda given: replace(given, output_ids=(), text="", log_probs=(), top_log_probs=()),
-            "no token was compared",
+            when(lambda r, m: True, prompt_log_probs=(), prompt_top_log_probs=()),
+            PLAN,
+            "log probabilities of prompts were requested, but none were compared",
         ),
-        (lambda given: replace(given, total_draft_tokens=0), "nothing was drafted"),
-        (lambda given: replace(given, total_accepted_draft_tokens=0), "no draft token was ever accepted"),
-        (
-            lambda given: replace(given, total_draft_tokens=1),
-            "speculation was off, but 4 tokens",
-        ),
+        (RIGHT, FIXED["0"], "k=the server's 0 "),
+        (drafting("0"), FIXED["2"], "k=the server's 2 "),
     ],
 )
-def test_a_proof_that_tested_nothing_fails(change: Callable[[Generation], Generation], reason: str) -> None:
-    proof = run(lambda request, model, given: change(given))
+def test_a_proof_that_tested_nothing_fails(change: Change, plan: ProofPlan, reason: str) -> None:
+    proof = run(change, plan)
     assert proof.verdict == "fail"
     assert any(reason in failure for failure in proof.failures()), proof.failures()
 
 
-def test_an_empty_pass_fails_though_others_compared_something() -> None:
-    def silent(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        return replace(given, output_ids=(), text="") if f"nonce {cold.number}-" in request.prompt else given
+def test_a_proof_without_any_log_probability_fails() -> None:
+    passes = run().passes
+    without = [replace(each, totals=replace(each.totals, tokens_with_log_probs=0)) for each in passes]
+    assert Proof(tuple(without), PLAN.goal).failures() == [
+        "log probabilities were requested, but none were compared"
+    ]
 
-    cold = next(asked for asked in passes_of(PLAN) if asked.model == SPECULATIVE and asked.is_cold)
-    failures = run(silent).failures()
-    assert [reason for reason in failures if reason.endswith("no token was compared")]
-    assert not any("at all" in reason for reason in failures)
+
+def lack(change: Change, plan: ProofPlan = PLAN) -> list[str]:
+    proof = run(change, plan)
+    assert (proof.failures(), proof.verdict) == ([], "inconclusive")
+    return proof.lacks()
+
+
+def test_answers_with_another_draft_length_than_their_pass_are_inconclusive() -> None:
+    def set_meanwhile(request: CompletionRequest, model: str) -> bool:
+        return model == SPECULATIVE and by_default(request) and request.prompt == "text 1"
+
+    told = lack(when(set_meanwhile, draft_length="4"))
+    assert told and all(each.endswith("answers report another draft length: 4") for each in told)
+    stubborn = lack(when(lambda request, model: model == SPECULATIVE, draft_length=ADAPTIVE))
+    assert {each.split()[1] for each in stubborn} == {"k=0", "k=1", "k=2"}
+
+
+def test_a_server_that_never_drafts_of_its_own_accord_has_not_shown_its_choice() -> None:
+    def never(request: CompletionRequest, model: str) -> bool:
+        return model != TARGET_ALONE and by_default(request)
+
+    def mostly(request: CompletionRequest, model: str) -> bool:
+        return never(request, model) and request.prompt != "text 1"
+
+    nothing = {"total_draft_tokens": 0}
+    why = "adaptive: nothing was drafted in any pass, so the server's choice was not tested"
+    assert lack(when(never, **nothing)) == [why]
+    assert run(when(mostly, **nothing)).verdict == "pass"
+
+
+@pytest.mark.parametrize("length", ["0", "2"])
+def test_a_fixed_draft_length_of_the_servers_own_is_named_and_not_called_adaptive(length: str) -> None:
+    proof = run(drafting(length), FIXED[length])
+    assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
+    section = covered_section(proof)
+    assert section.table is not None
+    levels = [row[1] for row in section.table.rows if row[0] == "num_draft_tokens"]
+    assert levels == ["0", "1", "2", f"the server's {length}"]
+    assert "fixed default draft length, so no pass was adaptive" in section.summary
+    assert "no pass was adaptive" not in covered_section(run()).summary
+
+
+def test_a_server_that_drafts_greedily_alone_is_judged_by_that() -> None:
+    proof = run(plan=replace(PLAN, kinds=(GREEDY,)))
+    assert (proof.failures(), proof.lacks(), proof.verdict) == ([], [], "pass")
+    (greedy,) = proof.groups
+    assert (greedy.name, greedy.num_prompts) == ("greedy", len(PROMPTS)), "no prompt is kept for other kinds"
+    left_out = "Not compared: greedy, parameters; seeded; seeded, parameters"
+    assert left_out in covered_section(proof).summary
+    assert "Not compared" not in covered_section(run()).summary
 
 
 @pytest.mark.parametrize(
     ("error", "verdict"),
-    [(ServerBusyError("full"), "inconclusive"), (EngineFailedError("step failed"), "fail")],
+    [
+        (ServerBusyError("full"), "inconclusive"),
+        (StoppedError("stopped"), "inconclusive"),
+        (EngineFailedError("step failed"), "fail"),
+    ],
 )
 def test_no_answer_is_inconclusive_but_a_failure_of_speculation_alone_is_a_failure(
     error: DraftproofError, verdict: str
 ) -> None:
-    def fail(given: Generation) -> Generation:
-        raise error
-
-    proof = run(change_of(SPECULATIVE, fail, lambda request: request.prompt == "text 1"))
+    proof = run(change_of(raising(error), lambda request: request.prompt == "text 1"))
     assert proof.verdict == verdict
-    assert bool(proof.num_missing) is (verdict == "inconclusive")
     if verdict == "fail":
-        assert {str(finding.error) for finding in proof.findings} == {"step failed"}
+        assert not proof.missing and {str(finding.error) for finding in proof.findings} == {"step failed"}
         assert sum(group.num_diverged for group in proof.groups) == 2
     else:
-        assert proof.lacks() == [
-            f"{proof.num_missing} answers could not be compared, because the server answered: full"
-        ]
+        ((found, count),) = proof.missing
+        reason = f"{count} answers could not be compared, because the server answered: {found}"
+        assert (found, proof.lacks(), proof.findings) == (error.what, [reason], ())
 
 
-def test_too_few_prompts_or_tokens_are_inconclusive_and_say_how_many_lack() -> None:
-    done = run()
-    strict = Proof(done.passes, Goal(max_rate=0.01, num_tokens=10**6))
-    assert strict.verdict == "inconclusive"
-    assert strict.failures() == []
-    assert f"greedy: {299 - len(PROMPTS)} more prompts are needed" in strict.lacks()[0]
-    assert any(f"{10**6 - strict.groups[1].num_tokens:,} more tokens" in lack for lack in strict.lacks())
-
-
-def test_a_pass_without_the_cancellations_that_it_wants_is_inconclusive() -> None:
-    def without(result: PassResult) -> PassResult:
-        return replace(result, num_cut_off=0)
-
-    proof = Proof(tuple(without(result) for result in run().passes), PLAN.goal)
-    assert proof.verdict == "inconclusive"
-    assert all("no other request was cancelled" in lack for lack in proof.lacks())
-
-
-def test_cancellations_that_the_server_refuses_do_not_end_the_proof() -> None:
+def test_a_prompt_that_the_target_cannot_answer_is_missing_not_equal() -> None:
     def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if "nonce cut" in request.prompt:
-            raise ServerBusyError("full")
+        if request.prompt.endswith("text 1"):
+            raise InvalidRequestError("too long", values=f"{len(request.prompt)} characters")
         return given
 
     proof = run(refuse)
-    assert proof.verdict == "inconclusive"
-    assert proof.num_missing == 0
+    assert (proof.failures(), proof.verdict) == ([], "inconclusive")
+    ((error, count),) = proof.missing
+    section = equality_section(proof, [])
+    reason = f"however, {count} answers could not be compared, because the server answered: too long; "
+    assert reason in section.summary
+    assert section.document["missing_because"] == [{"error": error, "answers": count}]
+    assert {group.num_prompts for group in proof.groups} == {len(PROMPTS) - 1}
+
+
+def test_a_server_that_goes_away_leaves_nothing_compared() -> None:
+    proof = run(lambda request, model, given: raising(ServerUnavailableError("gone"))(given))
+    assert proof.verdict == "fail" and "no token was compared" in proof.failures()
+    assert "because the server answered: gone" in equality_section(proof, []).summary
+
+
+def test_too_few_prompts_or_tokens_are_inconclusive_and_say_how_many_lack() -> None:
+    strict = Proof(run().passes, Goal(max_rate=0.01, num_tokens=10**6))
+    assert (strict.verdict, strict.failures()) == ("inconclusive", [])
+    assert f"greedy: {299 - len(PROMPTS)} more prompts are needed" in strict.lacks()[0]
+    lacking = 10**6 - strict.groups[1].totals.tokens_compared
+    assert any(f"seeded: {lacking:,} more tokens" in reason for reason in strict.lacks())
+
+
+def test_cancellations_that_the_server_refuses_do_not_end_the_proof_but_are_lacking() -> None:
+    def refuse(request: CompletionRequest, model: str, given: Generation) -> Generation:
+        return raising(ServerBusyError("full"))(given) if "nonce cut" in request.prompt else given
+
+    assert all("no other request was cancelled" in reason for reason in lack(refuse))
 
 
 def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
-    group = Group(
-        "greedy",
-        num_prompts=299,
-        num_diverged=0,
-        num_answers=3000,
-        num_tokens=1,
-        num_log_probs=1,
-        num_prompt_log_probs=0,
-    )
+    group = Group("greedy", num_prompts=299, num_diverged=0, totals=Totals(3000, 1, 1))
     assert group.rate_bound == pytest.approx(1 - 0.05 ** (1 / 299))
     assert group.detectable_rate(0.95) == pytest.approx(group.rate_bound)
     assert group.detectable_rate(0.99) == pytest.approx(1 - 0.01 ** (1 / 299))
@@ -327,13 +436,9 @@ def test_the_power_of_a_group_is_that_of_its_prompts() -> None:
 
 
 def test_the_margin_is_the_difference_of_the_targets_log_probabilities() -> None:
-    def slip(given: Generation) -> Generation:
-        changed = given.output_ids[5] + 3
-        return replace(given, output_ids=(*given.output_ids[:5], changed, *given.output_ids[6:]))
-
-    proof = run(change_of(SPECULATIVE, slip, lambda request: True))
+    proof = run(change_of(lambda given: with_token(5, given.output_ids[5] + 3)(given)))
     for finding in proof.findings:
-        client = ScriptedClient()
+        client: Any = ScriptedClient()
         explanation = explain(finding, client)
         assert explanation.logit_margin == pytest.approx(3 / 7), explanation.why_no_margin
         ((model, request, _),) = client.asked
@@ -342,20 +447,20 @@ def test_the_margin_is_the_difference_of_the_targets_log_probabilities() -> None
         assert len(explanation.alternatives) == 20
 
 
-def test_the_margin_says_why_it_is_not_there() -> None:
-    def reason(change: Callable[[Generation], Generation], answer: Change | None = None) -> str:
-        finding = run(change_of(SPECULATIVE, change, lambda request: True)).findings[0]
-        return explain(finding, ScriptedClient(answer or (lambda r, m, given: given))).why_no_margin
-
-    def failing(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        raise ServerUnavailableError("gone")
-
-    far = lambda given: replace(given, output_ids=(1000, *given.output_ids[1:]))  # noqa: E731
-    assert reason(lambda given: replace(given, text="?")) == "the tokens are equal"
-    assert "other answer had ended" in reason(lambda given: replace(given, output_ids=given.output_ids[:4]))
-    longer = reason(lambda given: replace(given, output_ids=(*given.output_ids, 1)))
-    assert "the target's answer had ended" in longer
-    assert "20 likeliest" in reason(far)
-    assert "did not answer again" in reason(far, failing)
-    assert "was different" in reason(far, lambda r, m, given: replace(given, output_ids=(7,)))
-    assert "no log prob" in reason(far, lambda r, m, given: replace(given, top_log_probs=()))
+@pytest.mark.parametrize(
+    ("change", "answer", "reason"),
+    [
+        (lambda given: replace(given, text="?"), RIGHT, "the tokens are equal"),
+        (lambda given: replace(given, output_ids=given.output_ids[:4]), RIGHT, "other answer had ended"),
+        (lambda given: replace(given, output_ids=(*given.output_ids, 1)), RIGHT, "the target's answer had"),
+        (with_token(0, 1000), RIGHT, "20 likeliest"),
+        (with_token(0, 1000), lambda r, m, given: raising(ServerBusyError("x"))(given), "not answer again"),
+        (with_token(0, 1000), when(lambda r, m: True, output_ids=(7,)), "was different"),
+        (with_token(0, 1000), when(lambda r, m: True, top_log_probs=()), "no log prob"),
+    ],
+)
+def test_the_margin_says_why_it_is_not_there(
+    change: Callable[[Generation], Generation], answer: Change, reason: str
+) -> None:
+    finding, client = run(change_of(change)).findings[0], ScriptedClient(answer)
+    assert reason in explain(finding, client).why_no_margin  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import pytest
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import InvalidRequestError
 from pipelines.validation.__main__ import main
+from pipelines.validation.asking import ask_each
 from pipelines.validation.audit.arms import Arm, Difference
 from pipelines.validation.openai.recording import can_score, join_noise, score
 from pipelines.validation.openai.server.abilities import Abilities
 from pipelines.validation.openai.server.answers import Answer, TokenLogProbs
-from pipelines.validation.openai.server.server import ask_each
 from tests.support.scripted_http import scripted_http
 
 NOWHERE = "http://127.0.0.1:9"
@@ -59,12 +59,16 @@ def test_answers_and_errors_are_in_the_prompts_order_and_defects_are_raised() ->
             raise InvalidRequestError("refused")
         return prompt.prompt_id
 
-    counts: list[int] = []
-    found = ask_each(ask, prompts, 3, counts.append)
+    counts: list[tuple[str, int]] = []
+
+    def on_answer(name: str, num_done: int) -> None:
+        counts.append((name, num_done))
+
+    found = ask_each("x", ask, prompts, 3, on_answer)
     assert [each for each in found if isinstance(each, str)] == list("01235678")
-    assert isinstance(found[4], InvalidRequestError) and counts == list(range(1, 10))
+    assert isinstance(found[4], InvalidRequestError) and counts == [("x", number) for number in range(1, 10)]
     with pytest.raises(ZeroDivisionError):
-        ask_each(lambda prompt: 1 // 0, prompts, 3, counts.append)
+        ask_each("x", lambda prompt: 1 // 0, prompts, 3, on_answer)
 
 
 class Scoring:

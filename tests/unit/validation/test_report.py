@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import html.parser
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ from pipelines.bench.reporting.section import Section, Table, Verdict, joint_ver
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
 from pipelines.client.connection import SPECULATIVE
-from pipelines.command_line.prompts import Prompt
+from pipelines.command_line.prompts import Prompt, Prompts
 from pipelines.errors import ServerBusyError
 from pipelines.text.vocabulary import Vocabulary
 from pipelines.validation import __main__ as command
-from pipelines.validation import runs
+from pipelines.validation import own
 from pipelines.validation.exact.differences import Explanation, side_by_side
 from pipelines.validation.exact.plan import DraftLength, Pass
 from pipelines.validation.exact.proof import Finding
 from pipelines.validation.exact.run import QUICK, Limits, run_exact
+from pipelines.validation.exact.sections import COVERED, PASSES
 from pipelines.validation.report import Report, as_document, as_html, as_text
 from tests.conftest import REPOSITORY_ROOT
 from tests.unit.client.scripted_client import Change, ScriptedClient, honest
@@ -40,6 +42,7 @@ CONDITIONS: dict[str, Any] = {
     "command": "python -m x",
     "engines": {"a": 1},
 }
+RIGHT: Change = lambda request, model, given: given  # noqa: E731
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +51,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def section(verdict: Verdict) -> Section:
-    return Section(
-        "Title", verdict, "what", Table(("a", "b"), (("x", "1"), ("long", "22"))), "power", {"n": 1}
-    )
+    rows = (("x", "1"), ("long", "22"))
+    return Section("Title", verdict, "what", Table(("a", "b"), rows), "power", {"n": 1})
 
 
 @pytest.mark.parametrize(
@@ -69,65 +71,48 @@ def test_verdicts_join_so_that_nothing_bad_and_nothing_at_all_passes(
     assert joint_verdict([section(verdict) for verdict in verdicts]) == joint
 
 
-def test_a_row_has_as_many_cells_as_the_table_has_titles() -> None:
-    with pytest.raises(ValueError, match="2 cells"):
-        Table(("a", "b"), (("x",),))
-
-
 def test_a_section_is_printed_in_columns_with_its_power() -> None:
     lines = as_text(section("pass")).splitlines()
     assert lines[1:] == ["Title: PASS", "what", "a      b", "----  --", "x      1", "long  22", "power"]
     assert "INFO" not in as_text(section("info"))
+    with pytest.raises(ValueError, match="2 cells"):
+        Table(("a", "b"), (("x",),))
 
 
-def test_the_document_holds_what_machines_need() -> None:
-    document = json.loads(json.dumps(as_document(Report((section("pass"),)), CONDITIONS)))
-    assert document["verdict"] == "pass"
-    assert document["sections"][0]["figures"] == {"n": 1}
-    assert document["conditions"]["recipe"] == "demo"
-
-
-def finding(expected: Generation, actual: Generation | None, request: CompletionRequest) -> Finding:
+def shown(explanation: Explanation, vocabulary: Vocabulary | None = VOCABULARY, **changes: Any) -> Any:
+    """Return a finding side by side; without changes the answer has failed."""
+    request = CompletionRequest("<script>alert(1)</script>", max_tokens=6, top_k=3)
+    expected = replace(honest(request, SPECULATIVE), output_ids=(1, 2, 3, 4, 5, 6))
+    actual = replace(expected, **changes) if changes else None
     asked = Pass(7, SPECULATIVE, "greedy", DraftLength(4, "4"), 8, False, True, False, True)
     divergence = first_divergence(expected, actual, request) if actual else None
     error = None if actual else ServerBusyError("full")
-    return Finding(asked, Prompt("p3", "text"), request, expected, actual, divergence, error)
+    found = Finding(asked, Prompt("p3", "text"), request, expected, actual, divergence, error)
+    return side_by_side(found, explanation, vocabulary)
+
+
+OTHER = {"output_ids": (1, 2, 9, 4), "log_probs": (-1.0, -2.0, -3.0, -4.0)}
 
 
 def test_a_divergence_is_laid_side_by_side() -> None:
-    request = CompletionRequest("# nonce\n<script>alert(1)</script>", max_tokens=6, top_k=3)
-    expected = replace(honest(request, SPECULATIVE), output_ids=(1, 2, 3, 4, 5, 6))
-    actual = replace(expected, output_ids=(1, 2, 9, 4), log_probs=(-1.0, -2.0, -3.0, -4.0))
-    explanation = Explanation(0.25, alternatives=((3, -0.5), (9, -0.75)))
-    found = side_by_side(finding(expected, actual, request), explanation, VOCABULARY)
-    assert found.common == "bc"
-    assert found.parameters == "max_tokens=6, top_k=3"
-    shown = [
-        (line.position, line.expected.token_id, line.actual.token_id, line.differs) for line in found.lines
+    found = shown(Explanation(0.25, alternatives=((3, -0.5), (9, -0.75))), **OTHER)
+    assert (found.common, found.parameters) == ("bc", "max_tokens=6, top_k=3")
+    lines = [
+        (line.position, line.expected.token_id, line.actual.token_id, line.differs, line.is_first)
+        for line in found.lines
     ]
-    assert shown == [(2, 3, 9, True), (3, 4, 4, False), (4, 5, None, True), (5, 6, None, True)]
-    assert [line.is_first for line in found.lines] == [True, False, False, False]
-    assert (found.lines[0].expected.text, found.lines[0].actual.text) == ("d", "j")
-    assert found.lines[0].actual.log_prob == -3.0
-    assert "output position 2" in found.what
-    assert "'d' against 'j'" in found.what
-    assert "logit margin 0.25" in found.what
+    ended = [(place, place + 1, None, True, False) for place in (4, 5)]
+    assert lines == [(2, 3, 9, True, True), (3, 4, 4, False, False), *ended]
+    first = found.lines[0]
+    assert (first.expected.text, first.actual.text, first.actual.log_prob) == ("d", "j", -3.0)
+    for words in ("output position 2", "'d' against 'j'", "logit margin 0.25"):
+        assert words in found.what
     assert [side.text for side in found.alternatives] == ["d", "j"]
     json.dumps(found.as_document())
-    without = side_by_side(finding(expected, actual, request), Explanation(None, "no luck"), None)
-    assert without.common == "1 2"
-    assert "logit margin not available: no luck" in without.what
-
-
-def test_an_answer_that_failed_has_no_second_side() -> None:
-    request = CompletionRequest("text", max_tokens=3)
-    found = side_by_side(
-        finding(honest(request, SPECULATIVE), None, request),
-        Explanation(None, "no second answer"),
-        VOCABULARY,
-    )
-    assert found.lines == ()
-    assert found.what == "failed where the target alone answered: full"
+    without = shown(Explanation(None, "no luck"), None, **OTHER)
+    assert without.common == "1 2" and "logit margin not available: no luck" in without.what
+    failed = shown(Explanation(None, "no second answer"))
+    assert (failed.lines, failed.what) == ((), "failed where the target alone answered: full")
 
 
 class _Page(html.parser.HTMLParser):
@@ -147,71 +132,58 @@ class _Page(html.parser.HTMLParser):
 
 
 def test_the_page_shows_everything_escaped_and_loads_nothing() -> None:
-    request = CompletionRequest("<script>alert(1)</script>", max_tokens=3)
-    expected = replace(honest(request, SPECULATIVE), output_ids=(1, 2, 3))
-    actual = replace(expected, output_ids=(1, 9, 3))
-    explanation = Explanation(0.5, alternatives=((2, -0.125),))
-    found = side_by_side(finding(expected, actual, request), explanation, VOCABULARY)
+    found = shown(Explanation(0.5, alternatives=((2, -0.125),)), **OTHER)
     source = as_html(Report((section("fail"), section("info")), (found,), 31), CONDITIONS)
     page = _Page(source)
-    tags = {tag for tag, _ in page.tags}
-    assert not tags & {"script", "link", "img", "iframe"}
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe"}
     assert not re.findall(r"(?:src|href|url\(|@import|https?:)", source)
-    for text in (
+    texts = (
         "<script>alert(1)</script>",
         "Title",
         "power",
         "The first 1 of 31",
         "logit margin 0.5",
         "-0.125000",
-    ):
+    )
+    for text in (*texts, "FAIL", '{"a": 1}'):
         assert text in page.text
-    rows = [attributes.get("class") for tag, attributes in page.tags if tag == "tr"]
-    assert "differs first" in rows
-    assert "FAIL" in page.text
-    assert '{"a": 1}' in page.text  # the conditions
+    assert "differs first" in [attributes.get("class") for tag, attributes in page.tags if tag == "tr"]
     passing = as_html(Report((section("pass"),)), CONDITIONS)
-    assert "Answers that differ" not in passing
-    assert "PASS" in passing
+    assert "PASS" in passing and "Answers that differ" not in passing
 
 
-def exact(change: Change) -> Report:
-    client = ScriptedClient(change)
-    report = run_exact(QUICK, PROMPTS, Limits(2, 5, "adaptive"), [client] * 5, VOCABULARY, "nonce")
+def exact(change: Change) -> tuple[Report, dict[str, Section]]:
+    client: Any = ScriptedClient(change)
+    report = run_exact(QUICK, PROMPTS, Limits(2, 5, "adaptive"), client, VOCABULARY, "nonce")
     assert len(report.divergences) == min(20, report.num_divergences)
-    return report
-
-
-def by_title(report: Report) -> dict[str, Section]:
-    return {each.title: each for each in report.sections}
+    return report, {each.title: each for each in report.sections}
 
 
 def test_the_sections_of_a_proof_that_passes_say_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
-    report = exact(lambda request, model, given: given)
-    assert joint_verdict(report.sections) == "pass"
-    assert report.num_divergences == 0
-    parts = by_title(report)
+    report, parts = exact(RIGHT)
+    assert (joint_verdict(report.sections), report.num_divergences) == ("pass", 0)
     equality = parts["Equality with the target alone"]
     figures = equality.document
-    assert [group["name"] for group in figures["groups"]] == ["greedy", "seeded"]
-    assert [group["prompts"] for group in figures["groups"]] == [24, 24]
+    assert [(group["name"], group["prompts"]) for group in figures["groups"]] == [
+        ("greedy", 24),
+        ("seeded", 24),
+    ]
     assert figures["tokens_compared"] == sum(group["tokens"] for group in figures["groups"])
     assert "11.73% of prompts would have been detected with 95%" in equality.power
-    covered = parts["What was covered"].table
+    covered = parts[COVERED].table
     assert covered is not None
     levels = [row[:2] for row in covered.rows]
     assert [level for name, level in levels if name == "num_draft_tokens"] == ["0", "1", "2", "adaptive"]
     assert [level for name, level in levels if name == "model"] == ["generate", "ensemble"]
-    assert ("concurrent requests", "4") in levels
-    assert ("prefix cache", "cold") in levels
+    assert {("concurrent requests", "4"), ("prefix cache", "cold")} <= set(levels)
     assert all(int(row[3].replace(",", "")) > 0 for row in covered.rows)
-    passes = parts["Passes"].document["passes"]
+    passes = parts[PASSES].document["passes"]
     assert figures["tokens_compared"] == sum(
         each["tokens_compared"] for each in passes if each["model"] != "generate_target"
     )
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 + len(passes)
-    json.dumps(as_document(report, CONDITIONS))
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(passes)
+    document = json.loads(json.dumps(as_document(report, CONDITIONS)))
+    assert document["verdict"] == "pass" and document["conditions"]["recipe"] == "demo"
 
 
 def test_the_sections_of_a_proof_that_fails_show_the_divergences() -> None:
@@ -220,32 +192,50 @@ def test_the_sections_of_a_proof_that_fails_show_the_divergences() -> None:
             return replace(given, output_ids=(*given.output_ids[:3], 99, *given.output_ids[4:]))
         return given
 
-    report = exact(slip)
-    parts = by_title(report)
+    report, parts = exact(slip)
     assert joint_verdict(report.sections) == parts["Equality with the target alone"].verdict == "fail"
     assert parts["The target alone under load"].verdict == "pass"
-    shown = parts["Equality with the target alone"].document["divergences"]
-    assert len(shown) == 20 < report.num_divergences
-    assert {entry["lines"][0]["position"] for entry in shown} == {3}
-    assert {entry["lines"][0]["actual"]["token_id"] for entry in shown} == {99}
-    covered = parts["What was covered"].table
+    found = parts["Equality with the target alone"].document["divergences"]
+    assert len(found) == 20 < report.num_divergences
+    firsts = {(each["lines"][0]["position"], each["lines"][0]["actual"]["token_id"]) for each in found}
+    assert firsts == {(3, 99)}
+    covered = parts[COVERED].table
     assert covered is not None
-    differ = {row[:2]: row[5] for row in covered.rows}
-    assert differ["num_draft_tokens", "0"] == "0"
-    with_draft = [int(differ["num_draft_tokens", length]) for length in "12"]
-    assert min(with_draft) > 0
-    assert sum(with_draft) == report.num_divergences
+    differ = {row[1]: int(row[5]) for row in covered.rows if row[0] == "num_draft_tokens"}
+    assert differ["0"] == 0 < min(differ["1"], differ["2"])
+    assert differ["1"] + differ["2"] == report.num_divergences
 
 
 def test_a_target_that_depends_on_the_load_fails_a_section_of_its_own() -> None:
+    counter = iter(range(10**6))
+
     def drift(request: CompletionRequest, model: str, given: Generation) -> Generation:
         is_reference = model != SPECULATIVE and request.max_tokens == QUICK.max_tokens
         return replace(given, text=f"{next(counter)}") if is_reference else given
 
-    counter = iter(range(10**6))
-    parts = by_title(exact(drift))
-    assert parts["The target alone under load"].verdict == "fail"
-    assert "depend on the batch" in parts["The target alone under load"].summary
+    alone = exact(drift)[1]["The target alone under load"]
+    assert alone.verdict == "fail" and "depend on the batch" in alone.summary
+
+
+def fixed(request: CompletionRequest, model: str, given: Generation) -> Generation:
+    """Answer as a server whose draft length is set to 2 while it runs, which no parameter of a model says."""
+    counts = {"total_draft_tokens": 4, "total_accepted_draft_tokens": 2}
+    is_it = model != "generate_target" and request.num_draft_tokens is None
+    return replace(given, draft_length="2", **counts) if is_it else given
+
+
+@pytest.mark.parametrize(("change", "length"), [(RIGHT, "adaptive"), (fixed, "the server's 2")])
+def test_the_server_is_asked_what_its_own_draft_length_is(
+    change: Change, length: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own.Client, "connect", lambda url: ScriptedClient(change))
+    prompts = Prompts("made", {"text": PROMPTS})
+    report, conditions = own.verify_own("grpc://127.0.0.1:1", "demo", QUICK, prompts, "", [])
+    assert (joint_verdict(report.sections), conditions["prompts"]["source"]) == ("pass", "made")
+    (passes,) = (each.document["passes"] for each in report.sections if each.title == PASSES)
+    lengths = {(each["num_draft_tokens"], each["draft_length"]) for each in passes}
+    assert lengths == {(None, ""), (0, "0"), (1, "1"), (2, "2"), (None, length)}
+    assert f"<td>{length}</td>" in html.unescape(as_html(report, conditions))
 
 
 @pytest.fixture
@@ -253,63 +243,64 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     """Make the command line ask a function instead of a server."""
 
     def install(change: Change) -> None:
-        @contextmanager
-        def server(url: str, recipe: str) -> Iterator[str]:
-            yield "grpc://127.0.0.1:1"
-
-        client = ScriptedClient(change)
-        monkeypatch.setattr(command, "running_server", server)
-        monkeypatch.setattr(runs.Client, "connect", lambda url: client)
+        monkeypatch.setattr(command, "running_server", lambda url, recipe: nullcontext("grpc://127.0.0.1:1"))
+        monkeypatch.setattr(own.Client, "connect", lambda url: ScriptedClient(change))
         # A function has no distribution: it always gives the same answer.
-        monkeypatch.setattr(runs, "_test_distribution", lambda prompts, limits, clients: [section("pass")])
+        monkeypatch.setattr(own, "_draw", lambda prompts, limits, client: None)
+        monkeypatch.setattr(own, "judge", lambda draws: [section("pass")])
 
     return install
 
 
+def wrong(request: CompletionRequest, model: str, given: Generation) -> Generation:
+    return replace(given, text="?") if model == SPECULATIVE and request.max_tokens == 9 else given
+
+
+def busy(request: CompletionRequest, model: str, given: Generation) -> Generation:
+    if model == SPECULATIVE and request.max_tokens == 9 and request.temperature:
+        raise ServerBusyError("full")
+    return given
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "verdict"), [(RIGHT, 0, "pass"), (wrong, 1, "fail"), (busy, 3, "inconclusive")]
+)
 def test_exit_codes_tell_pass_fail_and_inconclusive(
-    scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Change,
+    code: int,
+    verdict: str,
+    scripted: Callable[[Change], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = tmp_path / "deep" / "verify.html"
     arguments = ["--quick", "--json", "--max-tokens", "9", "--html", str(page)]
-
-    def wrong(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        return replace(given, text="?") if model == SPECULATIVE and request.max_tokens == 9 else given
-
-    def busy(request: CompletionRequest, model: str, given: Generation) -> Generation:
-        if model == SPECULATIVE and request.max_tokens == 9 and request.temperature:
-            raise ServerBusyError("full")
-        return given
-
-    right: Change = lambda request, model, given: given  # noqa: E731
-    for change, code, verdict in ((right, 0, "pass"), (wrong, 1, "fail"), (busy, 3, "inconclusive")):
-        scripted(change)
-        assert command.main(arguments) == code
-        printed = capsys.readouterr().out
-        document = json.loads(printed.splitlines()[-1])
-        assert document["verdict"] == verdict
-        # a quick run has no distributions
-        assert "Title" not in [each["title"] for each in document["sections"]]
-        assert document["conditions"]["triton_version"] == "2.51.0"
-        assert document["conditions"]["command"].endswith(" ".join(arguments))
-        assert f"{verdict.upper()}; wrote the report to {page}" in printed
-        assert f"<title>{verdict}" in page.read_text(encoding="utf-8")
-        assert ("first difference (text)" in printed) is (verdict == "fail")
+    scripted(change)
+    assert command.main(arguments) == code
+    printed = capsys.readouterr().out
+    document = json.loads(printed.splitlines()[-1])
+    assert document["verdict"] == verdict
+    assert "Title" not in [each["title"] for each in document["sections"]], "a quick run has no distributions"
+    assert document["conditions"]["triton_version"] == "2.51.0"
+    assert document["conditions"]["command"].endswith(" ".join(arguments))
+    assert f"{verdict.upper()}; wrote the report to {page}" in printed
+    assert f"<title>{verdict}" in page.read_text(encoding="utf-8")
+    assert ("first difference (text)" in printed) is (verdict == "fail")
 
 
 STOPPED = """
 import itertools, os, signal, sys
 from contextlib import nullcontext
-from pipelines.validation import __main__ as command, runs
-from tests.conftest import REPOSITORY_ROOT
+from pipelines.validation import __main__ as command, own
 from tests.unit.client.scripted_client import ScriptedClient
 
 def stop_after_a_while(request, model, given, counter=itertools.count(1)):
-    if model == "generate_target" and request.max_tokens == 9 and next(counter) == 100:
+    if model == "generate" and request.max_tokens == 9 and next(counter) == 100:
         os.kill(os.getpid(), signal.SIGTERM)
     return given
 
 client = ScriptedClient(stop_after_a_while)
-runs.Client.connect = lambda url: client
+own.Client.connect = lambda url: client
 command.running_server = lambda url, recipe: nullcontext("grpc://127.0.0.1:1")
 sys.exit(command.main(["--quick", "--json", "--max-tokens", "9", "--html", sys.argv[1]]))
 """
@@ -333,11 +324,11 @@ def test_a_stopped_proof_reports_what_it_has(tmp_path: Path) -> None:
 def test_too_few_prompts_for_a_release_are_inconclusive(
     scripted: Callable[[Change], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scripted(lambda request, model, given: given)
+    scripted(RIGHT)
     few = ["--num-prompts", "4", "--max-tokens", "9", "--html", str(tmp_path / "page.html")]
     assert command.main(few) == 3
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-1].startswith("INCONCLUSIVE; wrote the report to ")
+    assert printed.splitlines()[-1].startswith("INCONCLUSIVE; wrote the report to "), "JSON without --json"
     assert "295 more prompts are needed" in printed
     assert "more tokens are needed, 200,000 in all" in printed
     assert "Title: PASS" in printed  # the distribution without a seed belongs to a release
@@ -358,12 +349,11 @@ def test_no_server_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
         ["--num-prompts", "100000"],
         ["--max-tokens", "0"],
         ["--prompts", "absent.jsonl"],
-        ["--against", "http://127.0.0.1:9"],
+        ["--quick", "--only", "distribution"],
         ["--model", "m"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
-    assert caught.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    assert caught.value.code == 2 and "error:" in capsys.readouterr().err

@@ -6,7 +6,6 @@ and reports can see.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,15 +82,3 @@ def read_key(file: Path | None, variable: str) -> str:
             remedy="write the key alone into the file or the variable",
         )
     return key
-
-
-def read_fields(text: str) -> dict[str, Any]:
-    """Read the fields that each request carries.
-
-    Raises:
-        ValueError: The text is no JSON object.
-    """
-    fields = json.loads(text)
-    if not isinstance(fields, dict):
-        raise ValueError("not a JSON object")
-    return fields

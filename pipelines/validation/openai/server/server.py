@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from pipelines.command_line.prompts import Prompt
 from pipelines.errors import DraftproofError, VerificationError
@@ -16,7 +15,6 @@ from pipelines.validation.openai.server.abilities import CHAT, COMPLETIONS, draf
 from pipelines.validation.openai.server.answers import Answer, change_of_server, join_events, read_answer
 from pipelines.validation.openai.server.connection import Connection
 from pipelines.validation.openai.server.endpoint import Endpoint
-from pipelines.validation.stopping import stoppable
 
 
 class OpenAIServer:
@@ -166,39 +164,3 @@ class Question:
     feature: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     with_log_probs: bool = True
-
-
-_Question = TypeVar("_Question")
-_Result = TypeVar("_Result")
-
-
-def ask_each(
-    ask: Callable[[_Question], _Result],
-    questions: Sequence[_Question],
-    num_at_once: int,
-    on_answer: Callable[[int], None],
-) -> list[_Result | DraftproofError]:
-    """Ask all questions with so many concurrent requests.
-
-    Args:
-        ask: Returns an answer, or raises a DraftproofError.
-        questions: What to ask.
-        num_at_once: Number of concurrent requests.
-        on_answer: Called with the number of answers so far.
-
-    Returns:
-        Answers, or errors, in the order of the questions.
-    """
-    pool = ThreadPoolExecutor(num_at_once)
-    try:
-        futures = [pool.submit(stoppable(ask), question) for question in questions]
-        answers: list[_Result | DraftproofError] = []
-        for future in futures:
-            error = future.exception()
-            if error is not None and not isinstance(error, DraftproofError):
-                raise error
-            answers.append(future.result() if error is None else error)
-            on_answer(len(answers))
-        return answers
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
