@@ -157,7 +157,7 @@ STILL_ABOVE = {
     "router": 4_000,
     "triton": 4_000,
     "front door": 3_878,
-    "validation": 3_894,
+    "validation": 3_750,
     "canary": 3_177,
     "bench": 1_925,
     "deploy": 2_260,
@@ -167,7 +167,7 @@ STILL_ABOVE = {
     "GPU track": 3_866,
 }
 
-TEST_LINES = 68_612  # on the way to size.TEST_LINES
+TEST_LINES = 68_257  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
