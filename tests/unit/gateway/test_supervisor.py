@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,34 +14,215 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
+from pipelines.deploy.ports import Endpoint, Ports
+from pipelines.deploy.triton.models import PAIR_FILE
+from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
+    DraftproofError,
     ProcessEndedError,
     RepositoryError,
     RequestCancelledError,
     ServerStartError,
     ServerUnavailableError,
 )
+from pipelines.triton.gateway.open_calls import OpenCalls
+from pipelines.triton.supervision import heartbeat
 from pipelines.triton.supervision import supervisor as supervising
+from pipelines.triton.supervision.supervisor import Supervisor
 from tests.unit.gateway.running_gateway import until
-from tests.unit.gateway.supervised_triton import ENSEMBLE, Process, opened, served, supervised
 
-__all__ = ["supervised"]
+BOTH = frozenset({"generate", "speculative"})
+ENSEMBLE = 'platform: "ensemble"\nstep [{\n  model_name: "speculative"\n}]\n'
 
 
-def test_ready_are_the_models_of_the_start(supervised: Any) -> None:
+class Process:
+    """A process of Triton."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.is_silent = False
+        self.met_its_race = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended.done()
+
+    def end(self, exit_code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(exit_code)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    async def clear(self) -> None:
+        self.kill()
+
+    async def stop(self, patience_s: float) -> None:
+        self.end(0)
+
+
+class ModelProcess:
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.is_alive = True
+        self.is_stopped = False
+
+    def kill(self) -> None:
+        self.is_alive = False
+
+
+class World:
+    """Triton, its process and its models' processes, as a test wants them, and their supervisor.
+
+    Attributes:
+        ready: Models that Triton reports as ready.
+        models: Maps each model to its process.
+        started: Every process of Triton that was started.
+        controlled: Models that were loaded and unloaded.
+        holds: Models that Triton never finishes to unload.
+        refusal: The error of loading.
+        fails_to_start: What the next starts print before they end.
+        stopping: Ends the supervisor.
+    """
+
+    server_key = "key"
+    supervisor: Supervisor
+
+    def __init__(self, ready: frozenset[str] = BOTH, fails_to_start: tuple[str, ...] = ()) -> None:
+        self.ready = set(ready)
+        self.models = {name: ModelProcess(name) for name in BOTH}
+        self.started: list[Process] = []
+        self.controlled: list[str] = []
+        self.holds: set[str] = set()
+        self.refusal: DraftproofError | None = None
+        self.fails_to_start = list(fails_to_start)
+        self.stopping = asyncio.Event()
+        self.calls = OpenCalls()
+
+    async def ready_models(self) -> set[str]:
+        return self.ready if self.started and not self.started[-1].has_ended else set()
+
+    async def is_ready(self, model: str) -> bool:
+        return model in self.ready
+
+    async def index(self) -> list[dict[str, str]]:
+        states = dict.fromkeys(self.ready, "READY") | dict.fromkeys(self.holds, "UNLOADING")
+        return [{"name": name, "state": state} for name, state in states.items()]
+
+    async def is_live(self) -> bool:
+        process = self.started[-1]
+        while process.is_silent and not process.has_ended:
+            await asyncio.sleep(0.01)
+        return not process.has_ended
+
+    async def control(self, model: str, action: str) -> None:
+        self.controlled.append(f"{action} {model}")
+        if self.refusal is not None:
+            raise self.refusal
+        if action == "load":
+            self.models[model] = ModelProcess(model)
+
+    async def ask(self, method: str, name: str) -> Any:
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.name = name
+        return reply
+
+    async def responses(self, message: Any) -> AsyncIterator[Any]:
+        """Answer a ping."""
+        yield service_pb2.ModelStreamInferResponse()
+
+    def start(self, command: object, place: object) -> Process:
+        self.started.append(Process())
+        self.models = {model: ModelProcess(model) for model in self.models}
+        if self.fails_to_start:
+            self.started[-1].met_its_race = self.fails_to_start.pop(0) == "race"
+            self.started[-1].end(1)
+        return self.started[-1]
+
+    def opened(self, model: str) -> asyncio.Task[None]:
+        """Return an open request that ends with its model."""
+        return asyncio.create_task(self.calls.run(model, asyncio.sleep(60)))
+
+    async def served(self) -> None:
+        """Wait until requests are let in."""
+
+        def is_open() -> bool:
+            with contextlib.suppress(ServerUnavailableError):
+                self.supervisor.check_open("generate")
+                return True
+            return False
+
+        await until(is_open)
+
+    async def replaced(self) -> None:
+        """Wait until the process of ``speculative`` was replaced."""
+        await until(lambda: self.supervisor.num_replaced == {"speculative": 1})
+
+
+@contextlib.asynccontextmanager
+async def supervised(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, drain_s: int = 0, front_door: Any = None, **world: Any
+) -> AsyncIterator[World]:
+    repository = directory / "model_repository"
+    configs = {"generate": "", "speculative": "", "trial": "", "ensemble": ENSEMBLE}
+    for name, config in configs.items():
+        (repository / name).mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
+    for name in ("trial", "ensemble"):
+        (repository / name / PAIR_FILE).write_text('{"loads_at_start": false}')
+    made = World(**world)
+    monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
+    monkeypatch.setattr(supervising, "TritonProcess", made.start)
+    monkeypatch.setattr(supervising, "find_model_processes", lambda prefix: list(made.models.values()))
+    endpoint = Endpoint(Ports.free(), exit_timeout_s=0, drain_s=drain_s)
+    triton: Any = made
+    process: Any = made.start(None, None)
+    made.supervisor = Supervisor(
+        directory, endpoint, TritonPlace.make(directory), triton, made.calls, process, made.stopping
+    )
+    running = asyncio.create_task(made.supervisor.run(front_door))
+    try:
+        yield made
+    finally:
+        made.stopping.set()
+        await asyncio.wait_for(running, 10)
+
+
+def supervises(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of a coroutine whose first argument is a world that is served."""
+
+    @functools.wraps(scenario)
+    def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
+        async def run() -> None:
+            async with supervised(tmp_path, monkeypatch) as world:
+                await world.served()
+                await scenario(world, monkeypatch, **others)
+
+        asyncio.run(run())
+
+    others = list(inspect.signature(scenario).parameters.values())[2:]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    fixtures = [inspect.Parameter(name, kind) for name in ("tmp_path", "monkeypatch")]
+    test.__signature__ = inspect.Signature([*fixtures, *others])  # type: ignore[attr-defined]
+    return test
+
+
+def test_ready_are_the_models_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
+        async with supervised(tmp_path, monkeypatch) as world:
+            supervisor = world.supervisor
             assert not await supervisor.is_ready()
             with pytest.raises(ServerUnavailableError, match="the server is starting"):
                 supervisor.check_open("generate")
-            await served(supervisor)
+            await world.served()
             assert await supervisor.is_ready()
             world.ready.add("trial")
             assert await supervisor.is_ready() and await supervisor.is_model_ready("trial")
             world.ready = {"generate", "trial"}
             assert not await supervisor.is_ready(), "a model of the start is missing"
             assert not await supervisor.is_model_ready("speculative")
-            world.ready = {"generate", "speculative"}
+            world.ready = set(BOTH)
             assert await supervisor.is_ready()
             world.stopping.set()
             assert not await supervisor.is_ready()
@@ -49,283 +232,238 @@ def test_ready_are_the_models_of_the_start(supervised: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_an_ensemble_answers_no_longer_than_its_steps(supervised: Any, tmp_path: Path) -> None:
+@supervises
+async def test_an_ensemble_answers_no_longer_than_its_steps(world: World, monkeypatch: Any) -> None:
     """Triton reports it as ready, and would let its clients wait for ever."""
-    config = tmp_path / "model_repository" / "ensemble" / "config.pbtxt"
-    config.parent.mkdir(parents=True)
-    config.write_text(ENSEMBLE)
-
-    async def scenario() -> None:
-        async with supervised(ready={"generate", "speculative", "ensemble"}) as (world, supervisor, calls):
-            await served(supervisor)
-            assert await supervisor.is_model_ready("ensemble")
-            asked = opened(calls, "ensemble")
-            world.models["speculative"].is_alive = False
-            assert not await supervisor.is_model_ready("ensemble")
-            with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
-                while True:
-                    supervisor.check_open("ensemble")
-                    await asyncio.sleep(0)
-            await until(lambda: supervisor.num_replaced == {"speculative": 1})
-            with pytest.raises(ProcessEndedError, match="model speculative"):
-                await asked
-            assert world.controlled == ["unload speculative", "load speculative"]
-            assert await supervisor.is_model_ready("ensemble")
+    world.ready.add("ensemble")
+    supervisor = world.supervisor
+    assert await supervisor.is_model_ready("ensemble")
+    asked = world.opened("ensemble")
+    world.models["speculative"].is_alive = False
+    assert not await supervisor.is_model_ready("ensemble")
+    with pytest.raises(ServerUnavailableError, match="the model is being replaced"):
+        while True:
             supervisor.check_open("ensemble")
-
-    asyncio.run(scenario())
-
-
-def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, calls):
-            await served(supervisor)
-            asked, other = opened(calls, "speculative"), opened(calls, "generate")
-            await until(lambda: calls.num_open == 2)
-            world.models["speculative"].is_alive = False
-            assert supervisor.unanswering == {"speculative"}, "seen without a look"
-            assert not await supervisor.is_ready() and not await supervisor.is_model_ready("speculative")
-            await until(lambda: supervisor.num_replaced == {"speculative": 1})
-            assert world.controlled == ["unload speculative", "load speculative"]
-            with pytest.raises(ProcessEndedError, match="speculative"):
-                await asked
-            assert not other.done()
-            await until(lambda: supervisor.unanswering == set())
-            assert await supervisor.is_ready()
-            assert (calls.num_open, len(world.started), supervisor.num_restarts) == (1, 1, 0)
-
-    asyncio.run(scenario())
+            await asyncio.sleep(0)
+    await world.replaced()
+    with pytest.raises(ProcessEndedError, match="model speculative"):
+        await asked
+    assert world.controlled == ["unload speculative", "load speculative"]
+    assert await supervisor.is_model_ready("ensemble")
+    supervisor.check_open("ensemble")
 
 
-def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
-    supervised: Any, monkeypatch: pytest.MonkeyPatch
+@supervises
+async def test_a_model_whose_process_ended_is_replaced_and_its_requests_end(
+    world: World, monkeypatch: Any
+) -> None:
+    asked, other = world.opened("speculative"), world.opened("generate")
+    await until(lambda: world.calls.num_open == 2)
+    world.models["speculative"].is_alive = False
+    assert world.supervisor.unanswering == {"speculative"}, "seen without a look"
+    assert not await world.supervisor.is_ready()
+    await world.replaced()
+    assert world.controlled == ["unload speculative", "load speculative"]
+    with pytest.raises(ProcessEndedError, match="speculative"):
+        await asked
+    assert not other.done()
+    await until(lambda: world.supervisor.unanswering == set())
+    assert await world.supervisor.is_ready()
+    assert (world.calls.num_open, len(world.started), world.supervisor.num_restarts) == (1, 1, 0)
+
+
+@supervises
+async def test_a_silent_triton_keeps_nobody_from_looking_at_its_models(
+    world: World, monkeypatch: Any
 ) -> None:
     """While its ping was awaited, the time counted as silence of the models: one was killed in a burst."""
     monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.01)
-
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
-            await served(supervisor)
-            world.started[-1].is_silent = True
-            await asyncio.sleep(0.2)
-            world.models["speculative"].is_alive = False
-            await until(lambda: supervisor.num_replaced == {"speculative": 1})
-
-    asyncio.run(scenario())
+    world.started[-1].is_silent = True
+    await asyncio.sleep(0.2)
+    world.models["speculative"].is_alive = False
+    await world.replaced()
 
 
-def test_a_model_that_hangs_is_killed_and_replaced(supervised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.INTERVAL_S", 0.0)
-    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.SILENT_AFTER_S", 0.1)
-    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.HANGS_AFTER_S", 0.3)
+@supervises
+async def test_a_model_that_hangs_is_killed_and_replaced(world: World, monkeypatch: Any) -> None:
+    for name, seconds in (("INTERVAL_S", 0.0), ("SILENT_AFTER_S", 0.1), ("HANGS_AFTER_S", 0.3)):
+        monkeypatch.setattr(heartbeat, name, seconds)
+    hanging = world.models["speculative"]
 
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
-            await served(supervisor)
-            hanging = world.models["speculative"]
+    async def responses(message: Any) -> AsyncIterator[Any]:
+        if message.model_name == "speculative" and world.models["speculative"] is hanging:
+            await asyncio.sleep(60)
+        yield service_pb2.ModelStreamInferResponse()
 
-            async def responses(message: Any) -> AsyncIterator[Any]:
-                if message.model_name == "speculative" and world.models["speculative"] is hanging:
-                    await asyncio.sleep(60)
-                yield service_pb2.ModelStreamInferResponse()
-
-            monkeypatch.setattr(world, "responses", responses)
-            await until(lambda: "speculative" in supervisor.unanswering)
-            assert hanging.is_alive and not await supervisor.is_ready(), "not asked before it is killed"
-            await until(lambda: supervisor.num_replaced == {"speculative": 1})
-            assert not hanging.is_alive
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(world, "responses", responses)
+    await until(lambda: "speculative" in world.supervisor.unanswering)
+    assert hanging.is_alive and not await world.supervisor.is_ready(), "not asked before it is killed"
+    await world.replaced()
+    assert not hanging.is_alive
 
 
-def test_a_model_whose_process_is_paused_does_not_answer(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
-            await served(supervisor)
-            world.models["speculative"].is_stopped = True
-            assert supervisor.unanswering == {"speculative"} and not await supervisor.is_ready()
-            world.models["speculative"].is_stopped = False
-            assert await supervisor.is_ready() and world.controlled == []
-
-    asyncio.run(scenario())
+@supervises
+async def test_a_model_whose_process_is_paused_does_not_answer(world: World, monkeypatch: Any) -> None:
+    world.models["speculative"].is_stopped = True
+    assert world.supervisor.unanswering == {"speculative"} and not await world.supervisor.is_ready()
+    world.models["speculative"].is_stopped = False
+    assert await world.supervisor.is_ready() and world.controlled == []
 
 
 def test_a_triton_that_is_silent_for_long_is_started_anew(
-    supervised: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "_SEARCH_INTERVAL_S", 0.05)
-    monkeypatch.setattr("pipelines.triton.supervision.heartbeat.TRITON_HANGS_AFTER_S", 1.0)
+    monkeypatch.setattr(heartbeat, "TRITON_HANGS_AFTER_S", 1.0)
 
     async def scenario() -> None:
-        async with supervised(ready=set()) as (world, supervisor, _):
+        async with supervised(tmp_path, monkeypatch, ready=frozenset()) as world:
             await asyncio.sleep(1.5)  # it loads for longer than that
-            await until(lambda: bool(world.started))
             world.started[0].is_silent = True
-            world.ready = {"generate", "speculative"}
-            await served(supervisor)
+            world.ready = set(BOTH)
+            await world.served()
             await asyncio.sleep(0.3)
             assert not world.started[0].has_ended, "one question without an answer is no hang"
             await until(lambda: len(world.started) == 2)
-            await served(supervisor)
-            assert supervisor.num_restarts == 1
+            await world.served()
+            assert world.supervisor.num_restarts == 1
 
     asyncio.run(scenario())
 
 
-def test_a_model_that_cannot_be_replaced_means_another_triton(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised(refusal=RepositoryError("it cannot be loaded")) as (world, supervisor, _):
-            await served(supervisor)
-            world.models["speculative"].is_alive = False
-            await until(lambda: len(world.started) == 2)
-            await served(supervisor)
-            assert (supervisor.num_restarts, supervisor.num_replaced) == (1, {})
-
-    asyncio.run(scenario())
+@supervises
+async def test_a_model_that_cannot_be_replaced_means_another_triton(world: World, monkeypatch: Any) -> None:
+    world.refusal = RepositoryError("it cannot be loaded")
+    world.models["speculative"].is_alive = False
+    await until(lambda: len(world.started) == 2)
+    await world.served()
+    assert (world.supervisor.num_restarts, world.supervisor.num_replaced) == (1, {})
 
 
-def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_triton_alone(
-    supervised: Any, monkeypatch: pytest.MonkeyPatch
+@supervises
+async def test_a_replacement_that_fails_because_triton_ended_leaves_the_next_triton_alone(
+    world: World, monkeypatch: Any
 ) -> None:
     """A process that is killed may take Triton with it; the server ended instead of starting another one."""
 
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
+    async def within(timeout_s: float, reload: Coroutine[Any, Any, None]) -> None:
+        """End with an error of its own, although it is cancelled."""
+        reload.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await until(lambda: len(world.started) == 2)
+        raise ServerUnavailableError("Triton does not answer")
 
-            async def within(timeout_s: float, reload: Coroutine[Any, Any, None]) -> None:
-                """End with an error of its own, although it is cancelled."""
-                reload.close()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(60)
-                await until(lambda: len(world.started) == 2)
-                raise ServerUnavailableError("Triton does not answer")
-
-            monkeypatch.setattr(supervising, "within", within)
-            await served(supervisor)
-            world.models["speculative"].is_alive = False
-            await until(lambda: bool(supervisor._replacing))
-            await asyncio.sleep(0.1)
-            world.started[0].end(-6)
-            await until(lambda: len(world.started) == 2)
-            await asyncio.sleep(0.1)
-            assert not world.started[1].has_ended
-            await served(supervisor)
-            assert await supervisor.is_ready()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(supervising, "within", within)
+    world.models["speculative"].is_alive = False
+    await until(lambda: bool(world.supervisor._replacing))
+    await asyncio.sleep(0.1)
+    world.started[0].end(-6)
+    await until(lambda: len(world.started) == 2)
+    await asyncio.sleep(0.1)
+    assert not world.started[1].has_ended
+    await world.served()
+    assert await world.supervisor.is_ready()
 
 
-def test_a_model_that_was_unloaded_is_not_brought_back(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
-            await served(supervisor)
-            world.ready.discard("speculative")
-            world.models.pop("speculative").is_alive = False
-            await until(lambda: "speculative" not in supervisor.models)
-            assert world.controlled == []
-            await supervisor.control("generate", "unload")
-            assert world.controlled == ["unload generate"]
-
-    asyncio.run(scenario())
+@supervises
+async def test_a_model_that_was_unloaded_is_not_brought_back(world: World, monkeypatch: Any) -> None:
+    world.ready.discard("speculative")
+    world.models.pop("speculative").is_alive = False
+    await until(lambda: "speculative" not in world.supervisor.models)
+    assert world.controlled == []
+    await world.supervisor.control("generate", "unload")
+    assert world.controlled == ["unload generate"]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
-    supervised: Any, monkeypatch: pytest.MonkeyPatch, is_held: bool
+@supervises
+async def test_a_model_that_cannot_be_unloaded_because_its_process_was_killed_means_another_triton(
+    world: World, monkeypatch: Any, is_held: bool
 ) -> None:
     monkeypatch.setattr(supervising, "UNLOADS_WITHIN_S", 0.05)
-
-    async def scenario() -> None:
-        async with supervised(holds={"speculative"} if is_held else set()) as (world, supervisor, _):
-            await served(supervisor)
-            process = world.models.pop("speculative")
-            world.ready.discard("speculative")
-            await supervisor.control("speculative", "unload")
-            await asyncio.sleep(0.2)  # Triton waits for requests in flight
-            assert len(world.started) == 1
-            process.is_alive = False
-            if is_held:
-                await until(lambda: len(world.started) == 2)
-            else:
-                await until(lambda: all(task.done() for task in supervisor._unloading.values()))
-            assert len(world.started) == 1 + is_held
-
-    asyncio.run(scenario())
+    world.holds = {"speculative"} if is_held else set()
+    process = world.models.pop("speculative")
+    world.ready.discard("speculative")
+    await world.supervisor.control("speculative", "unload")
+    await asyncio.sleep(0.2)  # Triton waits for requests in flight
+    assert len(world.started) == 1
+    process.is_alive = False
+    if is_held:
+        await until(lambda: len(world.started) == 2)
+    else:
+        await until(lambda: all(task.done() for task in world.supervisor._unloading.values()))
+    assert len(world.started) == 1 + is_held
 
 
-def test_a_triton_that_ends_is_started_anew_and_its_requests_end(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, calls):
-            await served(supervisor)
-            asked = [opened(calls, model) for model in ("generate", "speculative")]
-            await until(lambda: calls.num_open == 2)
-            world.started[0].end(-9)
-            await until(lambda: len(world.started) == 2)
-            for each in asked:
-                with pytest.raises(ServerUnavailableError, match="-9"):
-                    await each
-            await served(supervisor)
-            assert supervisor.num_restarts == 1
-
-    asyncio.run(scenario())
-
-
-def test_one_that_ends_again_and_again_is_given_up(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, _):
-            for number in range(6):
-                await until(lambda number=number: len(world.started) == number + 1)
-                await served(supervisor)
-                world.started[-1].end(1)
-
-    with pytest.raises(ServerStartError, match="keeps crashing"):
-        asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(("starts", "num_started"), [(["race"] * 2, 3), (["race"] * 3, 3), (["broken"], 1)])
-def test_a_start_is_tried_again_for_its_race_alone(
-    supervised: Any, starts: list[str], num_started: int
+@supervises
+async def test_a_triton_that_ends_is_started_anew_and_its_requests_end(
+    world: World, monkeypatch: Any
 ) -> None:
-    async def scenario() -> list[Process]:
-        async with supervised(fails_to_start=list(starts)) as (world, supervisor, _):
-            await until(lambda: len(world.started) == num_started)
-            if len(starts) < num_started:
-                await served(supervisor)
-            else:
-                await asyncio.sleep(0.2)
-            return list(world.started)
+    asked = [world.opened(model) for model in BOTH]
+    await until(lambda: world.calls.num_open == 2)
+    world.started[0].end(-9)
+    await until(lambda: len(world.started) == 2)
+    for each in asked:
+        with pytest.raises(ServerUnavailableError, match="-9"):
+            await each
+    await world.served()
+    assert world.supervisor.num_restarts == 1
 
-    if len(starts) < num_started:
-        assert len(asyncio.run(scenario())) == num_started
+
+@supervises
+async def _end_six_times(world: World, monkeypatch: Any) -> None:
+    for number in range(6):
+        await until(lambda number=number: len(world.started) == number + 1)  # type: ignore[misc]
+        await world.served()
+        world.started[-1].end(1)
+
+
+def test_one_that_ends_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerStartError, match="keeps crashing"):
+        _end_six_times(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("starts", "num_started", "is_served"),
+    [(["race"] * 2, 3, True), (["race"] * 3, 3, False), (["broken"], 1, False)],
+)
+def test_a_start_is_tried_again_for_its_race_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[str], num_started: int, is_served: bool
+) -> None:
+    async def scenario() -> int:
+        async with supervised(tmp_path, monkeypatch, fails_to_start=starts) as world:
+            await until(lambda: len(world.started) == num_started)
+            await (world.served() if is_served else asyncio.sleep(0.2))
+            return len(world.started)
+
+    if is_served:
+        assert asyncio.run(scenario()) == num_started
     else:
         with pytest.raises(ServerStartError, match="Triton ended before it was ready"):
             asyncio.run(scenario())
 
 
-def test_open_requests_get_an_error_at_the_end(supervised: Any) -> None:
-    async def scenario() -> None:
-        async with supervised() as (world, supervisor, calls):
-            await served(supervisor)
-            asked = opened(calls, "generate")
-            await until(lambda: calls.num_open == 1)
-            world.stopping.set()
-            with pytest.raises(RequestCancelledError, match="1 requests were open"):
-                await asked
-            await until(lambda: world.started[0].has_ended)
-
-    asyncio.run(scenario())
+@supervises
+async def test_open_requests_get_an_error_at_the_end(world: World, monkeypatch: Any) -> None:
+    asked = world.opened("generate")
+    await until(lambda: world.calls.num_open == 1)
+    world.stopping.set()
+    with pytest.raises(RequestCancelledError, match="1 requests were open"):
+        await asked
+    await until(lambda: world.started[0].has_ended)
 
 
 @pytest.mark.parametrize("drains", [True, False])
 def test_triton_is_stopped_after_the_front_door_or_when_the_time_is_over(
-    supervised: Any, drains: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool
 ) -> None:
     """It asks the models' sockets, so the gateway has no open request of it."""
+    front_door = SimpleNamespace(is_running=True)
 
     async def scenario() -> None:
-        front_door = SimpleNamespace(is_running=True)
-        async with supervised(drain_s=60 if drains else 0, front_door=front_door) as (world, supervisor, _):
-            await served(supervisor)
+        async with supervised(tmp_path, monkeypatch, 60 if drains else 0, front_door) as world:
+            await world.served()
             world.stopping.set()
             await asyncio.sleep(0.2)
             assert world.started[0].has_ended is not drains
