@@ -44,43 +44,19 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 VOCAB_SIZE = int(tiny_config()["vocab_size"])
 
 BAD_BODIES: dict[str, tuple[dict[str, Any] | bytes, type[DraftproofError], str]] = {
-    "empty prompt": ({"text_input": "", "max_tokens": 4}, InvalidRequestError, "prompt is empty"),
-    "max_tokens of 0": ({"text_input": "x", "max_tokens": 0}, InvalidRequestError, "max_tokens=0"),
-    "negative max_tokens": ({"text_input": "x", "max_tokens": -5}, InvalidRequestError, "max_tokens=-5"),
-    "max_tokens over the limit": ({"text_input": "x", "max_tokens": 10**6}, PromptTooLongError, "1000000"),
-    "prompt too long": ({"text_input": "x " * 600, "max_tokens": 4}, PromptTooLongError, "max_seq_len"),
-    "prompt far too long": ({"text_input": "x" * 10**6, "max_tokens": 4}, PromptTooLongError, "1000000"),
-    "too many draft tokens": (
-        {"text_input": "x", "max_tokens": 4, "num_draft_tokens": MAX_DRAFT_LEN + 1},
+    "empty prompt": ({"text_input": ""}, InvalidRequestError, "prompt is empty"),
+    "max_tokens of 0": ({"max_tokens": 0}, InvalidRequestError, "max_tokens=0"),
+    "max_tokens over the limit": ({"max_tokens": 10**6}, PromptTooLongError, "1000000"),
+    "prompt too long": ({"text_input": "x " * 600}, PromptTooLongError, "max_seq_len"),
+    "prompt far too long": ({"text_input": "x" * 10**6}, PromptTooLongError, "1000000"),
+    "draft too long": (
+        {"num_draft_tokens": MAX_DRAFT_LEN + 1},
         InvalidRequestError,
         f"max_draft_len={MAX_DRAFT_LEN}",
     ),
-    "negative draft tokens": (
-        {"text_input": "x", "max_tokens": 4, "num_draft_tokens": -1},
-        InvalidRequestError,
-        "num_draft_tokens=-1",
-    ),
     "invalid UTF-8": (b'{"text_input": "caf\xe9", "max_tokens": 4}', InvalidRequestError, "0xe9"),
-    "NaN temperature": (
-        b'{"text_input": "x", "max_tokens": 4, "temperature": NaN}',
-        InvalidRequestError,
-        "'temperature' has a value that does not fit",
-    ),
-    "negative temperature": (
-        {"text_input": "x", "max_tokens": 4, "temperature": -0.5},
-        InvalidRequestError,
-        "temperature=-0.5",
-    ),
-    "misspelt parameter": (
-        {"text_input": "x", "max_tokens": 4, "temprature": 0.5},
-        InvalidRequestError,
-        "did you mean 'temperature'",
-    ),
-    "deadline passed": (
-        {"text_input": "x", "max_tokens": 4, "parameters": {"timeout": 1}},
-        RequestTimeoutError,
-        "deadline",
-    ),
+    "misspelt parameter": ({"temprature": 0.5}, InvalidRequestError, "did you mean 'temperature'"),
+    "deadline passed": ({"parameters": {"timeout": 1}}, RequestTimeoutError, "deadline"),
 }
 
 
@@ -185,17 +161,13 @@ def is_busy(send: Callable[..., None]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("model", ["generate", "generate_target"])
-def test_bad_parameters_are_refused_by_kserve_infer(server: Server, model: str) -> None:
+def test_a_refusal_has_its_code_in_kserve_infer(server: Server) -> None:
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as kserve:
-        for values, words in BAD_PARAMETERS:
-            tensors = text_tensors(**{"text_input": "x", "max_tokens": 4, **values})
-            with pytest.raises(InferenceServerException) as refused:
-                kserve.infer(model, infer_inputs(tensors))
-            assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-            error = from_wire(refused.value.message())
-            assert type(error) is InvalidRequestError
-            assert words in str(error), values
+        tensors = text_tensors(text_input="x", max_tokens=4, top_k=-1)
+        with pytest.raises(InferenceServerException) as refused:
+            kserve.infer("generate", infer_inputs(tensors))
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert type(from_wire(refused.value.message())) is InvalidRequestError
 
 
 @pytest.mark.parametrize("name", ["num_draft_tokens", "use_draft_logits"])
@@ -231,25 +203,11 @@ def test_bad_input_gets_its_error_and_harms_nobody(server: Server, name: str) ->
     request = CompletionRequest("def main(", max_tokens=100)
     with grpc_client(server) as client:
         bystander = client.stream(request)
-        reply = post(server, body)
+        reply = post(
+            server, body if isinstance(body, bytes) else {"text_input": "x", "max_tokens": 4, **body}
+        )
         assert len(bystander.result().output_ids) == 100
     error = from_wire(reply.json()["error"])
     assert type(error) is kind
     assert words in str(error)
     assert "Traceback" not in reply.text
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"input_ids": [5], "input_lengths": 1, "request_output_len": 4, "stop_words_list": [9, 9, 2, 1]},
-        {"input_ids": [5], "input_lengths": 1, "request_output_len": 4, "stop_words_list": [9, -1, 7, -1]},
-        {"input_ids": [5], "input_lengths": 7, "request_output_len": 4},
-        {"input_ids": [-5], "input_lengths": 1, "request_output_len": 4},
-        {"input_ids": [10**6], "input_lengths": 1, "request_output_len": 4},
-        {"input_ids": [5], "input_lengths": 1, "request_output_len": 4, "prompt_length": 2},
-    ],
-)
-def test_malformed_tensors_are_refused_by_the_engine_models(server: Server, body: dict[str, Any]) -> None:
-    reply = post(server, body, "target")
-    assert isinstance(from_wire(reply.json()["error"]), InvalidRequestError), reply.text

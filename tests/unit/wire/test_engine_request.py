@@ -15,7 +15,7 @@ from pipelines.errors import (
 )
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.vocabulary import Vocabulary
-from pipelines.wire.engine_request import is_stop, parse_call
+from pipelines.wire.engine_request import parse_call
 from pipelines.wire.word_list import WordKind, pack_words, unpack_words
 from tests.support.fake_triton import engine_tensors
 
@@ -41,63 +41,32 @@ def test_absent_tensors_mean_greedy_whole_and_the_engines_own_end() -> None:
     assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (False, None, False)
 
 
+SAMPLING: dict[str, Any] = {
+    **{"temperature": 0.5, "top_k": 4, "top_p": 0.25, "min_p": 0.125, "min_tokens": 3, "seed": 2**64 - 1},
+    **{"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 2.0},
+}
+NAMED_OTHERWISE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
+
+
 def test_every_tensor_reaches_the_request() -> None:
-    stop_words = [[DEF, ord("a"), ord("b")], [1, 3, -1]]
-    tensors = engine_tensors(
-        [1, 2, 3],
-        5,
-        prompt_length=2,
-        draft_input_ids=[8, 9],
-        end_id=11,
-        stop_words_list=stop_words,
-        bad_words_list=[[RETURN], [1]],
-        temperature=0.5,
-        runtime_top_k=4,
-        runtime_top_p=0.25,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.5,
-        frequency_penalty=2.0,
-        min_tokens=3,
-        logit_bias_ids=[5, 0],
-        logit_bias_values=[-100.0, 0.5],
-        seed=2**64 - 1,
-        return_log_probs=True,
-        num_log_probs=7,
-        draft_logits=[[0.5, 1.5], [2.5, 3.5]],
-        independent_noise=True,
-        return_generation_logits=True,
-        streaming=True,
-        num_draft_tokens=0,
-        use_draft_logits=True,
-    )
-    call = parse(tensors, timeout_us=1_000_000)
+    others: dict[str, Any] = {
+        **{"prompt_length": 2, "draft_input_ids": [8, 9], "end_id": 11, "num_draft_tokens": 0},
+        **{"stop_words_list": [[DEF, ord("a"), ord("b")], [1, 3, -1]], "bad_words_list": [[RETURN], [1]]},
+        **{"logit_bias_ids": [5, 0], "logit_bias_values": [-100.0, 0.5], "num_log_probs": 7},
+        **{"draft_logits": [[0.5, 1.5], [2.5, 3.5]], "return_log_probs": True, "streaming": True},
+        **dict.fromkeys(("independent_noise", "return_generation_logits", "use_draft_logits"), True),
+    }
+    sampling = {NAMED_OTHERWISE.get(name, name): value for name, value in SAMPLING.items()}
+    call = parse(engine_tensors([1, 2, 3], 5, **sampling, **others), timeout_us=1_000_000)
     request = call.request
-    assert (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_ids) == (
-        2,
-        [8, 9],
-        (11,),
-    )
+    ids = (request.num_prompt_tokens, request.draft_input_ids.tolist(), request.end_ids)
+    assert ids == (2, [8, 9], (11,))
     assert (request.stop_words, request.bad_words) == ((b"def ", b"ab"), (b"return",))
-    assert request.sampling == SamplingParams(
-        temperature=0.5,
-        top_k=4,
-        top_p=0.25,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.5,
-        frequency_penalty=2.0,
-        min_tokens=3,
-        logit_bias=((5, -100.0), (0, 0.5)),
-        seed=2**64 - 1,
-    )
+    assert request.sampling == SamplingParams(**SAMPLING, logit_bias=((5, -100.0), (0, 0.5)))
     assert request.draft_logits is not None
     assert request.draft_logits.tolist() == [[0.5, 1.5], [2.5, 3.5]]
-    assert (request.num_log_probs, request.return_generation_logits, request.independent_noise) == (
-        7,
-        True,
-        True,
-    )
+    assert request.num_log_probs == 7
+    assert request.return_generation_logits is request.independent_noise is True
     assert request.deadline_s is not None
     assert 0 < request.deadline_s - time.monotonic() <= 1
     assert (call.streaming, call.num_draft_tokens, call.use_draft_logits) == (True, 0, True)
@@ -118,12 +87,9 @@ def test_stop_token_ids_end_the_answer_besides_the_end_tokens() -> None:
     request = parse(engine_tensors([1], 5, stop_token_ids=[3, 4])).request
     assert request.end_ids[-2:] == (3, 4) and len(request.end_ids) > 2
     assert parse(engine_tensors([1], 5, end_id=-1, stop_token_ids=[3])).request.end_ids == (3,)
+    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
     with pytest.raises(InvalidRequestError, match="stop_token_ids cannot be used"):
         parse(engine_tensors([1], 5, stop_token_ids=[-1]))
-
-
-def test_a_negative_end_id_means_no_end_token() -> None:
-    assert parse(engine_tensors([1], 5, end_id=-1)).request.end_ids == ()
 
 
 def test_lengths_that_disagree_and_values_that_are_several_are_refused() -> None:
@@ -131,11 +97,6 @@ def test_lengths_that_disagree_and_values_that_are_several_are_refused() -> None
         parse({**engine_tensors([1], 5), "input_lengths": np.array([[2]], dtype=np.int32)})
     with pytest.raises(InvalidRequestError, match="temperature must be one value"):
         parse(engine_tensors([1], 5, temperature=[0.1, 0.2]))
-
-
-def test_stop_is_a_request_of_its_own_kind() -> None:
-    assert is_stop(engine_tensors([1], 1, stop=True))
-    assert not is_stop(engine_tensors([1], 1))
 
 
 @given(st.lists(st.lists(st.integers(0, 260), min_size=1, max_size=5), max_size=6))
@@ -152,17 +113,9 @@ def test_nvidias_padding_of_ids_with_zero_is_read_too() -> None:
 @pytest.mark.parametrize(
     "matrix",
     [
-        [[65, 66]],
-        [[65, 66], [1, 2], [3, 4]],
-        [[65, 66], [2, 1]],
-        [[65, 66], [1, 1]],
-        [[65, 66], [0, 2]],
-        [[65, 66], [1, 3]],
-        [[65, 66, 67], [1, -1, 2]],
-        [[65, -1], [2, -1]],
-        [[65, 5000], [2, -1]],
-        [[SPECIAL], [1]],
-        [[65] * 300, [300, *[-1] * 299]],
+        *([[65, 66]], [[65, 66], [1, 2], [3, 4]], [[65, 66], [2, 1]], [[65, 66], [1, 1]], [[65, 66], [0, 2]]),
+        *([[65, 66], [1, 3]], [[65, 66, 67], [1, -1, 2]], [[65, -1], [2, -1]], [[65, 5000], [2, -1]]),
+        *([[SPECIAL], [1]], [[65] * 300, [300, *[-1] * 299]]),
     ],
 )
 @pytest.mark.parametrize("kind", WordKind)
