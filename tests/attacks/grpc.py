@@ -10,7 +10,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.attacks.attack import Address, Alone, Attack, Reply
+from tests.attacks.attack import Address, Attack, Reply
 
 TIMEOUT_S = 10.0
 SERVICE = "/inference.GRPCInferenceService/"
@@ -28,14 +28,14 @@ def request(model: str = "generate", **fields: Any) -> Any:
     return made
 
 
-def unary(name: str, alone: Alone, make: Callable[[], Any], method: str = "ModelInfer") -> Attack:
+def unary(name: str, make: Callable[[], Any], method: str = "ModelInfer") -> Attack:
     """Make an attack of one unary call; the message is built when it is sent, because some are large."""
-    return Attack(name, lambda address: _call(address, method, make()), alone)
+    return Attack(name, lambda address: _call(address, method, make()))
 
 
-def stream(name: str, alone: Alone, make: Callable[[], list[Any]], *metadata: tuple[str, str]) -> Attack:
+def stream(name: str, make: Callable[[], list[Any]], *metadata: tuple[str, str]) -> Attack:
     """Make an attack of one stream that carries several requests."""
-    return Attack(name, lambda address: _stream(address, make(), metadata), alone)
+    return Attack(name, lambda address: _stream(address, make(), metadata))
 
 
 def _call(address: Address, method: str, message: Any) -> Reply:
@@ -74,7 +74,7 @@ def compressed(address: Address) -> Reply:
     return _over_channel(address, call)
 
 
-def bytes_call(name: str, alone: Alone, method: str, body: bytes) -> Attack:
+def bytes_call(name: str, method: str, body: bytes) -> Attack:
     """Make an attack of one call with bytes that are no message, or to a method that the service lacks."""
 
     def send(address: Address) -> Reply:
@@ -82,7 +82,7 @@ def bytes_call(name: str, alone: Alone, method: str, body: bytes) -> Attack:
             address, lambda channel: repr(channel.unary_unary(method)(body, timeout=TIMEOUT_S))
         )
 
-    return Attack(name, send, alone)
+    return Attack(name, send)
 
 
 def text_and(name: str, datatype: str, shape: list[int], raw: list[bytes]) -> Any:
@@ -174,99 +174,71 @@ INTEGER = {"int64_param": 3}
 CLASSIFICATION = messages.InferParameter(int64_param=3)
 
 GRPC_ATTACKS = (
-    unary(
-        "classification of text", Alone.KILLED, lambda: output("text_output", classification=CLASSIFICATION)
-    ),
+    unary("classification of text", lambda: output("text_output", classification=CLASSIFICATION)),
     unary(
         "classification of text, unlimited",
-        Alone.REFUSED,
         lambda: output("text_output", classification=messages.InferParameter(int64_param=-1)),
     ),
-    unary(
-        "classification of numbers",
-        Alone.ANSWERED,
-        lambda: output("output_ids", classification=CLASSIFICATION),
-    ),
+    unary("classification of numbers", lambda: output("output_ids", classification=CLASSIFICATION)),
     stream(
         "classification of text, in a stream",
-        Alone.KILLED,
         lambda: [request("generate"), output("text_output", classification=CLASSIFICATION)],
     ),
-    Attack("errors in streams that end at the first", errors_in_streams, Alone.KILLED),
-    Attack("cancelled at random instants", cancel_race, Alone.ANSWERED),
-    unary("string that claims 4 GiB", Alone.REFUSED, lambda: raw_text(b"\xff\xff\xff\xffx")),
-    unary("string that claims more than sent", Alone.REFUSED, lambda: raw_text(b"\x10\0\0\0x")),
-    unary("string of 3 bytes of length", Alone.REFUSED, lambda: raw_text(b"\1\0\0")),
+    Attack("errors in streams that end at the first", errors_in_streams),
+    Attack("cancelled at random instants", cancel_race),
+    unary("string that claims 4 GiB", lambda: raw_text(b"\xff\xff\xff\xffx")),
+    unary("string that claims more than sent", lambda: raw_text(b"\x10\0\0\0x")),
+    unary("string of 3 bytes of length", lambda: raw_text(b"\1\0\0")),
+    unary("no raw contents for an input", lambda: text_and("max_tokens", "INT32", [1, 1], [b"\1\0\0\0x"])),
+    unary("more raw contents than inputs", lambda: _with_raw(raw_text(b"\1\0\0\0x"), 10_000)),
+    unary("contents of no kind", lambda: contents()),
+    unary("contents of two kinds", lambda: contents(bytes_contents=[b"x"], int_contents=[1])),
+    unary("contents of another type", lambda: contents(fp64_contents=[1.0])),
+    unary("contents and raw contents", lambda: _with_raw(request(), 2)),
+    unary("shape of 2^62+1", lambda: shaped([1, 2**62 + 1])),
+    unary("shape of -1", lambda: shaped([1, -1])),
+    unary("shape of -2^63", lambda: shaped([-(2**63), 1])),
+    unary("shape without dimensions", lambda: shaped([])),
+    unary("shape of 100,000 dimensions", lambda: shaped([1] * 100_000)),
+    unary("batch of 0", lambda: batch_of(0)),
+    unary("batch of -1", lambda: batch_of(-1)),
+    unary("batch of 2^32+1", lambda: batch_of(2**32 + 1)),
+    unary("batch of 2^31", lambda: batch_of(2**31)),
+    unary("the same input twice", lambda: _repeated_inputs(2)),
+    unary("100,000 inputs", lambda: _repeated_inputs(100_000)),
+    unary("200,000 times the same output", lambda: _repeated_outputs(200_000)),
+    unary("100,000 parameters", lambda: _many_parameters(100_000)),
+    unary("text of 64 MiB", lambda: raw_text((2**26).to_bytes(4, "little") + b"x" * 2**26)),
+    Attack("gzip bomb", compressed),
+    unary("request id of 1 MB", lambda: request(id="i" * 10**6)),
+    unary("model version that is no number", lambda: request(model_version="9" * 40)),
+    unary("sequence id of text", lambda: with_parameter("sequence_id", string_param="s" * 10_000)),
+    unary("sequence id that is a flag", lambda: with_parameter("sequence_id", bool_param=True)),
+    unary("priority below 0", lambda: with_parameter("priority", int64_param=-1)),
+    unary("timeout below 0", lambda: with_parameter("timeout", int64_param=-1)),
+    unary("parameter without a value", lambda: with_parameter("x")),
+    unary("parameter that Triton reserves", lambda: with_parameter("triton_x", **INTEGER)),
+    unary("internal model speculative", lambda: request("speculative")),
+    stream("internal model target, in a stream", lambda: [request("generate"), request("target")]),
+    unary("input in shared memory", in_shared_memory),
+    bytes_call("message of garbage", SERVICE + "ModelInfer", b"\xff" * 100),
+    bytes_call("method that is none", SERVICE + "Nothing", b""),
+    bytes_call("reflection", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b""),
+    unary("list the repository", messages.RepositoryIndexRequest, "RepositoryIndex"),
     unary(
-        "no raw contents for an input",
-        Alone.REFUSED,
-        lambda: text_and("max_tokens", "INT32", [1, 1], [b"\1\0\0\0x"]),
-    ),
-    unary("more raw contents than inputs", Alone.ANSWERED, lambda: _with_raw(raw_text(b"\1\0\0\0x"), 10_000)),
-    unary("contents of no kind", Alone.REFUSED, lambda: contents()),
-    unary("contents of two kinds", Alone.REFUSED, lambda: contents(bytes_contents=[b"x"], int_contents=[1])),
-    unary("contents of another type", Alone.REFUSED, lambda: contents(fp64_contents=[1.0])),
-    unary("contents and raw contents", Alone.REFUSED, lambda: _with_raw(request(), 2)),
-    unary("shape of 2^62+1", Alone.REFUSED, lambda: shaped([1, 2**62 + 1])),
-    unary("shape of -1", Alone.REFUSED, lambda: shaped([1, -1])),
-    unary("shape of -2^63", Alone.ANSWERED, lambda: shaped([-(2**63), 1])),
-    unary("shape without dimensions", Alone.REFUSED, lambda: shaped([])),
-    unary("shape of 100,000 dimensions", Alone.REFUSED, lambda: shaped([1] * 100_000)),
-    unary("batch of 0", Alone.ANSWERED, lambda: batch_of(0)),
-    unary("batch of -1", Alone.REFUSED, lambda: batch_of(-1)),
-    unary("batch of 2^32+1", Alone.REFUSED, lambda: batch_of(2**32 + 1)),
-    unary("batch of 2^31", Alone.REFUSED, lambda: batch_of(2**31)),
-    unary("the same input twice", Alone.REFUSED, lambda: _repeated_inputs(2)),
-    unary("100,000 inputs", Alone.REFUSED, lambda: _repeated_inputs(100_000)),
-    unary("200,000 times the same output", Alone.GREW, lambda: _repeated_outputs(200_000)),
-    unary("100,000 parameters", Alone.REFUSED, lambda: _many_parameters(100_000)),
-    unary("text of 64 MiB", Alone.GREW, lambda: raw_text((2**26).to_bytes(4, "little") + b"x" * 2**26)),
-    Attack("gzip bomb", compressed, Alone.GREW),
-    unary("request id of 1 MB", Alone.BROKE, lambda: request(id="i" * 10**6)),
-    unary("model version that is no number", Alone.REFUSED, lambda: request(model_version="9" * 40)),
-    unary(
-        "sequence id of text", Alone.REFUSED, lambda: with_parameter("sequence_id", string_param="s" * 10_000)
-    ),
-    unary(
-        "sequence id that is a flag", Alone.REFUSED, lambda: with_parameter("sequence_id", bool_param=True)
-    ),
-    unary("priority below 0", Alone.REFUSED, lambda: with_parameter("priority", int64_param=-1)),
-    unary("timeout below 0", Alone.ANSWERED, lambda: with_parameter("timeout", int64_param=-1)),
-    unary("parameter without a value", Alone.REFUSED, lambda: with_parameter("x")),
-    unary("parameter that Triton reserves", Alone.REFUSED, lambda: with_parameter("triton_x", **INTEGER)),
-    unary("internal model speculative", Alone.REFUSED, lambda: request("speculative")),
-    stream(
-        "internal model target, in a stream", Alone.REFUSED, lambda: [request("generate"), request("target")]
-    ),
-    unary("input in shared memory", Alone.REFUSED, in_shared_memory),
-    bytes_call("message of garbage", Alone.REFUSED, SERVICE + "ModelInfer", b"\xff" * 100),
-    bytes_call("method that is none", Alone.REFUSED, SERVICE + "Nothing", b""),
-    bytes_call("reflection", Alone.REFUSED, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b""),
-    unary("list the repository", Alone.OBEYED, messages.RepositoryIndexRequest, "RepositoryIndex"),
-    unary(
-        "load a model",
-        Alone.REFUSED,
-        lambda: messages.RepositoryModelLoadRequest(model_name="pwn"),
-        "RepositoryModelLoad",
+        "load a model", lambda: messages.RepositoryModelLoadRequest(model_name="pwn"), "RepositoryModelLoad"
     ),
     unary(
         "unload a model",
-        Alone.OBEYED,
         lambda: messages.RepositoryModelUnloadRequest(model_name="pwn"),
         "RepositoryModelUnload",
     ),
-    unary("statistics", Alone.OBEYED, messages.ModelStatisticsRequest, "ModelStatistics"),
-    unary("read the tracing", Alone.OBEYED, messages.TraceSettingRequest, "TraceSetting"),
-    unary("read the logging", Alone.OBEYED, messages.LogSettingsRequest, "LogSettings"),
-    unary(
-        "status of shared memory",
-        Alone.OBEYED,
-        messages.SystemSharedMemoryStatusRequest,
-        "SystemSharedMemoryStatus",
-    ),
+    unary("statistics", messages.ModelStatisticsRequest, "ModelStatistics"),
+    unary("read the tracing", messages.TraceSettingRequest, "TraceSetting"),
+    unary("read the logging", messages.LogSettingsRequest, "LogSettings"),
+    unary("status of shared memory", messages.SystemSharedMemoryStatusRequest, "SystemSharedMemoryStatus"),
     unary(
         "register shared memory",
-        Alone.REFUSED,
         lambda: messages.SystemSharedMemoryRegisterRequest(
             name="stolen", key="/draftproof_no_such_region", byte_size=64
         ),
@@ -274,7 +246,6 @@ GRPC_ATTACKS = (
     ),
     unary(
         "register CUDA memory",
-        Alone.REFUSED,
         lambda: messages.CudaSharedMemoryRegisterRequest(name="x", raw_handle=b"\0" * 64, byte_size=64),
         "CudaSharedMemoryRegister",
     ),

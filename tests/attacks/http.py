@@ -7,7 +7,7 @@ import gzip
 import json
 from typing import Any
 
-from tests.attacks.attack import Address, Alone, Attack, Reply
+from tests.attacks.attack import Address, Attack, Reply
 from tests.attacks.raw_http import chunked, generate_body, get, infer_body, post, tensor
 
 GENERATE = "/v2/models/generate/generate"
@@ -16,27 +16,27 @@ INFER = "/v2/models/generate/infer"
 FLOOD = [b"1\r\nA\r\n" * 10_000] * 120
 
 
-def generate(name: str, alone: Alone, *headers: str, path: str = GENERATE, **changes: Any) -> Attack:
-    return Attack(name, lambda address: post(address, path, generate_body(**changes), *headers), alone)
+def generate(name: str, *headers: str, path: str = GENERATE, **changes: Any) -> Attack:
+    return Attack(name, lambda address: post(address, path, generate_body(**changes), *headers))
 
 
-def infer(name: str, alone: Alone, *headers: str, path: str = INFER, **changes: Any) -> Attack:
+def infer(name: str, *headers: str, path: str = INFER, **changes: Any) -> Attack:
     def send(address: Address) -> Reply:
         return post(address, path, json.dumps(infer_body(**changes)).encode(), *headers)
 
-    return Attack(name, send, alone)
+    return Attack(name, send)
 
 
-def read(name: str, alone: Alone, path: str) -> Attack:
-    return Attack(name, lambda address: get(address, path), alone)
+def read(name: str, path: str) -> Attack:
+    return Attack(name, lambda address: get(address, path))
 
 
-def control(name: str, alone: Alone, path: str, body: Any, *headers: str) -> Attack:
-    return Attack(name, lambda address: post(address, path, json.dumps(body).encode(), *headers), alone)
+def control(name: str, path: str, body: Any, *headers: str) -> Attack:
+    return Attack(name, lambda address: post(address, path, json.dumps(body).encode(), *headers))
 
 
-def bytes_post(name: str, alone: Alone, path: str, body: bytes, *headers: str) -> Attack:
-    return Attack(name, lambda address: post(address, path, body, *headers), alone)
+def bytes_post(name: str, path: str, body: bytes, *headers: str) -> Attack:
+    return Attack(name, lambda address: post(address, path, body, *headers))
 
 
 def with_shape(shape: list[int], count: int = 1) -> list[dict[str, Any]]:
@@ -53,9 +53,9 @@ def binary_body(length_of_string: int, payload: bytes) -> tuple[bytes, str]:
     return document + binary, f"Inference-Header-Content-Length: {len(document)}"
 
 
-def lying_string(name: str, alone: Alone, length: int, payload: bytes, path: str = INFER) -> Attack:
+def lying_string(name: str, length: int, payload: bytes, path: str = INFER) -> Attack:
     body, header = binary_body(length, payload)
-    return bytes_post(name, alone, path, body, header)
+    return bytes_post(name, path, body, header)
 
 
 def chunked_flood(address: Address) -> Reply:
@@ -72,10 +72,6 @@ def gzip_bomb(address: Address) -> Reply:
     return post(address, INFER, gzip.compress(b" " * 2**28), "Content-Encoding: gzip")
 
 
-def requested(*outputs: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(outputs)
-
-
 PWN_MODEL = {
     "parameters": {
         "config": json.dumps({"name": "pwn", "backend": "python", "max_batch_size": 0}),
@@ -87,82 +83,64 @@ HTTP_ATTACKS = (
     # Crashes
     infer(
         "classification of text",  # divides by the size of BYTES, which is 0: SIGFPE
-        Alone.KILLED,
-        outputs=requested({"name": "text_output", "parameters": {"classification": 3}}),
+        outputs=[{"name": "text_output", "parameters": {"classification": 3}}],
     ),
-    infer(
-        "classification of numbers",
-        Alone.ANSWERED,
-        outputs=requested({"name": "output_ids", "parameters": {"classification": 3}}),
-    ),
-    generate("Accept-Encoding with a weight of 1e999", Alone.KILLED, "Accept-Encoding: gzip;q=1e999"),
-    Attack("chunked flood", chunked_flood, Alone.KILLED),
-    Attack("chunked flood, compressed", compressed_flood, Alone.KILLED),
-    infer("shape of 2^42 numbers", Alone.KILLED, inputs=with_shape([1, 2**42])),
+    infer("classification of numbers", outputs=[{"name": "output_ids", "parameters": {"classification": 3}}]),
+    generate("Accept-Encoding with a weight of 1e999", "Accept-Encoding: gzip;q=1e999"),
+    Attack("chunked flood", chunked_flood),
+    Attack("chunked flood, compressed", compressed_flood),
+    infer("shape of 2^42 numbers", inputs=with_shape([1, 2**42])),
     infer(
         "shape whose byte size overflows",  # room for one number, but a million are written
-        Alone.BROKE,
         inputs=with_shape([1, 2**62 + 1], 1_000_000),
     ),
-    infer("shape of -1", Alone.KILLED, inputs=with_shape([2**64 - 1])),
-    infer("shape of -2", Alone.KILLED, inputs=with_shape([2**64 - 2, 1])),
-    infer("shape without dimensions", Alone.REFUSED, inputs=with_shape([])),
-    infer("shape of zeros", Alone.REFUSED, inputs=with_shape([0, 0])),
-    infer("batch of 2^32+1", Alone.REFUSED, inputs=with_shape([2**32 + 1, 0])),
-    bytes_post("JSON of a million open brackets", Alone.KILLED, GENERATE, b"[" * 1_000_000),
-    bytes_post("JSON of a million open objects", Alone.KILLED, GENERATE, b'{"a":' * 1_000_000),
+    infer("shape of -1", inputs=with_shape([2**64 - 1])),
+    infer("shape of -2", inputs=with_shape([2**64 - 2, 1])),
+    infer("shape without dimensions", inputs=with_shape([])),
+    infer("shape of zeros", inputs=with_shape([0, 0])),
+    infer("batch of 2^32+1", inputs=with_shape([2**32 + 1, 0])),
+    bytes_post("JSON of a million open brackets", GENERATE, b"[" * 1_000_000),
+    bytes_post("JSON of a million open objects", GENERATE, b'{"a":' * 1_000_000),
     bytes_post(
         "data nested 100,000 deep",
-        Alone.KILLED,
         INFER,
         json.dumps(infer_body()).encode().replace(b"[2]", b"[" * 100_000 + b"2" + b"]" * 100_000),
     ),
-    lying_string("string that claims 4 GiB in binary data", Alone.REFUSED, 2**32 - 1, b"x"),
-    lying_string("string that claims 8 bytes more than sent", Alone.REFUSED, 16, b"12345678"),
-    lying_string("string that claims less than sent", Alone.REFUSED, 0, b"12345678"),
+    lying_string("string that claims 4 GiB in binary data", 2**32 - 1, b"x"),
+    lying_string("string that claims 8 bytes more than sent", 16, b"12345678"),
+    lying_string("string that claims less than sent", 0, b"12345678"),
     # Memory and time
-    generate("text of 64 MiB", Alone.GREW, text_input="x" * 2**26),
-    Attack("gzip bomb", gzip_bomb, Alone.GREW),
-    infer("200,000 times the same output", Alone.GREW, outputs=[{"name": "text_output"}] * 200_000),
-    infer("100,000 unknown outputs", Alone.REFUSED, outputs=[{"name": f"o{i}"} for i in range(100_000)]),
-    infer(
-        "100,000 unknown inputs",
-        Alone.REFUSED,
-        inputs=[tensor(f"i{i}", "INT32", [1], [1]) for i in range(100_000)],
-    ),
-    infer("20,000 parameters", Alone.GREW, parameters={f"p{i}": i for i in range(20_000)}),
-    generate("request id of 1 MB", Alone.BROKE, id="i" * 10**6),
-    bytes_post("parameter name of 1 MB", Alone.REFUSED, GENERATE, generate_body(**{"p" * 10**6: 1})),
+    generate("text of 64 MiB", text_input="x" * 2**26),
+    Attack("gzip bomb", gzip_bomb),
+    infer("200,000 times the same output", outputs=[{"name": "text_output"}] * 200_000),
+    infer("100,000 unknown outputs", outputs=[{"name": f"o{i}"} for i in range(100_000)]),
+    infer("100,000 unknown inputs", inputs=[tensor(f"i{i}", "INT32", [1], [1]) for i in range(100_000)]),
+    infer("20,000 parameters", parameters={f"p{i}": i for i in range(20_000)}),
+    generate("request id of 1 MB", id="i" * 10**6),
+    bytes_post("parameter name of 1 MB", GENERATE, generate_body(**{"p" * 10**6: 1})),
     # Fields in unusual forms
-    infer("the same input twice", Alone.REFUSED, inputs=infer_body()["inputs"] * 2),
-    infer("the same output twice", Alone.ANSWERED, outputs=[{"name": "text_output"}] * 2),
-    infer("input of an unknown type", Alone.REFUSED, inputs=[tensor("text_input", "FOO", [1, 1], [1])]),
-    infer("number where text belongs", Alone.REFUSED, inputs=[tensor("text_input", "BYTES", [1, 1], [1])]),
-    infer("inputs is an object", Alone.REFUSED, inputs={"a": 1}),
-    infer("outputs is text", Alone.REFUSED, outputs="text_output"),
-    infer("parameters is a list", Alone.REFUSED, parameters=[1]),
-    infer(
-        "parameter that Triton reserves",
-        Alone.REFUSED,
-        parameters={"triton_enable_empty_final_response": True},
-    ),
-    infer("sequence id of text", Alone.ANSWERED, parameters={"sequence_id": "s", "sequence_start": True}),
-    infer(
-        "sequence id of 2^64-1", Alone.ANSWERED, parameters={"sequence_id": 2**64 - 1, "sequence_end": True}
-    ),
-    infer("priority of 2^64-1", Alone.ANSWERED, parameters={"priority": 2**64 - 1}),
-    infer("timeout of 2^64-1", Alone.ANSWERED, parameters={"timeout": 2**64 - 1}),
-    infer("id is a number", Alone.REFUSED, id=7),
-    infer("name with a NUL", Alone.ANSWERED, outputs=[{"name": "text_output\0hidden"}]),
-    bytes_post("lone surrogate", Alone.REFUSED, GENERATE, b'{"text_input": "\\ud800", "max_tokens": 2}'),
-    bytes_post("two documents", Alone.REFUSED, GENERATE, generate_body() * 2),
-    bytes_post("empty body", Alone.REFUSED, GENERATE, b""),
-    generate("max_tokens beyond INT32", Alone.ANSWERED, max_tokens=2**32 + 3),
-    generate("end_id beyond INT32", Alone.ANSWERED, end_id=2**31),
+    infer("the same input twice", inputs=infer_body()["inputs"] * 2),
+    infer("the same output twice", outputs=[{"name": "text_output"}] * 2),
+    infer("input of an unknown type", inputs=[tensor("text_input", "FOO", [1, 1], [1])]),
+    infer("number where text belongs", inputs=[tensor("text_input", "BYTES", [1, 1], [1])]),
+    infer("inputs is an object", inputs={"a": 1}),
+    infer("outputs is text", outputs="text_output"),
+    infer("parameters is a list", parameters=[1]),
+    infer("parameter that Triton reserves", parameters={"triton_enable_empty_final_response": True}),
+    infer("sequence id of text", parameters={"sequence_id": "s", "sequence_start": True}),
+    infer("sequence id of 2^64-1", parameters={"sequence_id": 2**64 - 1, "sequence_end": True}),
+    infer("priority of 2^64-1", parameters={"priority": 2**64 - 1}),
+    infer("timeout of 2^64-1", parameters={"timeout": 2**64 - 1}),
+    infer("id is a number", id=7),
+    infer("name with a NUL", outputs=[{"name": "text_output\0hidden"}]),
+    bytes_post("lone surrogate", GENERATE, b'{"text_input": "\\ud800", "max_tokens": 2}'),
+    bytes_post("two documents", GENERATE, generate_body() * 2),
+    bytes_post("empty body", GENERATE, b""),
+    generate("max_tokens beyond INT32", max_tokens=2**32 + 3),
+    generate("end_id beyond INT32", end_id=2**31),
     # Extensions that are not for clients
     infer(
         "output into shared memory",
-        Alone.REFUSED,
         outputs=[
             {
                 "name": "text_output",
@@ -170,55 +148,47 @@ HTTP_ATTACKS = (
             }
         ],
     ),
-    bytes_post("body as one raw tensor", Alone.REFUSED, INFER, b"x", "Inference-Header-Content-Length: 0"),
+    bytes_post("body as one raw tensor", INFER, b"x", "Inference-Header-Content-Length: 0"),
     bytes_post(
         "header length beyond 64 bits",
-        Alone.REFUSED,
         INFER,
         json.dumps(infer_body()).encode(),
         f"Inference-Header-Content-Length: {2**70}",
     ),
-    bytes_post("unknown content encoding", Alone.REFUSED, INFER, b"x", "Content-Encoding: br"),
-    generate(
-        "model version beyond 64 bits", Alone.REFUSED, path=f"/v2/models/generate/versions/{10**30}/generate"
-    ),
-    generate("internal model speculative", Alone.REFUSED, path="/v2/models/speculative/generate"),
-    generate("internal model target", Alone.REFUSED, path="/v2/models/target/generate"),
+    bytes_post("unknown content encoding", INFER, b"x", "Content-Encoding: br"),
+    generate("model version beyond 64 bits", path=f"/v2/models/generate/versions/{10**30}/generate"),
+    generate("internal model speculative", path="/v2/models/speculative/generate"),
+    generate("internal model target", path="/v2/models/target/generate"),
     # The control surface
-    control("load a model of the client's", Alone.OBEYED, "/v2/repository/models/pwn/load", PWN_MODEL),
+    control("load a model of the client's", "/v2/repository/models/pwn/load", PWN_MODEL),
     control(
         "load a model, from another site's page",
-        Alone.OBEYED,
         "/v2/repository/models/pwn/load",
         PWN_MODEL,
         "Content-Type: text/plain",
         "Origin: https://evil.example",
     ),
-    control(
-        "load a model outside the repository", Alone.REFUSED, "/v2/repository/models/..%2f..%2fetc/load", {}
-    ),
-    control("unload a model", Alone.OBEYED, "/v2/repository/models/pwn/unload", {}),
-    control("list the repository", Alone.OBEYED, "/v2/repository/index", {}),
-    control("change the logging", Alone.OBEYED, "/v2/logging", {"log_verbose_level": 0}),
-    read("read the logging", Alone.OBEYED, "/v2/logging"),
-    control("change the tracing", Alone.OBEYED, "/v2/trace/setting", {"trace_level": ["OFF"]}),
-    control("trace rate beyond INT32", Alone.REFUSED, "/v2/trace/setting", {"trace_rate": str(10**30)}),
-    read("statistics of a model", Alone.OBEYED, "/v2/models/generate/stats"),
-    read("statistics of all models", Alone.OBEYED, "/v2/models/stats"),
-    read("configuration of a model", Alone.OBEYED, "/v2/models/generate/config"),
+    control("load a model outside the repository", "/v2/repository/models/..%2f..%2fetc/load", {}),
+    control("unload a model", "/v2/repository/models/pwn/unload", {}),
+    control("list the repository", "/v2/repository/index", {}),
+    control("change the logging", "/v2/logging", {"log_verbose_level": 0}),
+    read("read the logging", "/v2/logging"),
+    control("change the tracing", "/v2/trace/setting", {"trace_level": ["OFF"]}),
+    control("trace rate beyond INT32", "/v2/trace/setting", {"trace_rate": str(10**30)}),
+    read("statistics of a model", "/v2/models/generate/stats"),
+    read("statistics of all models", "/v2/models/stats"),
+    read("configuration of a model", "/v2/models/generate/config"),
     control(
         "register shared memory",
-        Alone.REFUSED,
         "/v2/systemsharedmemory/region/stolen/register",
         {"key": "/draftproof_no_such_region", "offset": 0, "byte_size": 64},
     ),
-    read("status of shared memory", Alone.OBEYED, "/v2/systemsharedmemory/status"),
-    control("unregister all shared memory", Alone.OBEYED, "/v2/systemsharedmemory/unregister", {}),
+    read("status of shared memory", "/v2/systemsharedmemory/status"),
+    control("unregister all shared memory", "/v2/systemsharedmemory/unregister", {}),
     control(
         "register CUDA memory",
-        Alone.REFUSED,
         "/v2/cudasharedmemory/region/x/register",
         {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 64},
     ),
-    generate("generate, from another site's page", Alone.ANSWERED, "Origin: https://evil.example"),
+    generate("generate, from another site's page", "Origin: https://evil.example"),
 )

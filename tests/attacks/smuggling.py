@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from tests.attacks.attack import Address, Alone, Attack, Reply
+from tests.attacks.attack import Address, Attack, Reply
 from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import chunked, exchange, generate_body, get, head
 
@@ -15,12 +15,12 @@ CHUNKED_BODY = b"%x\r\n%s\r\n" % (len(BODY), BODY)
 HIDDEN = head("/v2/repository/index", "Content-Length: 0")
 
 
-def raw(name: str, alone: Alone, *pieces: bytes) -> Attack:
-    return Attack(name, lambda address: exchange(address, pieces), alone)
+def raw(name: str, *pieces: bytes) -> Attack:
+    return Attack(name, lambda address: exchange(address, pieces))
 
 
-def path(name: str, alone: Alone, target: str) -> Attack:
-    return Attack(name, lambda address: get(address, target), alone)
+def path(name: str, target: str) -> Attack:
+    return Attack(name, lambda address: get(address, target))
 
 
 def slow_header(address: Address) -> Reply:
@@ -41,79 +41,51 @@ def _dripping(first: bytes, then: bytes) -> Iterator[bytes]:
 
 
 SMUGGLING_ATTACKS = (
-    Attack("chunks, one of them", lambda address: chunked(address, GENERATE, [CHUNKED_BODY]), Alone.ANSWERED),
-    raw(
-        "question with chunks",
-        Alone.ANSWERED,
-        head("/v2", "Transfer-Encoding: chunked", method="GET"),
-        CHUNKS,
-    ),
+    Attack("chunks, one of them", lambda address: chunked(address, GENERATE, [CHUNKED_BODY])),
+    raw("question with chunks", head("/v2", "Transfer-Encoding: chunked", method="GET"), CHUNKS),
     raw(
         "length and chunks",
-        Alone.ANSWERED,
         head(GENERATE, f"Content-Length: {len(CHUNKED_BODY) + 5}", "Transfer-Encoding: chunked"),
         CHUNKED_BODY + b"0\r\n\r\n",
     ),
     raw(
         "negative length and chunks",
-        Alone.REFUSED,
         head(INFER, "Content-Length: -5", "Transfer-Encoding: chunked"),
         CHUNKED_BODY + b"0\r\n\r\n",
     ),
     raw(
         "length of 2 GiB and chunks",
-        Alone.GREW,
         head(INFER, f"Content-Length: {2**31 - 1}", "Transfer-Encoding: chunked"),
         CHUNKED_BODY + b"0\r\n\r\n",
     ),
     raw(
         "length beyond INT32 and chunks",
-        Alone.KILLED,
         head(INFER, f"Content-Length: {2**32 - 5}", "Transfer-Encoding: chunked"),
         CHUNKED_BODY + b"0\r\n\r\n",
     ),
-    raw(
-        "two lengths",
-        Alone.ANSWERED,
-        head(GENERATE, "Content-Length: 1", f"Content-Length: {len(BODY)}"),
-        BODY,
-    ),
-    raw("length with a plus sign", Alone.REFUSED, head(GENERATE, f"Content-Length: +{len(BODY)}"), BODY),
-    raw("space before the colon", Alone.REFUSED, head(GENERATE, "Transfer-Encoding : chunked"), CHUNKED_BODY),
-    raw(
-        "chunk of 2^64 bytes", Alone.WAITED, head(GENERATE, "Transfer-Encoding: chunked"), b"f" * 17 + b"\r\n"
-    ),
-    raw("request hidden behind the body", Alone.REFUSED, head(GENERATE, "Content-Length: 0") + HIDDEN),
-    raw(
-        "100 pipelined requests",
-        Alone.ANSWERED,
-        (head(GENERATE, f"Content-Length: {len(BODY)}") + BODY) * 100,
-    ),
-    raw("header of 1 MB", Alone.REFUSED, head(GENERATE, "X-Long: " + "x" * 10**6, "Content-Length: 0")),
-    raw(
-        "10,000 headers",
-        Alone.REFUSED,
-        head(GENERATE, *(f"X-{i}: 1" for i in range(10_000)), "Content-Length: 0"),
-    ),
-    raw("path of 1 MB", Alone.REFUSED, head("/v2/models/" + "x" * 10**6, method="GET")),
-    raw("HTTP/0.9", Alone.WAITED, b"GET /v2\r\n\r\n"),
-    raw("HTTP/2 without TLS", Alone.REFUSED, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    raw("no HTTP at all", Alone.REFUSED, b"\x16\x03\x01" + b"\0" * 500),
-    raw(
-        "upgrade to a WebSocket",
-        Alone.ANSWERED,
-        head("/v2", "Upgrade: websocket", "Connection: Upgrade", method="GET"),
-    ),
-    raw("CONNECT", Alone.REFUSED, head("127.0.0.1:1", method="CONNECT")),
-    raw("TRACE", Alone.REFUSED, head("/v2", method="TRACE")),
-    path("control behind an encoded slash", Alone.REFUSED, "/v2%2Frepository%2Findex"),
-    path("control behind dots", Alone.REFUSED, "/v2/models/../repository/index"),
-    path("control behind a double slash", Alone.REFUSED, "//v2/repository/index"),
-    path("control behind an absolute address", Alone.OBEYED, "http://localhost/v2/logging"),
-    path("control with a query", Alone.OBEYED, "/v2/logging?x=/v2/health/ready"),
-    path("control with a fragment", Alone.REFUSED, "/v2/logging#/v2/health/ready"),
-    path("path with a NUL", Alone.REFUSED, "/v2/health/ready%00/../../logging"),
-    path("path of half an escape", Alone.REFUSED, "/v2/%"),
-    Attack("slow header", slow_header, Alone.WAITED),
-    Attack("slow body", slow_body, Alone.WAITED),
+    raw("two lengths", head(GENERATE, "Content-Length: 1", f"Content-Length: {len(BODY)}"), BODY),
+    raw("length with a plus sign", head(GENERATE, f"Content-Length: +{len(BODY)}"), BODY),
+    raw("space before the colon", head(GENERATE, "Transfer-Encoding : chunked"), CHUNKED_BODY),
+    raw("chunk of 2^64 bytes", head(GENERATE, "Transfer-Encoding: chunked"), b"f" * 17 + b"\r\n"),
+    raw("request hidden behind the body", head(GENERATE, "Content-Length: 0") + HIDDEN),
+    raw("100 pipelined requests", (head(GENERATE, f"Content-Length: {len(BODY)}") + BODY) * 100),
+    raw("header of 1 MB", head(GENERATE, "X-Long: " + "x" * 10**6, "Content-Length: 0")),
+    raw("10,000 headers", head(GENERATE, *(f"X-{i}: 1" for i in range(10_000)), "Content-Length: 0")),
+    raw("path of 1 MB", head("/v2/models/" + "x" * 10**6, method="GET")),
+    raw("HTTP/0.9", b"GET /v2\r\n\r\n"),
+    raw("HTTP/2 without TLS", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    raw("no HTTP at all", b"\x16\x03\x01" + b"\0" * 500),
+    raw("upgrade to a WebSocket", head("/v2", "Upgrade: websocket", "Connection: Upgrade", method="GET")),
+    raw("CONNECT", head("127.0.0.1:1", method="CONNECT")),
+    raw("TRACE", head("/v2", method="TRACE")),
+    path("control behind an encoded slash", "/v2%2Frepository%2Findex"),
+    path("control behind dots", "/v2/models/../repository/index"),
+    path("control behind a double slash", "//v2/repository/index"),
+    path("control behind an absolute address", "http://localhost/v2/logging"),
+    path("control with a query", "/v2/logging?x=/v2/health/ready"),
+    path("control with a fragment", "/v2/logging#/v2/health/ready"),
+    path("path with a NUL", "/v2/health/ready%00/../../logging"),
+    path("path of half an escape", "/v2/%"),
+    Attack("slow header", slow_header),
+    Attack("slow body", slow_body),
 )

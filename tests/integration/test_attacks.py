@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pipelines.deploy.server import Server
-from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Alone, Attack, Reply
+from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Attack, Reply
 from tests.attacks.grpc import request, stream
 from tests.attacks.http import GENERATE, INFER
 from tests.attacks.raw_http import generate_body, infer_body, post
@@ -70,9 +70,7 @@ def test_triton_gets_no_name_that_it_would_cut(changes: dict[str, object], attac
 
 
 def test_refusals_of_triton_itself_are_ours_in_a_stream_too(attacked: Attacked) -> None:
-    refused = stream(
-        "", Alone.REFUSED, lambda: [request("generate"), request("generate", model_version="9" * 40)]
-    )
+    refused = stream("", lambda: [request("generate"), request("generate", model_version="9" * 40)])
     reply = refused.send(("127.0.0.1", attacked.server.ports.grpc))
     assert "Triton refused the request" in reply.text
     assert is_typed(reply)
