@@ -21,7 +21,7 @@ from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, 
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
-from pipelines.front_door.requests.body import receive_body
+from pipelines.front_door.requests.body import read_body, receive_body
 from pipelines.front_door.requests.responses import ResponsesBody
 from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
@@ -45,30 +45,16 @@ OPEN_PATHS = ("/health", "/openapi.json", *_PLAYGROUND_FILES)
 """Paths that need no API key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Endpoint = Callable[[web.Request, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
+Endpoint = Callable[[web.Request, Any, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
 
-POSTS: tuple[tuple[Operation, Endpoint], ...] = (
-    (
-        Operation("/v1/completions", "post", "Continue a text or tokens", CompletionBody),
-        answer_completion,
-    ),
-    (
-        Operation("/v1/chat/completions", "post", "Answer a conversation", ChatBody),
-        answer_chat,
-    ),
-    (
-        Operation("/v1/responses", "post", "Answer a conversation, as items", ResponsesBody),
-        answer_response,
-    ),
-    (
-        Operation("/tokenize", "post", "Return the tokens of a text or a conversation", TokenizeBody),
-        tokenize,
-    ),
-    (
-        Operation("/detokenize", "post", "Return the text of tokens", DetokenizeBody),
-        detokenize,
-    ),
+POSTS: tuple[tuple[str, str, type[Any], Endpoint], ...] = (
+    ("/v1/completions", "Continue a text or tokens", CompletionBody, answer_completion),
+    ("/v1/chat/completions", "Answer a conversation", ChatBody, answer_chat),
+    ("/v1/responses", "Answer a conversation, as items", ResponsesBody, answer_response),
+    ("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody, tokenize),
+    ("/detokenize", "Return the text of tokens", DetokenizeBody, detokenize),
 )
+"""Path, summary, body and endpoint."""
 
 
 class FrontDoor:
@@ -116,8 +102,8 @@ class FrontDoor:
             application.router.add_get(operation.path, handler)
         for path in _PLAYGROUND_FILES:
             application.router.add_get(path, _show_playground)
-        for operation, endpoint in POSTS:
-            application.router.add_post(operation.path, self._post(endpoint))
+        for path, _, kind, endpoint in POSTS:
+            application.router.add_post(path, self._post(kind, endpoint))
         return application
 
     def _gets(self) -> tuple[tuple[Operation, Handler], ...]:
@@ -143,11 +129,12 @@ class FrontDoor:
             request[EXCHANGE].key_name = client.key.name
         return await handler(request)
 
-    def _post(self, endpoint: Endpoint) -> Handler:
+    def _post(self, kind: type[Any], endpoint: Endpoint) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             with client_of(request).request():
-                await receive_body(request, self._settings.body_timeout_s)
-                response = await endpoint(request, self._model, self._router)
+                body = await read_body(kind, await receive_body(request, self._settings.body_timeout_s))
+                check_model(body.model, self._model)
+                response = await endpoint(request, body, self._model, self._router)
                 await deliver(request, response)  # until then it counts, and a drain waits for it
                 return response
 
@@ -165,7 +152,8 @@ class FrontDoor:
 
     @cached_property
     def _openapi_document(self) -> dict[str, Any]:
-        operations = [operation for operation, _ in (*self._gets(), *POSTS)]
+        operations = [operation for operation, _ in self._gets()]
+        operations += [Operation(path, "post", summary, kind) for path, summary, kind, _ in POSTS]
         return openapi_document(operations, needs_key=bool(self._settings.keys))
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -136,8 +136,8 @@ def read_gauge(server: Server, name: str, **labels: str) -> float:
     with urllib.request.urlopen(url, timeout=120) as response:
         text = response.read().decode()
     for line in text.splitlines():
-        found = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
-        if found and all(f'{key}="{value}"' in found[1] for key, value in labels.items()):
+        found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+        if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
             return float(found[2])
     raise LookupError(f"{name} {labels} is not on the metrics port")
 

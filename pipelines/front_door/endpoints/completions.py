@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,21 +12,19 @@ from pydantic import JsonValue
 from pipelines import configuration
 from pipelines.client.generation import Chunk
 from pipelines.front_door.answering import answer
+from pipelines.front_door.endpoints.choices import Choices
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.requests.body import read_body
-from pipelines.front_door.requests.prompts import TokenIds, prompt_ids, prompts_of
+from pipelines.front_door.requests.prompts import prompt_ids, prompts_of
 from pipelines.front_door.requests.sampling import (
     SamplingFields,
-    StreamOptions,
     check_choices,
-    check_model,
     checked_log_probs,
+    choices_of,
     sampling_request,
-    seed_of_choice,
 )
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.token_details import CompletionLogProbs, Totals, runs_by_source
+from pipelines.front_door.token_details import CompletionLogProbs
 from pipelines.wire.request import CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -56,27 +52,19 @@ class CompletionBody(SamplingFields):
 
 
 async def answer_completion(
-    request: web.Request, model: ServedModel, router: RouterCalls
+    request: web.Request, body: CompletionBody, model: ServedModel, router: RouterCalls
 ) -> web.StreamResponse:
     """Answer one request.
 
     Raises:
         DraftproofError: The request is invalid, or no answer could be had.
     """
-    body = await read_body(CompletionBody, request)
-    check_model(body.model, model)
-    texts = prompts_of(body.prompt)
-    check_choices(len(texts), body.n)  # before half a million of them are tokenized
-    prompts = await prompt_ids(model, texts, add_special_tokens=body.add_special_tokens)
+    given = prompts_of(body.prompt)
+    check_choices(len(given), body.n)  # before half a million of them are tokenized
+    prompts = await prompt_ids(model, given, add_special_tokens=body.add_special_tokens)
     common = _request_without_prompt(body, model)
-    assert common.seed is not None
-    asked = [
-        replace(common, prompt_ids=prompt, seed=seed_of_choice(common.seed, number))
-        for prompt in prompts
-        for number in range(body.n)
-    ]
-    form = _CompletionFormat(body, model, texts, prompts, asked)
-    return await answer(request, router, asked, form, body)
+    asked = [each for prompt in prompts for each in choices_of(replace(common, prompt_ids=prompt), body.n)]
+    return await answer(request, router, asked, _CompletionFormat(body, model, given, asked), body)
 
 
 def _request_without_prompt(body: CompletionBody, model: ServedModel) -> CompletionRequest:
@@ -88,20 +76,19 @@ def _request_without_prompt(body: CompletionBody, model: ServedModel) -> Complet
         common = replace(common, end_id=-1)
     return replace(
         common,
-        guide=content_guide(body.response_format, body.structured_outputs),
+        guide=content_guide(body.form, body.structured_outputs),
         num_log_probs=None if body.logprobs is None else checked_log_probs("logprobs", body.logprobs),
         return_prompt_log_probs=scores_prompt,
     )
 
 
-class _CompletionFormat:
+class _CompletionFormat(Choices):
     """Writes the answers to one request.
 
     Args:
         body: The request.
         model: The model.
         given: Its prompts as they were sent: texts or token ids.
-        prompts: Their tokens.
         asked: A request for each answer; ``n`` for each prompt.
     """
 
@@ -110,76 +97,37 @@ class _CompletionFormat:
         body: CompletionBody,
         model: ServedModel,
         given: Sequence[Any],
-        prompts: Sequence[TokenIds],
         asked: Sequence[CompletionRequest],
     ) -> None:
+        super().__init__(body, model, asked, "cmpl", "text_completion")
         self._body = body
-        self._model = model
-        self._options = body.stream_options or StreamOptions()
-        self._asked = asked
-        self._totals = Totals(sum(map(len, prompts)), len(asked))
-        self._begun: set[int] = set()
-        self._log_probs = [CompletionLogProbs(model) for _ in asked]
         self._given = given
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.fingerprint,
-        }
-
-    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        """Return the document of a response that is not streamed."""
-        choices = [self._choice(number, each) for number, each in enumerate(answers)]
-        totals = self._totals
-        return {**self._head, "choices": choices, "usage": totals.usage, "metrics": totals.metrics}
+        self._log_probs = [CompletionLogProbs(model) for _ in asked]
 
     def events(self, number: int, chunk: Chunk) -> Iterable[dict[str, Any]]:
         """Return the event for a chunk of an answer."""
-        document = {**self._head, "choices": [self._choice(number, chunk)]}
-        yield document | self._options.usage_of_event(self._totals.usage)
-
-    def end(self) -> Iterable[dict[str, Any]]:
-        """Return the events after all answers."""
-        if self._options.include_usage:
-            totals = self._totals
-            yield {**self._head, "choices": [], "usage": totals.usage, "metrics": totals.metrics}
+        yield self._event(self._choice(number, chunk))
 
     def _choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         if not self._body.max_tokens:  # only the prompt was asked for
-            ending = "length" if chunk.finish_reason else ""
-            chunk = replace(
-                chunk,
-                text="",
-                output_ids=(),
-                log_probs=(),
-                top_log_probs=(),
-                token_sources=(),
-                finish_reason=ending,
-            )
-        self._totals.add(chunk)
-        is_first = number not in self._begun
-        self._begun.add(number)
-        prompt = self._prompt_text(number) if self._body.echo and is_first else ""
+            chunk = _without_tokens(chunk)
+        is_first = self._begins(number, chunk)
+        has_prompt = self._body.echo and is_first
         choice: dict[str, Any] = {
             "index": number,
-            "text": prompt + chunk.text,
+            "text": (self._prompt_text(number) if has_prompt else "") + chunk.text,
             "logprobs": None,
             "finish_reason": chunk.finish_reason or None,
+            **self._details(chunk),
         }
         if self._body.logprobs is not None:
-            choice["logprobs"] = self._log_probs_of(number, chunk, with_prompt=self._body.echo and is_first)
+            choice["logprobs"] = self._log_probs_of(number, chunk, with_prompt=has_prompt)
         if chunk.finish_reason:
             choice["seed"] = self._asked[number].seed
         if chunk.continued_elsewhere:
             choice["continued_elsewhere"] = True
-        if self._body.return_token_sources:
-            choice["token_sources"] = runs_by_source(self._model, chunk)
-        if self._body.return_token_ids:
-            choice["token_ids"] = chunk.output_ids
-            if is_first:
-                choice["prompt_token_ids"] = self._asked[number].prompt_ids
+        if self._body.return_token_ids and is_first:
+            choice["prompt_token_ids"] = self._asked[number].prompt_ids
         return choice
 
     def _prompt_text(self, number: int) -> str:
@@ -195,3 +143,9 @@ class _CompletionFormat:
             (None, *chunk.prompt_log_probs, *chunk.log_probs),
             (None, *chunk.prompt_top_log_probs, *chunk.top_log_probs) if self._body.logprobs else (),
         )
+
+
+def _without_tokens(chunk: Chunk) -> Chunk:
+    ending = "length" if chunk.finish_reason else ""
+    chunk = replace(chunk, text="", finish_reason=ending, output_ids=(), token_sources=())
+    return replace(chunk, log_probs=(), top_log_probs=())

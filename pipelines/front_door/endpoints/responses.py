@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -14,10 +14,8 @@ from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.style import THINK_END
-from pipelines.front_door.requests.body import read_body
-from pipelines.front_door.requests.conversation import chat_prompt
+from pipelines.front_door.requests.message_request import message_request
 from pipelines.front_door.requests.responses import ResponsesBody
-from pipelines.front_door.requests.sampling import check_model, sampling_request
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import TextLogProbs
@@ -25,32 +23,16 @@ from pipelines.wire.request import CompletionRequest
 
 
 async def answer_response(
-    request: web.Request, model: ServedModel, router: RouterCalls
+    request: web.Request, body: ResponsesBody, model: ServedModel, router: RouterCalls
 ) -> web.StreamResponse:
     """Answer one request.
 
     Raises:
         DraftproofError: The request is invalid, or no answer could be had.
     """
-    body = await read_body(ResponsesBody, request)
-    check_model(body.model, model)
     body.check()
-    num_log_probs = body.num_log_probs
-    plan = body.plan(model.style(with_tools=bool(body.tools)))
-    prompt = await chat_prompt(model, body.to_conversation())
-    model.check_length(len(prompt.ids), "input")
-    room = model.max_seq_len - len(prompt.ids)
-    asked = replace(
-        sampling_request(
-            body, model.defaults, room if body.max_output_tokens is None else body.max_output_tokens
-        ),
-        prompt_ids=prompt.ids,
-        guide=plan.guide(prompt.thinking),
-        num_log_probs=num_log_probs,
-        skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
-    )
-    form = _ResponseFormat(body, model, asked, plan.new_reader(prompt.thinking))
-    return await answer(request, router, [asked], form, body)
+    asked, new_reader = await message_request(body, model, "input")
+    return await answer(request, router, [asked], _ResponseFormat(body, model, asked, new_reader()), body)
 
 
 class _ResponseFormat:

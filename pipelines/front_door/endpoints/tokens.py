@@ -13,10 +13,8 @@ from pipelines import configuration
 from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.messages.tools import Tool
-from pipelines.front_door.requests.body import read_body
 from pipelines.front_door.requests.conversation import Conversation, Message, chat_prompt
 from pipelines.front_door.requests.prompts import TokenIds, check_ids, encode
-from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import token_text
@@ -48,14 +46,14 @@ class DetokenizeBody:
     tokens: tuple[int, ...]
 
 
-async def tokenize(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:
+async def tokenize(
+    request: web.Request, body: TokenizeBody, model: ServedModel, router: RouterCalls
+) -> web.StreamResponse:
     """Return the tokens of a text or a conversation.
 
     Raises:
         InvalidRequestError: The request is invalid.
     """
-    body = await read_body(TokenizeBody, request)
-    check_model(body.model, model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError(
             "a request has one prompt, as text or as messages",
@@ -81,14 +79,14 @@ async def tokenize(request: web.Request, model: ServedModel, router: RouterCalls
     return json_response(document)
 
 
-async def detokenize(request: web.Request, model: ServedModel, router: RouterCalls) -> web.StreamResponse:
+async def detokenize(
+    request: web.Request, body: DetokenizeBody, model: ServedModel, router: RouterCalls
+) -> web.StreamResponse:
     """Return the text of tokens, special ones by their names.
 
     Raises:
         InvalidRequestError: An id is outside the vocabulary.
     """
-    body = await read_body(DetokenizeBody, request)
-    check_model(body.model, model)
 
     def work() -> str:
         ids = check_ids(model, list(body.tokens), "tokens")

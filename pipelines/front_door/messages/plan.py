@@ -29,28 +29,24 @@ class AnswerPlan:
         style: How the model writes messages.
         calling: The functions that it may call; None for none.
         content: The guide of its text; None for free text.
+
+    Raises:
+        ChatTemplateError: The request has tools, and how the model calls them is unknown.
     """
 
     style: MessageStyle
     calling: Calling | None
     content: GuideTensors | None
 
-    @classmethod
-    def of(cls, style: MessageStyle, calling: Calling | None, content: GuideTensors | None) -> AnswerPlan:
-        """Return a plan; arguments are as the attributes.
-
-        Raises:
-            ChatTemplateError: The request has tools, and how the model calls them is unknown.
-        """
-        if calling is not None and style.calls is None:
+    def __post_init__(self) -> None:
+        if self.calling is not None and self.style.calls is None:
             raise ChatTemplateError(
                 "the model calls no tools",
-                values=f"tools={', '.join(function.name for function in calling.functions)[:200]}",
+                values=f"tools={', '.join(function.name for function in self.calling.functions)[:200]}",
                 limit="a chat template that writes calls as one of "
                 + ", ".join(known.name for known in CALL_STYLES),
                 remedy="serve a model with such a template, or leave tools out",
             )
-        return cls(style, calling, content)
 
     @property
     def has_special_marks(self) -> bool:

@@ -47,17 +47,16 @@ async def receive_body(request: web.Request, within_s: float) -> bytes:
         raise web.HTTPBadRequest from None
 
 
-async def read_body(kind: type[_Body], request: web.Request) -> _Body:
-    """Fill a dataclass from the JSON body of a request; ``null`` counts as absent.
+async def read_body(kind: type[_Body], content: bytes) -> _Body:
+    """Fill a dataclass from a JSON body; ``null`` counts as absent.
 
     Args:
         kind: A dataclass with the decorator ``configuration.strict``.
-        request: The request.
+        content: The body.
 
     Raises:
         InvalidRequestError: It is not a JSON object, or a field is unknown, missing or wrong.
     """
-    content = await request.read()
     if len(content) <= _QUICK_BYTES:
         return parse_body(kind, content)
     return await asyncio.to_thread(parse_body, kind, content)

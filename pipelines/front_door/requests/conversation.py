@@ -87,11 +87,6 @@ async def chat_prompt(model: ServedModel, conversation: Conversation) -> ChatPro
     return ChatPrompt(ids, _thinking(style, text, last if isinstance(last, str) else ""))
 
 
-def variables_of_effort(effort: JsonValue) -> dict[str, JsonValue]:
-    """Return the template's variables for OpenAI's effort of reasoning: "none" turns thoughts off."""
-    return {"enable_thinking": False} if effort == "none" else {}
-
-
 def _thinking(style: MessageStyle, text: str, continued: str) -> Thinking:
     """Return where the answer stands to thoughts, by the end of the prompt or the message it continues."""
     if not style.can_think:

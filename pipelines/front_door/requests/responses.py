@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.errors import InvalidRequestError
-from pipelines.front_door.messages.answer_format import content_guide, guide_of_format
-from pipelines.front_door.messages.plan import AnswerPlan
-from pipelines.front_door.messages.style import MessageStyle
-from pipelines.front_door.messages.tools import Function, calling_of
-from pipelines.front_door.requests.conversation import Conversation, Message, variables_of_effort
-from pipelines.front_door.requests.sampling import SamplingFields, num_log_probs
+from pipelines.front_door.messages.tools import Function
+from pipelines.front_door.requests.conversation import Conversation, Message
+from pipelines.front_door.requests.message_request import MessageFields
+from pipelines.front_door.requests.sampling import num_log_probs
 
 LOG_PROBS = "message.output_text.logprobs"
 
@@ -37,7 +35,7 @@ class TextConfig:
 
 @configuration.strict
 @dataclass(frozen=True, kw_only=True)
-class ResponsesBody(SamplingFields):
+class ResponsesBody(MessageFields):
     """The fields of a request.
 
     Nothing is stored, so a conversation is sent whole. The fields at the end mean nothing here.
@@ -47,14 +45,10 @@ class ResponsesBody(SamplingFields):
         instructions: The system's message.
         max_output_tokens: Most output tokens; None for all that fit.
         tools: Functions that the model may call.
-        tool_choice: Whether it may, must or must not call one, or which.
-        parallel_tool_calls: Whether it may call several; None for true.
         text: Form of the answer's text.
         reasoning: ``{"effort": "none"}`` turns thoughts off; other values mean nothing here.
-        chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
         include: With "message.output_text.logprobs", return the log probabilities of the text's tokens;
             other entries mean nothing here.
-        top_logprobs: Return those of this many likeliest tokens too.
         store: Only false.
         previous_response_id: Refused, as are ``conversation``, ``prompt`` and ``background``.
     """
@@ -63,11 +57,8 @@ class ResponsesBody(SamplingFields):
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: tuple[ResponseFunction, ...] = ()
-    tool_choice: JsonValue = None
-    parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Message | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
     store: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -75,20 +66,35 @@ class ResponsesBody(SamplingFields):
     background: bool = False
     truncation: Literal["disabled"] = "disabled"
     include: tuple[str, ...] | None = None
-    top_logprobs: int | None = None
 
     stream_options: Any = None
     max_tool_calls: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
 
+    form_field: ClassVar[str] = "text.format"
+
+    @property
+    def form(self) -> Message | None:
+        """``text.format`` as ``response_format``, whose schema is nested."""
+        form = self.text.format if self.text is not None else None
+        if form is None or form.get("type") != "json_schema":
+            return form
+        return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The functions of ``tools``."""
+        return self.tools
+
+    @property
+    def max_output(self) -> int | None:
+        """Most output tokens."""
+        return self.max_output_tokens
+
     @property
     def num_log_probs(self) -> int | None:
-        """Return of how many likeliest tokens log probabilities are returned too; None for none at all.
-
-        Raises:
-            InvalidRequestError: The request has ``top_logprobs`` and does not include log probabilities.
-        """
+        """See ``sampling.num_log_probs``."""
         return num_log_probs(LOG_PROBS in (self.include or ()), self.top_logprobs, f'include=["{LOG_PROBS}"]')
 
     def check(self) -> None:
@@ -122,31 +128,11 @@ class ResponsesBody(SamplingFields):
             InvalidRequestError: An item is none that can be rendered.
         """
         first: list[Message] = [] if self.instructions is None else [_said("system", self.instructions)]
-        effort = variables_of_effort((self.reasoning or {}).get("effort"))
         return Conversation(
             messages=(*first, *messages_of(self.input)),
             functions=self.tools,
-            variables={**effort, **(self.chat_template_kwargs or {})},
+            variables=self.variables((self.reasoning or {}).get("effort")),
         )
-
-    @property
-    def guide_field(self) -> str:
-        """Return the name of the field that decides the answer's guide."""
-        form = self.text.format if self.text is not None else None
-        return super().guide_field or (
-            "text.format" if guide_of_format(_nested(form)) is not None else "tools"
-        )
-
-    def plan(self, style: MessageStyle) -> AnswerPlan:
-        """Return what the answer may have.
-
-        Raises:
-            ChatTemplateError: The request has tools, and how the model calls them is unknown.
-            InvalidRequestError: Tools, their choice or the form of the answer is wrong.
-        """
-        calling = calling_of(self.tools, self.tool_choice, self.parallel_tool_calls)
-        form = self.text.format if self.text is not None else None
-        return AnswerPlan.of(style, calling, content_guide(_nested(form), self.structured_outputs))
 
 
 def messages_of(items: JsonValue) -> list[Message]:
@@ -212,13 +198,6 @@ def _thoughts(item: Mapping[str, JsonValue]) -> JsonValue:
 
 def _said(role: JsonValue, content: JsonValue) -> Message:
     return {"role": role, "content": content}
-
-
-def _nested(form: Message | None) -> Message | None:
-    """Return ``text.format`` as ``response_format``, whose schema is nested."""
-    if form is None or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
 
 
 def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:

@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import typing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
@@ -87,12 +87,19 @@ class SamplingFields(_PassedOn):  # type: ignore[misc]
     priority: Any = None
     request_id: Any = None
 
+    form_field: ClassVar[str] = "response_format"
+
+    @property
+    def form(self) -> dict[str, JsonValue] | None:
+        """The form of the answer's text, as ``response_format`` has it."""
+        return self.response_format
+
     @property
     def guide_field(self) -> str:
-        """Return the name of the field that decides the answer's guide; empty if none of these does."""
+        """The name of the field that decides the answer's guide."""
         if self.structured_outputs:
             return "structured_outputs"
-        return "response_format" if guide_of_format(self.response_format) is not None else ""
+        return self.form_field if guide_of_format(self.form) is not None else "tools"
 
 
 def check_model(given: str, model: ServedModel) -> None:
@@ -189,6 +196,12 @@ def seed_of_choice(seed: int, number: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
+
+
+def choices_of(asked: CompletionRequest, n: int) -> list[CompletionRequest]:
+    """Return a request for each of ``n`` answers to a prompt, with seeds of their own."""
+    assert asked.seed is not None
+    return [replace(asked, seed=seed_of_choice(asked.seed, number)) for number in range(n)]
 
 
 def check_choices(num_prompts: int, n: int) -> None:

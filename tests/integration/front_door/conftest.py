@@ -15,6 +15,7 @@ import pytest
 from build.repository import render_recipe
 from pipelines.client import Client
 from pipelines.deploy.server import Server
+from pipelines.front_door.observing.traces import ENDPOINT
 from tests.integration.conftest import grpc_client, tiny_recipe
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import END_OF_TEXT, build_tiny_pair
@@ -22,7 +23,7 @@ from tests.support.tiny_engines import END_OF_TEXT, build_tiny_pair
 MODEL = "tiny-door"
 
 # More than a connection holds, so the request is in progress until its answer is read.
-UNREAD = {"prompt": "def f(", "max_tokens": 480, "n": 8, "ignore_eos": True, "stream": True, "logprobs": 20}
+UNREAD = {"prompt": "def f(", "max_tokens": 480, "n": 3, "ignore_eos": True, "stream": True, "logprobs": 20}
 
 _WITHIN_S = 120.0  # also on a busy machine, while the front door is started again
 
@@ -87,6 +88,34 @@ def new_door(
         return ready_server(directory, with_openai=True, front_door=path)
 
     return run
+
+
+IMPATIENT = "{write_timeout_s: 1.0, header_timeout_s: 1.0, body_timeout_s: 1.0, max_body_bytes: 100000}"
+
+
+@pytest.fixture(scope="session")
+def collector() -> Iterator[Any]:
+    """Return a collector of traces; None where OpenTelemetry is not installed."""
+    try:
+        from tests.support.trace_collector import Collector
+    except ImportError:
+        yield None
+        return
+    running = Collector()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def impatient(new_door: Callable[..., AbstractContextManager[Server]], collector: Any) -> Iterator[Server]:
+    """Return a server with short times for clients, and with traces; tests may kill its front door."""
+    with pytest.MonkeyPatch.context() as patched:
+        if collector is not None:
+            patched.setenv(ENDPOINT, collector.url)
+            patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+            patched.setenv("NO_PROXY", "127.0.0.1")
+        with new_door(IMPATIENT) as running:
+            yield running
 
 
 def url_of(server: Server) -> str:

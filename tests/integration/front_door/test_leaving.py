@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,9 @@ from tests.integration.conftest import MAX_BATCH_SIZE, MAX_QUEUE_SIZE, read_gaug
 from tests.integration.front_door.conftest import events_of, post, url_of
 from tests.integration.test_disconnects import all_blocks_are_free, is_busy
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door leaving")]
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door impatient")]
 
 LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 480, "ignore_eos": True, "seed": 1}
-SETTINGS = "{write_timeout_s: 1.0, header_timeout_s: 1.0, body_timeout_s: 1.0, max_body_bytes: 100000}"
-
-
-@pytest.fixture(scope="module")
-def own(new_door: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
-    """Return a server with short times."""
-    with new_door(SETTINGS) as running:
-        yield running
 
 
 def num_whole(server: Server) -> float:
@@ -35,31 +26,31 @@ def num_whole(server: Server) -> float:
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_a_client_that_leaves_a_stream_frees_its_places(own: Server, n: int) -> None:
+def test_a_client_that_leaves_a_stream_frees_its_places(impatient: Server, n: int) -> None:
     def leave() -> bool:
         """Leave a stream; return False if the server had answered it before."""
-        before = num_whole(own)
+        before = num_whole(impatient)
         body = {**LONG, "stream": True, "n": n}
         with httpx.stream(
-            "POST", f"{url_of(own)}/v1/completions", json=body, timeout=120, trust_env=False
+            "POST", f"{url_of(impatient)}/v1/completions", json=body, timeout=120, trust_env=False
         ) as streamed:
             next(streamed.iter_lines())
-        assert wait_until(lambda: all_blocks_are_free(own))
-        assert post(own, "/v1/completions", {"prompt": "a", "max_tokens": 8}).status_code == 200
-        assert wait_until(lambda: num_whole(own) > before)
-        return num_whole(own) == before + 1
+        assert wait_until(lambda: all_blocks_are_free(impatient))
+        assert post(impatient, "/v1/completions", {"prompt": "a", "max_tokens": 8}).status_code == 200
+        assert wait_until(lambda: num_whole(impatient) > before)
+        return num_whole(impatient) == before + 1
 
     assert any(leave() for _ in range(20))
 
 
-def test_a_client_that_leaves_before_its_answer_frees_its_place(own: Server) -> None:
+def test_a_client_that_leaves_before_its_answer_frees_its_place(impatient: Server) -> None:
     def leave() -> bool:
-        before = num_whole(own)
-        with socket.create_connection(("127.0.0.1", own.ports.openai)) as client:
+        before = num_whole(impatient)
+        with socket.create_connection(("127.0.0.1", impatient.ports.openai)) as client:
             client.sendall(http_post(json.dumps({**LONG, "n": 4}).encode()))
-            was_busy = wait_until(lambda: is_busy(own), timeout_s=2)
-        assert wait_until(lambda: all_blocks_are_free(own))
-        return was_busy and num_whole(own) < before + 4
+            was_busy = wait_until(lambda: is_busy(impatient), timeout_s=2)
+        assert wait_until(lambda: all_blocks_are_free(impatient))
+        return was_busy and num_whole(impatient) < before + 4
 
     assert any(leave() for _ in range(20))
 
@@ -69,20 +60,20 @@ def http_post(body: bytes, length: int | None = None) -> bytes:
     return head.encode() + body
 
 
-def test_clients_that_never_read_are_disconnected_and_hold_up_nobody(own: Server) -> None:
+def test_clients_that_never_read_are_disconnected_and_hold_up_nobody(impatient: Server) -> None:
     body = {**LONG, "stream": True, "n": 2, "logprobs": 20, "return_token_ids": True}
-    expected = events_of(own, "/v1/completions", LONG)
+    expected = events_of(impatient, "/v1/completions", LONG)
     with ExitStack() as stack:
-        clients = [stack.enter_context(socket.socket()) for _ in range(5)]
+        clients = [stack.enter_context(socket.socket()) for _ in range(3)]
         for client in clients:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", own.ports.openai))
+            client.connect(("127.0.0.1", impatient.ports.openai))
             client.sendall(http_post(json.dumps(body).encode()))
-        assert wait_until(lambda: num_unsent(own) > 0)
-        again = events_of(own, "/v1/completions", LONG)
+        assert wait_until(lambda: num_unsent(impatient) > 0)
+        again = events_of(impatient, "/v1/completions", LONG)
         assert texts(again) == texts(expected)
-        assert wait_until(lambda: all_blocks_are_free(own))
-        assert wait_until(lambda: num_unsent(own) == 0)
+        assert wait_until(lambda: all_blocks_are_free(impatient))
+        assert wait_until(lambda: num_unsent(impatient) == 0)
 
 
 def texts(events: list[Any]) -> str:
@@ -97,30 +88,29 @@ def num_unsent(server: Server) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("sent", "received"),
     [
-        (b"", None),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", None),
-        (http_post(b'{"prompt"', length=50), b"408"),
+        (b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", b""),
+        (http_post(b'{"prompt"', length=50), b"HTTP/1.1 408"),
     ],
     ids=["nothing", "half of the headers", "half of the body"],
 )
-def test_slow_senders_are_cut_off(own: Server, sent: bytes, status: bytes | None) -> None:
-    with socket.create_connection(("127.0.0.1", own.ports.openai), timeout=120) as client:
+def test_slow_senders_are_cut_off(impatient: Server, sent: bytes, received: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.ports.openai), timeout=120) as client:
         client.sendall(sent)
-        answer = b"".join(iter(lambda: client.recv(4096), b""))
-    assert answer == b"" if status is None else answer.split()[1] == status
+        assert client.recv(12) == received
 
 
-def test_a_body_that_is_too_large_is_refused(own: Server) -> None:
-    refused = post(own, "/v1/completions", {"prompt": "a" * 100_001})
+def test_a_body_that_is_too_large_is_refused(impatient: Server) -> None:
+    refused = post(impatient, "/v1/completions", {"prompt": "a" * 100_001})
     assert (refused.status_code, refused.json()["error"]["limit"]) == (413, "100000 bytes")
 
 
-def test_more_answers_than_the_server_takes_are_refused_as_invalid(own: Server) -> None:
+def test_more_answers_than_the_server_takes_are_refused_as_invalid(impatient: Server) -> None:
     limit = MAX_BATCH_SIZE + MAX_QUEUE_SIZE
     body = {"prompt": "a", "max_tokens": 2}
-    refused = post(own, "/v1/completions", {**body, "n": limit + 1})
+    refused = post(impatient, "/v1/completions", {**body, "n": limit + 1})
     assert refused.status_code == 400
     assert refused.json()["error"]["limit"].startswith(f"{limit},")
-    assert len(post(own, "/v1/completions", {**body, "n": limit}).json()["choices"]) == limit
+    assert len(post(impatient, "/v1/completions", {**body, "n": limit}).json()["choices"]) == limit

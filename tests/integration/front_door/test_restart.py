@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -17,16 +16,10 @@ from pipelines.client import CompletionRequest
 from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from tests.integration.conftest import grpc_client, wait_until
+from tests.integration.conftest import grpc_client, read_gauge, wait_until
 from tests.integration.front_door.conftest import UNREAD, post, url_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door restarts")]
-
-
-@pytest.fixture(scope="module")
-def own(new_door: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
-    with new_door() as running:
-        yield running
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door impatient")]
 
 
 def front_door(server: Server) -> ProcessIdentity:
@@ -45,22 +38,17 @@ def is_healthy(server: Server) -> bool:
     return False
 
 
-def metrics(server: Server) -> str:
-    return httpx.get(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=120, trust_env=False).text
+def gauge(server: Server, name: str) -> float:
+    return read_gauge(server, f"draftproof_front_door_{name}")
 
 
-def gauge(server: Server, name: str) -> int:
-    [found] = re.findall(rf"^draftproof_front_door_{name} (\d+)\.0$", metrics(server), re.MULTILINE)
-    return int(found)
-
-
-def num_restarts(server: Server) -> int:
+def num_restarts(server: Server) -> float:
     return gauge(server, "restarts_total")
 
 
-def test_a_process_that_is_killed_is_replaced(own: Server) -> None:
-    before, killed = num_restarts(own), front_door(own)
-    url = f"{url_of(own)}/v1/completions"
+def test_a_process_that_is_killed_is_replaced(impatient: Server) -> None:
+    before, killed = num_restarts(impatient), front_door(impatient)
+    url = f"{url_of(impatient)}/v1/completions"
     with httpx.stream("POST", url, json=UNREAD, timeout=120, trust_env=False) as streamed:
         lines = streamed.iter_lines()
         assert next(lines).startswith("data: ")
@@ -68,31 +56,31 @@ def test_a_process_that_is_killed_is_replaced(own: Server) -> None:
         with pytest.raises(httpx.HTTPError):  # the end of the chunks is missing
             list(lines)
     # Waits in the listening socket, which the gateway owns, until there is a process again.
-    assert post(own, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
-    assert front_door(own) != killed
-    assert num_restarts(own) == before + 1
-    assert wait_until(lambda: gauge(own, "answers") == 1)
+    assert post(impatient, "/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert front_door(impatient) != killed
+    assert num_restarts(impatient) == before + 1
+    assert wait_until(lambda: gauge(impatient, "answers") == 1)
 
 
-def test_clients_of_other_protocols_do_not_notice(own: Server) -> None:
+def test_clients_of_other_protocols_do_not_notice(impatient: Server) -> None:
     request = CompletionRequest("def f(", max_tokens=64, seed=3, temperature=1.0, end_id=-1)
-    with grpc_client(own) as client:
+    with grpc_client(impatient) as client:
         expected = client.generate(request, "router").output_ids
         with client.stream(request, "router") as stream:
             next(stream)
-            os.kill(front_door(own).pid, signal.SIGKILL)
+            os.kill(front_door(impatient).pid, signal.SIGKILL)
             assert stream.result().output_ids == expected
-    assert wait_until(lambda: is_healthy(own))
+    assert wait_until(lambda: is_healthy(impatient))
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_is_replaced(own: Server) -> None:
+def test_a_process_that_hangs_is_replaced(impatient: Server) -> None:
     # Before its first answer it would have the time of a start.
-    assert wait_until(lambda: gauge(own, "answers") == 1)
-    before, stopped = num_restarts(own), front_door(own)
+    assert wait_until(lambda: gauge(impatient, "answers") == 1)
+    before, stopped = num_restarts(impatient), front_door(impatient)
     os.kill(stopped.pid, signal.SIGSTOP)
-    assert wait_until(lambda: num_restarts(own) > before), own.log.read_text()[-3000:]
-    assert wait_until(lambda: is_healthy(own))
+    assert wait_until(lambda: num_restarts(impatient) > before), impatient.log.read_text()[-3000:]
+    assert wait_until(lambda: is_healthy(impatient))
     assert not stopped.is_alive
 
 
@@ -136,7 +124,7 @@ def test_a_drain_finishes_what_runs_and_refuses_the_rest(
         assert refused.json()["error"]["what"] == "the server is shutting down"
         assert is_still_open
         assert rest[-1] == "data: [DONE]"
-        texts = dict.fromkeys(range(8), "")
+        texts = dict.fromkeys(range(UNREAD["n"]), "")
         for line in (first, *rest[:-1]):
             [choice] = httpx.Response(200, content=line.removeprefix("data: ")).json()["choices"]
             texts[choice["index"]] += choice["text"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pipelines.client.generation import Chunk
 from pipelines.front_door.access.clients import Client, set_client
 from pipelines.front_door.access.key_file import ApiKey
-from pipelines.front_door.endpoints.completions import answer_completion
-from pipelines.front_door.endpoints.tokens import tokenize
+from pipelines.front_door.application import POSTS
 from pipelines.front_door.observing.exchange import watching
 from pipelines.wire.request import CompletionRequest
 
@@ -75,19 +73,20 @@ class Router:
         yield self.answer(request)
 
 
-def ask(endpoint: Callable[..., Awaitable[web.StreamResponse]], **body: Any) -> tuple[str, Model]:
+def ask(path: str, **fields: Any) -> tuple[str, Model]:
     """Return the response of an endpoint, and the model that it used."""
     model = Model()
+    [(kind, endpoint)] = [(kind, endpoint) for each, _, kind, endpoint in POSTS if each == path]
 
     async def handle(request: web.Request) -> web.StreamResponse:
         set_client(request, Client(ApiKey("", "")))
-        return await endpoint(request, model, Router())
+        return await endpoint(request, kind(**fields), model, Router())  # type: ignore[arg-type]
 
     async def run() -> str:
         server = web.Application(middlewares=[watching()])
         server.router.add_post("/", handle)
         async with TestClient(TestServer(server)) as client:
-            reply = await client.post("/", json=body)
+            reply = await client.post("/", json={})
             assert reply.status == 200, await reply.text()
             return await reply.text()
 
@@ -97,22 +96,22 @@ def ask(endpoint: Callable[..., Awaitable[web.StreamResponse]], **body: Any) -> 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_log_probabilities_of_a_prompt_are_written_on_another_thread(streaming: bool) -> None:
     prompt = [97] * NUM_TOKENS
-    text, _ = ask(answer_completion, prompt=prompt, echo=True, logprobs=1, max_tokens=1, stream=streaming)
+    text, _ = ask("/v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=1, stream=streaming)
     document = json.loads(text.removeprefix("data: ").split("\n\n")[0])
     assert len(document["choices"][0]["logprobs"]["tokens"]) == NUM_TOKENS + 1
     assert document["choices"][0]["text"] == "a" * NUM_TOKENS + "b"
 
 
 def test_log_probabilities_of_an_answer_are_written_on_another_thread() -> None:
-    text, _ = ask(answer_completion, prompt="a", logprobs=1, max_tokens=NUM_TOKENS, n=4)
+    text, _ = ask("/v1/completions", prompt="a", logprobs=1, max_tokens=NUM_TOKENS, n=4)
     assert [len(each["logprobs"]["tokens"]) for each in json.loads(text)["choices"]] == [NUM_TOKENS] * 4
 
 
 def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() -> None:
-    _, model = ask(answer_completion, prompt=[97] * NUM_TOKENS, max_tokens=1)
+    _, model = ask("/v1/completions", prompt=[97] * NUM_TOKENS, max_tokens=1)
     assert model.num_looked_up == 0
 
 
 def test_tokens_are_written_on_another_thread() -> None:
-    text, _ = ask(tokenize, prompt="a" * NUM_TOKENS, return_token_strs=True)
+    text, _ = ask("/tokenize", prompt="a" * NUM_TOKENS, return_token_strs=True)
     assert json.loads(text)["token_strs"] == ["a"] * NUM_TOKENS

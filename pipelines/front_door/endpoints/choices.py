@@ -1,0 +1,128 @@
+"""What responses of completions and chat share: choices, usage, and what vLLM tells of speculation."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from pipelines.client.generation import Chunk, SpeculationCounts
+from pipelines.front_door.requests.sampling import SamplingFields, StreamOptions
+from pipelines.front_door.served_model import ServedModel
+from pipelines.front_door.token_details import runs_by_source
+from pipelines.wire.request import CompletionRequest
+
+
+class Choices(ABC):
+    """Writes the answers to one request as choices (``answering.Format``).
+
+    Args:
+        body: The request.
+        model: The model.
+        asked: A request for each answer; ``n`` for each prompt.
+        id_prefix: Beginning of the response's id.
+        kind: The response's ``object``.
+    """
+
+    def __init__(
+        self,
+        body: SamplingFields,
+        model: ServedModel,
+        asked: Sequence[CompletionRequest],
+        id_prefix: str,
+        kind: str,
+    ) -> None:
+        self._model = model
+        self._asked = asked
+        self._fields = body
+        self._options = body.stream_options or StreamOptions()
+        self._begun: set[int] = set()
+        self._num_prompt_tokens = sum(len(each.prompt_ids) for each in asked[:: body.n])
+        self._num_output_tokens = 0
+        self._last: Chunk | None = None
+        self._head = {
+            "id": f"{id_prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": model.fingerprint,
+        }
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """Return the document of a response that is not streamed."""
+        choices = [self._choice(number, chunk) for number, chunk in enumerate(answers)]
+        return {**self._head, "choices": choices, "usage": self._usage, "metrics": self._metrics}
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """Return the events after all answers."""
+        if self._options.include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage, "metrics": self._metrics}
+
+    @abstractmethod
+    def _choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
+        """Return the choice of a whole answer."""
+
+    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "choices": [choice], **self._options.usage_of_event(self._usage)}
+
+    def _begins(self, number: int, chunk: Chunk) -> bool:
+        """Count a chunk; return whether it is the first of its answer."""
+        self._num_output_tokens += len(chunk.output_ids)
+        self._last = chunk
+        is_first = number not in self._begun
+        self._begun.add(number)
+        return is_first
+
+    def _details(self, chunk: Chunk) -> dict[str, Any]:
+        """Return what is told of the tokens of a chunk besides their log probabilities."""
+        details: dict[str, Any] = {}
+        if self._fields.return_token_sources:
+            details["token_sources"] = runs_by_source(self._model, chunk)
+        if self._fields.return_token_ids:
+            details["token_ids"] = chunk.output_ids
+        return details
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        """OpenAI's ``usage`` so far."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
+        }
+
+    @property
+    def _metrics(self) -> dict[str, Any] | None:
+        """VLLM's ``metrics``, which it has only for a single answer, after its last chunk."""
+        if len(self._asked) > 1 or self._last is None:
+            return None
+        return _speculation(self._last.counts, self._last.drafted_per_round)
+
+
+def _speculation(counts: SpeculationCounts | None, drafted_per_round: Sequence[int]) -> dict[str, Any] | None:
+    """Return vLLM's ``metrics`` of one answer, which AIPerf reads; None if nothing was drafted.
+
+    Only rounds with draft tokens count as steps, as in vLLM.
+
+    Args:
+        counts: Counts of the whole answer.
+        drafted_per_round: Draft tokens that each round verified.
+    """
+    if counts is None or not counts.total_draft_tokens:
+        return None
+    num_steps = sum(map(bool, drafted_per_round))
+    at_least = [num_steps, *counts.accepted_per_position, 0]
+    return {
+        "speculative_decoding": {
+            "num_spec_tokens": len(counts.accepted_per_position),
+            "num_spec_steps": num_steps,
+            "num_draft_tokens": counts.total_draft_tokens,
+            "num_accepted_draft_tokens": counts.total_accepted_draft_tokens,
+            "mean_acceptance_length": 1 + counts.total_accepted_draft_tokens / num_steps,
+            "draft_acceptance_rate": counts.total_accepted_draft_tokens / counts.total_draft_tokens,
+            "acceptance_histogram": [more - fewer for more, fewer in pairwise(at_least)],
+        }
+    }

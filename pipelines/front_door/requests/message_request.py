@@ -1,0 +1,101 @@
+"""Asks for the next message of a conversation, as chat and responses do."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pydantic import JsonValue
+
+from pipelines import configuration
+from pipelines.front_door.messages.answer_format import content_guide
+from pipelines.front_door.messages.plan import AnswerPlan
+from pipelines.front_door.messages.reader import MessageReader
+from pipelines.front_door.messages.tools import Function, calling_of
+from pipelines.front_door.requests.conversation import Conversation, chat_prompt
+from pipelines.front_door.requests.sampling import SamplingFields, sampling_request
+from pipelines.front_door.served_model import ServedModel
+from pipelines.wire.request import CompletionRequest
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class MessageFields(SamplingFields):
+    """The fields that chat and responses share, and what both say in fields of their own.
+
+    Attributes:
+        tool_choice: Whether the model may, must or must not call a function, or which.
+        parallel_tool_calls: Whether it may call several; None for true.
+        chat_template_kwargs: Further variables of the template, such as ``enable_thinking``.
+        top_logprobs: Return the log probabilities of this many likeliest tokens too.
+    """
+
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    top_logprobs: int | None = None
+
+    @property
+    @abstractmethod
+    def functions(self) -> Sequence[Function]:
+        """The functions that the model is told of."""
+
+    @property
+    @abstractmethod
+    def max_output(self) -> int | None:
+        """Most output tokens; None for all that fit."""
+
+    @property
+    @abstractmethod
+    def num_log_probs(self) -> int | None:
+        """See ``sampling.num_log_probs``."""
+
+    @abstractmethod
+    def to_conversation(self) -> Conversation:
+        """Return the conversation to render.
+
+        Raises:
+            InvalidRequestError: A part of it cannot be rendered.
+        """
+
+    def variables(self, effort: JsonValue) -> dict[str, JsonValue]:
+        """Return the template's variables; OpenAI's effort of reasoning "none" turns thoughts off."""
+        return {
+            **({"enable_thinking": False} if effort == "none" else {}),
+            **(self.chat_template_kwargs or {}),
+        }
+
+
+async def message_request(
+    body: MessageFields, model: ServedModel, field: str
+) -> tuple[CompletionRequest, Callable[[], MessageReader]]:
+    """Return the request for one answer, and a function that makes a reader of an answer.
+
+    Args:
+        body: The client's request.
+        model: The model.
+        field: The field with the conversation.
+
+    Raises:
+        ChatTemplateError: The conversation cannot be rendered, or how the model calls tools is unknown.
+        InvalidRequestError: A field is wrong, or the conversation leaves no room for an answer.
+    """
+    log_probs = body.num_log_probs
+    plan = AnswerPlan(
+        model.style(with_tools=bool(body.functions)),
+        calling_of(body.functions, body.tool_choice, body.parallel_tool_calls),
+        content_guide(body.form, body.structured_outputs),
+    )
+    prompt = await chat_prompt(model, body.to_conversation())
+    model.check_length(len(prompt.ids), field)
+    room = model.max_seq_len - len(prompt.ids)
+    asked = replace(
+        sampling_request(body, model.defaults, room if body.max_output is None else body.max_output),
+        prompt_ids=prompt.ids,
+        guide=plan.guide(prompt.thinking),
+        num_log_probs=log_probs,
+        skip_special_tokens=body.skip_special_tokens and not plan.has_special_marks,
+    )
+    return asked, partial(plan.new_reader, prompt.thinking)
