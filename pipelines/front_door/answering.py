@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from pipelines.client.generation import Chunk
 from pipelines.errors import DraftproofError, InvalidRequestError
-from pipelines.front_door.access.clients import client_of
+from pipelines.front_door.access.clients import CLIENT
 from pipelines.front_door.delivery import EventStream
 from pipelines.front_door.errors import DEFECT, in_the_clients_words
 from pipelines.front_door.observing.exchange import EXCHANGE
@@ -64,7 +64,7 @@ async def answer(
         ConnectionResetError: The client has left.
     """
     _check_number(len(asked), router.max_requests)
-    client = client_of(request)
+    client = request[CLIENT]
     asked = [replace(each, session_id=client.session(each.session_id)) for each in asked]
     with client.tokens(sum(len(each.prompt_ids) + max(0, each.max_tokens) for each in asked)):
         exchange = request[EXCHANGE]

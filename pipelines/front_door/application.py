@@ -10,19 +10,18 @@ from typing import Any
 from aiohttp import web
 
 from pipelines.deploy.front_door import FrontDoorSettings
-from pipelines.front_door.access.clients import KeyRing, client_of, set_client
+from pipelines.front_door.access.clients import CLIENT, KeyRing
 from pipelines.front_door.answering import json_response
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
-from pipelines.front_door.endpoints.responses import answer_response
+from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, in_turn, is_local_scrape
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
 from pipelines.front_door.requests.body import read_body, receive_body
-from pipelines.front_door.requests.responses import ResponsesBody
 from pipelines.front_door.requests.sampling import check_model
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
@@ -47,14 +46,13 @@ OPEN_PATHS = ("/health", "/openapi.json", *_PLAYGROUND_FILES)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Endpoint = Callable[[web.Request, Any, ServedModel, RouterCalls], Awaitable[web.StreamResponse]]
 
-POSTS: tuple[tuple[str, str, type[Any], Endpoint], ...] = (
-    ("/v1/completions", "Continue a text or tokens", CompletionBody, answer_completion),
-    ("/v1/chat/completions", "Answer a conversation", ChatBody, answer_chat),
-    ("/v1/responses", "Answer a conversation, as items", ResponsesBody, answer_response),
-    ("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody, tokenize),
-    ("/detokenize", "Return the text of tokens", DetokenizeBody, detokenize),
+POSTS: tuple[tuple[Operation, Endpoint], ...] = (
+    (Operation("/v1/completions", "Continue a text or tokens", CompletionBody), answer_completion),
+    (Operation("/v1/chat/completions", "Answer a conversation", ChatBody), answer_chat),
+    (Operation("/v1/responses", "Answer a conversation, as items", ResponsesBody), answer_response),
+    (Operation("/tokenize", "Return the tokens of a text or a conversation", TokenizeBody), tokenize),
+    (Operation("/detokenize", "Return the text of tokens", DetokenizeBody), detokenize),
 )
-"""Path, summary, body and endpoint."""
 
 
 class FrontDoor:
@@ -102,17 +100,17 @@ class FrontDoor:
             application.router.add_get(operation.path, handler)
         for path in _PLAYGROUND_FILES:
             application.router.add_get(path, _show_playground)
-        for path, _, kind, endpoint in POSTS:
-            application.router.add_post(path, self._post(kind, endpoint))
+        for operation, endpoint in POSTS:
+            application.router.add_post(operation.path, self._post(operation, endpoint))
         return application
 
     def _gets(self) -> tuple[tuple[Operation, Handler], ...]:
         return (
-            (Operation("/health", "get", "Return 200 if requests are answered, else 503"), self._health),
-            (Operation("/metrics", "get", "Return the server's metrics"), self._metrics.answer),
-            (Operation("/openapi.json", "get", "Return this document"), self._openapi),
-            (Operation("/v1/models", "get", "List the served model"), self._models),
-            (Operation("/v1/models/{model}", "get", "Describe the served model"), self._model_named),
+            (Operation("/health", "Return 200 if requests are answered, else 503"), self._health),
+            (Operation("/metrics", "Return the server's metrics"), self._metrics.answer),
+            (Operation("/openapi.json", "Return this document"), self._openapi),
+            (Operation("/v1/models", "List the served model"), self._models),
+            (Operation("/v1/models/{model}", "Describe the served model"), self._model_named),
         )
 
     @web.middleware
@@ -124,15 +122,18 @@ class FrontDoor:
         if (preflight := self._origins.preflight(request)) is not None:
             return preflight
         if request.path not in OPEN_PATHS and not is_local_scrape(request):
-            client = self._keys.client(request)
-            set_client(request, client)
-            request[EXCHANGE].key_name = client.key.name
+            request[CLIENT] = self._keys.client(request)
+            request[EXCHANGE].key_name = request[CLIENT].key.name
         return await handler(request)
 
-    def _post(self, kind: type[Any], endpoint: Endpoint) -> Handler:
+    def _post(self, operation: Operation, endpoint: Endpoint) -> Handler:
+        kind = operation.body
+        assert kind is not None
+
         async def answer(request: web.Request) -> web.StreamResponse:
-            with client_of(request).request():
-                body = await read_body(kind, await receive_body(request, self._settings.body_timeout_s))
+            with request[CLIENT].request():
+                content = await receive_body(request, self._settings.body_timeout_s)
+                body = await read_body(kind, content)
                 check_model(body.model, self._model)
                 response = await endpoint(request, body, self._model, self._router)
                 await deliver(request, response)  # until then it counts, and a drain waits for it
@@ -152,8 +153,7 @@ class FrontDoor:
 
     @cached_property
     def _openapi_document(self) -> dict[str, Any]:
-        operations = [operation for operation, _ in self._gets()]
-        operations += [Operation(path, "post", summary, kind) for path, summary, kind, _ in POSTS]
+        operations = [operation for operation, _ in (*self._gets(), *POSTS)]
         return openapi_document(operations, needs_key=bool(self._settings.keys))
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -32,17 +32,16 @@ async def deliver(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def _has_unsent(transport: asyncio.Transport) -> bool:
-    """Return whether data of a connection wait for the operating system.
+    """Return whether data of a connection wait for the operating system, or the connection is about to end.
 
     TLS sends through a second transport, which is not public. It keeps data only while the socket takes none.
     """
-    if transport.is_closing():
-        return False
-    if transport.get_write_buffer_size():
+    if transport.is_closing() or transport.get_write_buffer_size():
         return True
+    descriptor = transport.get_extra_info("socket").fileno()
     writable = select.poll()
-    writable.register(transport.get_extra_info("socket").fileno(), select.POLLOUT)
-    return not writable.poll(0)
+    writable.register(descriptor, select.POLLOUT)
+    return writable.poll(0) != [(descriptor, select.POLLOUT)]
 
 
 _HEADERS = {

@@ -27,19 +27,17 @@ _ERROR = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One path with its method.
+    """A method of a path.
 
     Attributes:
         path: The path, with names in braces.
-        method: "get" or "post".
         summary: What it answers.
-        body: Dataclass that reads the body; None for a request without one.
+        body: Dataclass that reads the body of ``POST``; None for ``GET``.
     """
 
     path: str
-    method: str
     summary: str
-    body: type | None = None
+    body: type[Any] | None = None
 
 
 def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dict[str, Any]:
@@ -52,7 +50,7 @@ def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dic
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, schemas)
+        paths[operation.path] = {"post" if operation.body else "get": _described(operation, schemas)}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {

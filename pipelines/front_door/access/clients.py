@@ -96,18 +96,8 @@ class Client:
             self._num_tokens -= num_tokens
 
 
-_CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
-
-
-def set_client(request: web.Request, client: Client) -> None:
-    """Record who sent a request."""
-    request[_CLIENT] = client
-
-
-def client_of(request: web.Request) -> Client:
-    """Return who sent a request."""
-    return request[_CLIENT]
-
+CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
+"""Who sent a request."""
 
 _LOG = logging.getLogger(__name__)
 

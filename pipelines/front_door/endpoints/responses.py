@@ -3,23 +3,147 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 from aiohttp import web
+from pydantic import JsonValue
 
+from pipelines import configuration
 from pipelines.client.generation import Chunk
+from pipelines.errors import InvalidRequestError
 from pipelines.front_door.answering import answer
 from pipelines.front_door.messages.message import Content, Part, Thought
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.response_document import ResponseDocument
 from pipelines.front_door.messages.style import THINK_END
-from pipelines.front_door.requests.message_request import message_request
-from pipelines.front_door.requests.responses import ResponsesBody
+from pipelines.front_door.messages.tools import Function
+from pipelines.front_door.requests.conversation import Conversation, Message, messages_of, said
+from pipelines.front_door.requests.message_request import MessageFields, message_request
+from pipelines.front_door.requests.sampling import num_log_probs
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
 from pipelines.front_door.token_details import TextLogProbs
 from pipelines.wire.request import CompletionRequest
+
+LOG_PROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseFunction(Function):
+    """An entry of ``tools``; the function's fields are not nested as those of chat are."""
+
+    type: Literal["function"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The form of the answer's text; ``verbosity`` means nothing here."""
+
+    format: Message | None = None
+    verbosity: Any = None
+
+
+@configuration.strict
+@dataclass(frozen=True, kw_only=True)
+class ResponsesBody(MessageFields):
+    """The fields of a request.
+
+    Nothing is stored, so a conversation is sent whole. The fields at the end mean nothing here.
+
+    Attributes:
+        input: The user's text, or the items of the conversation.
+        instructions: The system's message.
+        max_output_tokens: Most output tokens; None for all that fit.
+        tools: Functions that the model may call.
+        text: Form of the answer's text.
+        reasoning: ``{"effort": "none"}`` turns thoughts off; other values mean nothing here.
+        include: With "message.output_text.logprobs", return the log probabilities of the text's tokens;
+            other entries mean nothing here.
+        store: Only false.
+        previous_response_id: Refused, as are ``conversation``, ``prompt`` and ``background``.
+    """
+
+    input: JsonValue
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: tuple[ResponseFunction, ...] = ()
+    text: TextConfig | None = None
+    reasoning: Message | None = None
+    store: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool = False
+    truncation: Literal["disabled"] = "disabled"
+    include: tuple[str, ...] | None = None
+
+    stream_options: Any = None
+    max_tool_calls: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+    form_field: ClassVar[str] = "text.format"
+
+    @property
+    def form(self) -> Message | None:
+        """``text.format`` as ``response_format``, whose schema is nested."""
+        form = self.text.format if self.text is not None else None
+        if form is None or form.get("type") != "json_schema":
+            return form
+        return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The functions of ``tools``."""
+        return self.tools
+
+    @property
+    def max_output(self) -> int | None:
+        """Most output tokens."""
+        return self.max_output_tokens
+
+    @property
+    def num_log_probs(self) -> int | None:
+        """See ``sampling.num_log_probs``."""
+        return num_log_probs(LOG_PROBS in (self.include or ()), self.top_logprobs, f'include=["{LOG_PROBS}"]')
+
+    def check(self) -> None:
+        """Refuse what needs stored responses or several answers.
+
+        Raises:
+            InvalidRequestError: The request asks for one of these.
+        """
+        stored = ("store", "previous_response_id", "conversation", "prompt", "background")
+        for name in stored:
+            if getattr(self, name):
+                raise InvalidRequestError(
+                    "responses are not stored",
+                    values=f"{name}={getattr(self, name)!r:.200}",
+                    limit="every request has its whole conversation in input",
+                    remedy=f"send store=false, no {name}, and the items of earlier responses in input",
+                )
+        if self.n != 1 or self.response_format is not None:
+            name = "n" if self.n != 1 else "response_format"
+            raise InvalidRequestError(
+                f"{name} belongs to /v1/chat/completions",
+                values=f"{name}={getattr(self, name)!r:.200}",
+                limit="one answer, whose form is in text.format",
+                remedy="send text.format, or use /v1/chat/completions",
+            )
+
+    def to_conversation(self) -> Conversation:
+        """Return the conversation to render.
+
+        Raises:
+            InvalidRequestError: An item is none that can be rendered.
+        """
+        first: list[Message] = [] if self.instructions is None else [said("system", self.instructions)]
+        return Conversation(
+            messages=(*first, *messages_of(self.input)),
+            functions=self.tools,
+            variables=self.variables((self.reasoning or {}).get("effort")),
+        )
 
 
 async def answer_response(

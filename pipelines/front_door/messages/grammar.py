@@ -1,4 +1,4 @@
-r"""Writes the Lark grammar of an answer with thoughts, tool calls or a structured answer.
+r"""Plans an answer with thoughts, tool calls or a structured answer: its Lark grammar, and how it is read.
 
 The grammar begins with the answer and covers all of it: free text, up to the mark behind which it limits the
 tokens. So it remains a function of the output so far, and the answer with a draft is that of the target alone
@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
-from pipelines.errors import InvalidRequestError
+from pipelines.errors import ChatTemplateError, InvalidRequestError
 from pipelines.front_door.messages.answer_format import GuideTensors, enforceable, lark_of
+from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.style import (
     ARGS,
     CALL_ID,
+    CALL_STYLES,
     SPACE,
     THINK_BEGIN,
     THINK_END,
@@ -30,6 +33,60 @@ from pipelines.front_door.messages.style import (
 from pipelines.front_door.messages.tools import Calling, Function, parameters_of
 
 _ANY = "(?s:.*)"
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """The parts that an answer may have.
+
+    Attributes:
+        style: How the model writes messages.
+        calling: The functions that it may call; None for none.
+        content: The guide of its text; None for free text.
+
+    Raises:
+        ChatTemplateError: The request has tools, and how the model calls them is unknown.
+    """
+
+    style: MessageStyle
+    calling: Calling | None
+    content: GuideTensors | None
+
+    def __post_init__(self) -> None:
+        if self.calling is not None and self.style.calls is None:
+            raise ChatTemplateError(
+                "the model calls no tools",
+                values=f"tools={', '.join(function.name for function in self.calling.functions)[:200]}",
+                limit="a chat template that writes calls as one of "
+                + ", ".join(known.name for known in CALL_STYLES),
+                remedy="serve a model with such a template, or leave tools out",
+            )
+
+    @property
+    def has_special_marks(self) -> bool:
+        """Whether the answer is read by names of special tokens, so that its text must have them."""
+        marks = [THINK_BEGIN, THINK_END] if self.style.can_think else []
+        if self._calls is not None:
+            marks += [self._calls.mark, self._calls.end, CALL_ID, ARGS]
+        return any(mark in self.style.special for mark in marks)
+
+    def guide(self, thinking: Thinking) -> GuideTensors | None:
+        """Return the guide of an answer that begins with these thoughts.
+
+        Raises:
+            InvalidRequestError: The form of the text cannot stand behind thoughts or beside tools.
+        """
+        return guide_of_answer(self.style, thinking, self.calling, self.content)
+
+    def new_reader(self, thinking: Thinking) -> MessageReader:
+        """Return a reader of one answer."""
+        is_structured = self.content is not None or self.calling is None or self.calling.mode == "required"
+        return MessageReader(thinking, self._calls, is_structured=is_structured)
+
+    @property
+    def _calls(self) -> CallStyle | None:
+        """How the answer calls functions, if it may."""
+        return self.style.calls if self.calling is not None and self.calling.mode != "none" else None
 
 
 def guide_of_answer(

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 from aiohttp import web
@@ -27,11 +27,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pipelines.front_door.fleet.server import FleetServer
-from pipelines.front_door.observing.exchange import Exchange
+from pipelines.front_door.observing.exchange import Ending, Exchange
 from pipelines.front_door.observing.model_metrics import ENGINE, LABELS, samples_of, under_vllms_names
 from pipelines.front_door.served_model import ServedModel
 
-_ENDINGS = ("stop", "length", "abort", "error")
 # vLLM's buckets, with finer ones below: small models answer within milliseconds.
 _LATENCY_BUCKETS = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
@@ -67,7 +66,7 @@ class RequestMetrics:
             "draftproof_front_door_responses", "Responses, by path and status", "path", "status"
         )
         success = counter("vllm:request_success", "Answers, by how they ended", *LABELS, "finished_reason")
-        self._success = {each: success.labels(**of_model, finished_reason=each) for each in _ENDINGS}
+        self._success = {each: success.labels(**of_model, finished_reason=each) for each in get_args(Ending)}
         self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts", *LABELS).labels(
             **of_model
         )

@@ -92,11 +92,15 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
         kv_block_size: Positions in a KV block; None if unknown.
     """
     of_model = (model_name, ENGINE)
+
+    def one(kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, value: float) -> Metric:
+        family = kind(name, DESCRIPTIONS[name], labels=LABELS)
+        family.add_metric(of_model, value)
+        return family
+
     for name, (source, _) in _COUNTERS.items():
         if source in samples:
-            counter = CounterMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
-            counter.add_metric(of_model, _sum(samples[source]))
-            yield counter
+            yield one(CounterMetricFamily, name, _sum(samples[source]))
     accepted = CounterMetricFamily(_PER_POSITION, DESCRIPTIONS[_PER_POSITION], labels=(*LABELS, "position"))
     by_position = _by(samples["spec_decode_num_accepted_tokens_per_pos_total"], "position")
     for position, each in sorted(by_position.items(), key=lambda item: int(item[0])):
@@ -105,9 +109,7 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
     for name, (source, _) in _GAUGES.items():
         counted = [each for each in samples[source] if each.labels.get("engine") in _ENGINES_WITH_REQUESTS]
         if counted:
-            gauge = GaugeMetricFamily(name, DESCRIPTIONS[name], labels=LABELS)
-            gauge.add_metric(of_model, _sum(counted))
-            yield gauge
+            yield one(GaugeMetricFamily, name, _sum(counted))
     for name, (source, _) in _HISTOGRAMS.items():
         by_bound = _by(samples[f"{source}_bucket"], "le")
         if by_bound:
@@ -115,32 +117,24 @@ def under_vllms_names(samples: Samples, model_name: str, kv_block_size: int | No
             buckets = [(bound, _sum(by_bound[bound])) for bound in sorted(by_bound, key=float)]
             histogram.add_metric(of_model, buckets, _sum(samples[f"{source}_sum"]))
             yield histogram
-    yield from _caches(samples, model_name, kv_block_size)
-
-
-def _caches(samples: Samples, model_name: str, kv_block_size: int | None) -> Iterator[Metric]:
-    in_total, free = (
-        {(each.labels["model"], each.labels["engine"]): each.value for each in samples[name]}
-        for name in ("draftproof_kv_blocks", "draftproof_kv_blocks_free")
+    num_blocks, num_free = (
+        _of_engines(samples["draftproof_kv_blocks"]),
+        _of_engines(samples["draftproof_kv_blocks_free"]),
     )
-    usages = [
-        1 - free[key] / number
-        for key, number in in_total.items()
-        if key in free and number and key[1] in _ENGINES_WITH_CACHE
-    ]
-    if usages:
-        usage = GaugeMetricFamily(_KV_USAGE, DESCRIPTIONS[_KV_USAGE], labels=LABELS)
-        usage.add_metric((model_name, ENGINE), max(usages))
-        yield usage
-    of_target = [number for (_, engine), number in in_total.items() if engine == "target"]
+    with_cache = [key for key in num_blocks if key in num_free and key[1] in _ENGINES_WITH_CACHE]
+    if usages := [1 - num_free[key] / num_blocks[key] for key in with_cache if num_blocks[key]]:
+        yield one(GaugeMetricFamily, _KV_USAGE, max(usages))
+    of_target = [number for (_, engine), number in num_blocks.items() if engine == "target"]
     if of_target and kv_block_size is not None:
-        config = GaugeMetricFamily(
-            _CACHE_CONFIG,
-            DESCRIPTIONS[_CACHE_CONFIG],
-            labels=(*LABELS, "block_size", "num_gpu_blocks"),
-        )
-        config.add_metric((model_name, ENGINE, str(kv_block_size), f"{min(of_target):.0f}"), 1)
+        sizes = ("block_size", "num_gpu_blocks")
+        config = GaugeMetricFamily(_CACHE_CONFIG, DESCRIPTIONS[_CACHE_CONFIG], labels=(*LABELS, *sizes))
+        config.add_metric((*of_model, str(kv_block_size), f"{min(of_target):.0f}"), 1)
         yield config
+
+
+def _of_engines(samples: list[Sample]) -> dict[tuple[str, str], float]:
+    """Return values by model and engine."""
+    return {(each.labels["model"], each.labels["engine"]): each.value for each in samples}
 
 
 def _by(samples: list[Sample], label: str) -> dict[str, list[Sample]]:

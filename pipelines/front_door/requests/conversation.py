@@ -1,4 +1,4 @@
-"""Turns the messages of a conversation into what chat templates read, and renders them."""
+"""Turns messages of chat, and items of responses, into what chat templates read, and renders them."""
 
 from __future__ import annotations
 
@@ -189,3 +189,78 @@ def _checked_variables(variables: Mapping[str, JsonValue]) -> Mapping[str, Any]:
             remedy="send it as a field of the request",
         )
     return variables
+
+
+def messages_of(items: JsonValue) -> list[Message]:
+    """Return the messages of chat that items of responses mean.
+
+    Thoughts, text and calls of the assistant that follow each other become one message.
+
+    Args:
+        items: A text of the user, or a list of items.
+
+    Raises:
+        InvalidRequestError: An item has another type than message, function_call, function_call_output and
+            reasoning.
+    """
+    if isinstance(items, str):
+        return [said("user", items)]
+    if not isinstance(items, list) or not items:
+        raise _wrong_item("input", items)
+    messages: list[Message] = []
+    for number, item in enumerate(items):
+        name = f"input[{number}]"
+        if not isinstance(item, dict):
+            raise _wrong_item(name, item)
+        kind = item.get("type", "message")
+        if kind == "message":
+            message = said(item.get("role"), item.get("content"))
+            if item.get("role") == "assistant" and _is_open(messages):
+                messages[-1] |= message
+            else:
+                messages.append(message)
+        elif kind == "function_call_output":
+            messages.append({**said("tool", item.get("output")), "tool_call_id": item.get("call_id")})
+        elif kind == "function_call":
+            function: JsonValue = {"name": item.get("name"), "arguments": item.get("arguments")}
+            _add_call(messages, {"id": item.get("call_id"), "type": "function", "function": function})
+        elif kind == "reasoning":
+            messages.append({"role": "assistant", "content": "", "reasoning_content": _thoughts(item)})
+        else:
+            raise _wrong_item(f"{name}.type", kind)
+    return messages
+
+
+def _is_open(messages: list[Message]) -> bool:
+    """Return whether the last message has only thoughts."""
+    return bool(messages) and "reasoning_content" in messages[-1] and not messages[-1]["content"]
+
+
+def _add_call(messages: list[Message], call: JsonValue) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append(said("assistant", ""))
+    calls = messages[-1].setdefault("tool_calls", [])
+    assert isinstance(calls, list)
+    calls.append(call)
+
+
+def _thoughts(item: Mapping[str, JsonValue]) -> JsonValue:
+    """Return the text of a reasoning item, else of its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        if isinstance(parts, list) and parts:
+            return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+    return ""
+
+
+def said(role: JsonValue, content: JsonValue) -> Message:
+    """Return a message."""
+    return {"role": role, "content": content}
+
+
+def _wrong_item(name: str, found: JsonValue) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the input of a response is not valid",
+        values=f"{name}={found!r:.200}",
+        limit="a text, or a list of items of type message, function_call, function_call_output and reasoning",
+        remedy="send the whole conversation as such items",
+    )

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from pipelines import configuration
 from pipelines.front_door.messages.answer_format import content_guide
-from pipelines.front_door.messages.plan import AnswerPlan
+from pipelines.front_door.messages.grammar import AnswerPlan
 from pipelines.front_door.messages.reader import MessageReader
 from pipelines.front_door.messages.tools import Function, calling_of
 from pipelines.front_door.requests.conversation import Conversation, chat_prompt

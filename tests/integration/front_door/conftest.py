@@ -23,7 +23,7 @@ from tests.support.tiny_engines import END_OF_TEXT, build_tiny_pair
 MODEL = "tiny-door"
 
 # More than a connection holds, so the request is in progress until its answer is read.
-UNREAD = {"prompt": "def f(", "max_tokens": 480, "n": 3, "ignore_eos": True, "stream": True, "logprobs": 20}
+UNREAD = {"prompt": "def f(", "max_tokens": 480, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
 
 _WITHIN_S = 120.0  # also on a busy machine, while the front door is started again
 

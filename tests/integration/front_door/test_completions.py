@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -12,16 +13,17 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.server import Server
 from pipelines.front_door.requests.sampling import seed_of_choice
 from tests.integration.front_door.conftest import MODEL, events_of, openai_client, post, url_of
+from tests.support.tiny_engines import END_OF_TEXT
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 PROMPT = "def area(radius):\n"
+CHAT = [{"role": "user", "content": "a"}]
 
 
 def test_the_served_model_is_listed(api: openai.OpenAI) -> None:
     [model] = api.models.list().data
-    assert model.id == MODEL
-    assert api.models.retrieve(MODEL).id == MODEL
+    assert model.id == api.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError) as refused:
         api.models.retrieve("another")
     assert refused.value.code == "model_not_found"
@@ -32,84 +34,64 @@ def test_an_answer_is_that_of_the_router(api: openai.OpenAI, router: Client, tem
     expected = router.generate(
         CompletionRequest(PROMPT, max_tokens=24, temperature=temperature, seed=7, num_log_probs=2), "router"
     )
-    answer = api.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=24,
-        temperature=temperature,
-        seed=7,
-        logprobs=2,
-        extra_body={"return_token_ids": True},
-    )
+    options: Any = {"model": MODEL, "max_tokens": 24, "temperature": temperature, "seed": 7, "logprobs": 2}
+    extra = {"return_token_ids": True}
+    answer = api.completions.create(prompt=PROMPT, **options, extra_body=extra)
     [choice] = answer.choices
-    assert choice.text == expected.text
-    assert choice.finish_reason == expected.finish_reason
+    assert (choice.text, choice.finish_reason) == (expected.text, expected.finish_reason)
     assert choice.model_extra is not None and choice.logprobs is not None
     assert tuple(choice.model_extra["token_ids"]) == expected.output_ids
     assert choice.logprobs.token_logprobs == pytest.approx(expected.log_probs, abs=0)
+    ids = choice.model_extra["prompt_token_ids"]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(expected.output_ids)
-    assert answer.usage.prompt_tokens == len(choice.model_extra["prompt_token_ids"])
+    assert answer.usage.prompt_tokens == len(ids)
+    for prompt in (ids, [ids]):
+        assert api.completions.create(prompt=prompt, **options).choices[0].text == expected.text
 
 
-def test_stop_token_ids_end_an_answer(api: openai.OpenAI, router: Client) -> None:
-    whole = router.generate(CompletionRequest(PROMPT, max_tokens=24), "router")
-    token_id = whole.output_ids[5]
-    answer = api.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=24,
-        temperature=0,
-        extra_body={"return_token_ids": True, "stop_token_ids": [token_id]},
-    )
-    [choice] = answer.choices
-    assert choice.finish_reason == "stop" and choice.model_extra is not None
-    assert tuple(choice.model_extra["token_ids"]) == whole.output_ids[: whole.output_ids.index(token_id)]
+def test_stop_token_ids_end_an_answer(door: Server, router: Client) -> None:
+    whole = router.generate(CompletionRequest(PROMPT, max_tokens=24), "router").output_ids
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "return_token_ids": True}
+    [choice] = post(door, "/v1/completions", {**body, "stop_token_ids": [whole[5]]}).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert tuple(choice["token_ids"]) == whole[: whole.index(whole[5])]
 
 
 def test_a_stream_says_the_same_as_one_response(api: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "seed": 3}
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "seed": 3}
     asked["extra_body"] = {"ignore_eos": True}  # some processor's rounding draws the end token
     whole = api.completions.create(**asked)
-    stream = api.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    *chunks, last = list(stream)
+    *chunks, last = list(api.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert (last.choices, last.usage) == ([], whole.usage)
     assert len({chunk.id for chunk in [*chunks, last]}) == 1
 
 
-def test_a_stream_ends_with_done_and_has_no_usage_unless_asked(door: Server) -> None:
-    *events, last = events_of(door, "/v1/completions", {"prompt": PROMPT, "max_tokens": 4})
-    assert last == "[DONE]"
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})],
+)
+def test_events_have_no_usage_null_or_counts_and_the_prompts_tokens_once(
+    door: Server, path: str, asked: dict[str, Any]
+) -> None:
+    body = {**asked, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "n": 2}
+    *events, done = events_of(door, path, body)
+    assert done == "[DONE]"
     assert all(event["choices"] and "usage" not in event for event in events)
-
-
-def test_usage_is_null_before_the_last_event_or_counts_along(door: Server) -> None:
-    common = {"max_tokens": 24, "ignore_eos": True}
-    for path, asked in (
-        ("/v1/completions", {"prompt": PROMPT, **common}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **common}),
-    ):
-        *events, last, _ = events_of(door, path, {**asked, "stream_options": {"include_usage": True}})
-        assert [event["usage"] for event in events] == [None] * len(events)
-        assert last["usage"]["completion_tokens"] == 24
-        *events, _ = events_of(door, path, {**asked, "stream_options": {"continuous_usage_stats": True}})
-        counts = [event["usage"]["completion_tokens"] for event in events]
-        assert counts == sorted(counts) and counts[-1] == 24
-
-
-def test_the_tokens_of_the_prompt_are_told_once(door: Server) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 24, "return_token_ids": True, "n": 2}
-    *events, _ = events_of(door, "/v1/completions", body)
     for index in range(2):
-        first, *others = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
-        assert first["prompt_token_ids"] and not any("prompt_token_ids" in each for each in others)
-        assert len(others) > 0 and all(each["token_ids"] for each in others)
-    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 24, "return_token_ids": True}
-    first, *others, _ = events_of(door, "/v1/chat/completions", chat)
-    assert first["prompt_token_ids"] and not any("prompt_token_ids" in json.dumps(each) for each in others)
-    assert post(door, "/v1/chat/completions", chat).json()["prompt_token_ids"] == first["prompt_token_ids"]
+        first, *others = [json.dumps(event) for event in events if event["choices"][0]["index"] == index]
+        assert "prompt_token_ids" in first and not any("prompt_token_ids" in each for each in others)
+        assert any('"token_ids": [' in each for each in others)
+    *events, last, _ = events_of(door, path, {**body, "stream_options": {"include_usage": True}})
+    assert [event["usage"] for event in events] == [None] * len(events)
+    assert last["usage"]["completion_tokens"] == 48
+    *events, _ = events_of(door, path, {**body, "stream_options": {"continuous_usage_stats": True}})
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 48
+    refused = post(door, path, {**asked, "stream_options": {"include_usage": True}})
+    assert refused.status_code == 400 and "stream_options" in refused.text
 
 
 def test_offsets_count_the_characters_before_a_token(door: Server) -> None:
@@ -123,13 +105,13 @@ def test_offsets_count_the_characters_before_a_token(door: Server) -> None:
             assert token.startswith("bytes:") or text[offset:].startswith(token)
 
 
-def test_a_drawn_seed_is_returned_and_repeats_the_answer(api: openai.OpenAI) -> None:
-    first = api.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24)
-    assert first.choices[0].model_extra is not None
-    seed = first.choices[0].model_extra["seed"]
-    again = api.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, seed=seed)
-    other = api.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24)
-    assert again.choices[0].text == first.choices[0].text != other.choices[0].text
+def test_a_drawn_seed_is_returned_and_repeats_the_answer(door: Server) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        answer = post(door, "/v1/completions", {"prompt": PROMPT, "max_tokens": 24, **fields})
+        return dict(answer.json()["choices"][0])
+
+    first = ask()
+    assert ask(seed=first["seed"])["text"] == first["text"] != ask()["text"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -137,14 +119,12 @@ def test_each_prompt_gets_n_answers_with_seeds_of_their_own(
     api: openai.OpenAI, router: Client, streaming: bool
 ) -> None:
     prompts = [PROMPT, "import "]
-    options = {"model": MODEL, "prompt": prompts, "n": 3, "max_tokens": 16, "seed": 5}
+    options: Any = {"model": MODEL, "prompt": prompts, "n": 3, "max_tokens": 16, "seed": 5}
     texts = dict.fromkeys(range(6), "")
-    if streaming:
-        for chunk in api.completions.create(**options, stream=True):
-            texts[chunk.choices[0].index] += chunk.choices[0].text
-    else:
-        for choice in api.completions.create(**options).choices:
-            texts[choice.index] = choice.text
+    answers = api.completions.create(**options, stream=streaming)
+    for answer in answers if streaming else [answers]:
+        for choice in answer.choices:
+            texts[choice.index] += choice.text
     for index, text in texts.items():
         seed = seed_of_choice(5, index % 3)
         asked = CompletionRequest(prompts[index // 3], max_tokens=16, temperature=1.0, seed=seed)
@@ -152,31 +132,20 @@ def test_each_prompt_gets_n_answers_with_seeds_of_their_own(
     assert len(set(texts.values())) == 6
 
 
-def test_token_ids_are_prompts_too(api: openai.OpenAI) -> None:
-    options = {"model": MODEL, "max_tokens": 8, "seed": 1}
-    text = api.completions.create(prompt=PROMPT, **options, extra_body={"return_token_ids": True})
-    assert text.choices[0].model_extra is not None
-    ids = text.choices[0].model_extra["prompt_token_ids"]
-    for prompt in (ids, [ids]):
-        assert api.completions.create(prompt=prompt, **options).choices[0].text == text.choices[0].text
-
-
 def test_the_asynchronous_client_streams_concurrently(door: Server) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
+
     async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
-        stream = await client.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=24, seed=seed, stream=True
-        )
+        stream = await client.completions.create(**asked, seed=seed, stream=True)
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none") as client:
             return await asyncio.gather(*(ask(client, seed) for seed in range(8)))
 
-    alone = [
-        openai_client(door).completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, seed=seed)
-        for seed in range(8)
-    ]
-    assert asyncio.run(ask_all()) == [answer.choices[0].text for answer in alone]
+    with openai_client(door) as client:
+        alone = [client.completions.create(**asked, seed=seed).choices[0].text for seed in range(8)]
+    assert asyncio.run(ask_all()) == alone
 
 
 def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:
@@ -188,6 +157,59 @@ def test_speculation_is_told_as_vllm_tells_it(door: Server) -> None:
     accepted = sum(count * number for count, number in enumerate(histogram))
     assert accepted == found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
     assert post(door, "/v1/completions", {**body, "num_draft_tokens": 0}).json()["metrics"] is None
+
+
+def echoed(api: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
+    asked: Any = {"model": MODEL, "prompt": prompt, "seed": 3, "temperature": 0, **fields}
+    return api.completions.create(**asked, echo=True)
+
+
+def test_each_form_of_a_prompt_is_repeated_before_its_answer(api: openai.OpenAI) -> None:
+    prompts, extra = [PROMPT, "import os\n"], {"return_token_ids": True}
+    plain = api.completions.create(
+        model=MODEL, prompt=prompts, max_tokens=6, temperature=0, extra_body=extra
+    ).choices
+    ids = [choice.model_extra["prompt_token_ids"] for choice in plain if choice.model_extra]
+    wanted = [prompt + choice.text for prompt, choice in zip(prompts, plain, strict=True)]
+    for each in (prompts, ids):
+        assert [choice.text for choice in echoed(api, each, max_tokens=6).choices] == wanted
+    assert echoed(api, PROMPT, max_tokens=6, n=2).choices[1].text == wanted[0]
+    for prompt in (PROMPT, ids[0]):
+        only = echoed(api, prompt, max_tokens=0)
+        assert (only.choices[0].text, only.choices[0].finish_reason) == (PROMPT, "length")
+        assert only.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_an_echo_are_those_of_the_router_with_and_without_draft(
+    api: openai.OpenAI, router: Client, stream: bool
+) -> None:
+    asked = CompletionRequest(PROMPT, max_tokens=5, seed=3, num_log_probs=2, return_prompt_log_probs=True)
+    expected = router.generate(asked, "router")
+    assert expected.prompt_log_probs
+    for model in ("generate", "generate_target", "ensemble"):
+        other = router.generate(asked, model)
+        assert other.prompt_log_probs == expected.prompt_log_probs
+        assert other.prompt_top_log_probs == expected.prompt_top_log_probs
+    answer = echoed(api, PROMPT, max_tokens=5, logprobs=2, stream=stream)
+    parts = [event.choices[0] for event in answer] if stream else answer.choices
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    told = {name: [each for part in parts for each in getattr(part.logprobs, name)] for name in names}
+    assert "".join(part.text for part in parts) == "".join(told["tokens"])
+    assert told["token_logprobs"] == [None, *expected.prompt_log_probs, *expected.log_probs]
+    likeliest = [*expected.prompt_top_log_probs, *expected.top_log_probs]
+    values = [[value for _, value in each] for each in likeliest]
+    assert told["top_logprobs"][0] is None
+    assert [list(each.values()) for each in told["top_logprobs"][1:]] == values
+    lengths = [len(token) for token in told["tokens"]]
+    assert told["text_offset"] == [sum(lengths[:index]) for index in range(len(lengths))]
+
+
+def test_there_is_always_one_entry_behind_a_prompt_that_is_scored(api: openai.OpenAI) -> None:
+    """lm-eval drops the last one, so an end token may not be left out."""
+    [choice] = echoed(api, [5], max_tokens=1, logprobs=1, logit_bias={"0": 100}).choices  # its end token
+    assert choice.logprobs.token_logprobs[0] is None and len(choice.logprobs.tokens) == 2
+    assert choice.logprobs.tokens[-1] == END_OF_TEXT
 
 
 UNKNOWN_TYPE = {"name": "a", "strict": True, "schema": {"type": "strange"}}
@@ -223,25 +245,16 @@ UNKNOWN_TYPE = {"name": "a", "strict": True, "schema": {"type": "strange"}}
         ({"model": "y" * 10000}, 404, "model"),
     ],
 )
-@pytest.mark.parametrize("streaming", [False, True])
 def test_a_wrong_field_is_refused_by_name_and_with_its_status(
-    door: Server, changes: dict[str, object], status: int, param: str | None, streaming: bool
+    door: Server, changes: dict[str, object], status: int, param: str | None
 ) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 4, **changes, "stream": streaming}
-    response = post(door, "/v1/completions", body)
-    error = response.json()["error"]
-    assert response.status_code == status, error
-    assert error["type"] == "invalid_request_error"
-    assert all(error[part] for part in ("message", "what", "values", "limit", "remedy")), error
-    if param is not None:
-        assert error["param"] == param
-
-
-def test_options_of_a_stream_need_a_stream(door: Server) -> None:
-    for path, asked in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": []})):
-        refused = post(door, path, {**asked, "stream_options": {"include_usage": True}})
-        assert refused.status_code == 400
-    assert "stream_options" in post(door, "/v1/completions", {"prompt": "a", "stream_options": {}}).text
+    for streaming in (False, True):
+        body = {"prompt": PROMPT, "max_tokens": 4, **changes, "stream": streaming}
+        response = post(door, "/v1/completions", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (status, "invalid_request_error"), error
+        assert all(error[part] for part in ("message", "what", "values", "limit", "remedy")), error
+        assert param is None or error["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -249,8 +262,7 @@ def test_options_of_a_stream_need_a_stream(door: Server) -> None:
 )
 def test_what_is_no_json_object_is_refused(door: Server, body: bytes) -> None:
     response = post(door, "/v1/completions", body)
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_other_paths_methods_and_sizes_have_their_status(door: Server) -> None:

@@ -19,17 +19,14 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
 __all__ = ["options"]  # a fixture
 
+NO_PARAMETERS = {"type": "object", "maxProperties": 0}
 TOOLS: list[Any] = [
     {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True},
-    {
-        "type": "function",
-        "name": "clock",
-        "parameters": {"type": "object", "maxProperties": 0},
-        "strict": None,
-    },
+    {"type": "function", "name": "clock", "parameters": NO_PARAMETERS, "strict": None},
 ]
 LOG_PROBS: Any = "message.output_text.logprobs"
 ASKED: Options = {"model": MODEL, "input": "import weather\nprint(", "max_output_tokens": 120}
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 def with_options(options: Options, **changes: Any) -> Options:
@@ -38,13 +35,27 @@ def with_options(options: Options, **changes: Any) -> Options:
     return {**ASKED, "extra_body": extra, **changes}
 
 
-def test_a_text_is_that_of_chat(api: openai.OpenAI, options: Options) -> None:
-    response = api.responses.create(**with_options(options, max_output_tokens=9), instructions="Be brief.")
+def calls_of(response: Response) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in response.output if call.type == "function_call"]
+
+
+def log_probs_of(response: Response) -> list[Any]:
+    """Return the log probabilities of the text of a response."""
+    [message] = response.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    return [token.model_dump() for token in message.content[0].logprobs or []]
+
+
+def test_a_text_and_its_log_probabilities_are_those_of_chat(api: openai.OpenAI, options: Options) -> None:
+    asked = with_options(options, max_output_tokens=40, include=[LOG_PROBS], top_logprobs=2)
+    response = api.responses.create(**asked, instructions="Be brief.")
     messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": ASKED["input"]},
     ]
-    chat = api.chat.completions.create(**{**options, "messages": messages, "max_completion_tokens": 9})
+    chat = api.chat.completions.create(
+        **{**options, "messages": messages, "max_completion_tokens": 40}, logprobs=True, top_logprobs=2
+    )
     assert response.output_text == chat.choices[0].message.content
     assert response.usage and chat.usage
     assert response.usage.input_tokens == chat.usage.prompt_tokens
@@ -52,37 +63,48 @@ def test_a_text_is_that_of_chat(api: openai.OpenAI, options: Options) -> None:
     assert (response.status, response.instructions) == ("incomplete", "Be brief.")
     assert response.incomplete_details and response.incomplete_details.reason == "max_output_tokens"
     assert response.model_extra and response.model_extra["seed"] == 5
+    assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
+    expected = [token.model_dump() for token in chat.choices[0].logprobs.content]
+    assert len(expected) == 40 and all(len(token["top_logprobs"]) == 2 for token in expected)
+    assert log_probs_of(response) == expected and response.top_logprobs == 2
+    events = list(api.responses.create(**asked, instructions="Be brief.", stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    last = events[-1]
+    assert [token.model_dump() for delta in deltas for token in delta.logprobs] == expected
+    assert [token.model_dump() for token in done.logprobs] == expected
+    assert last.type == "response.incomplete" and log_probs_of(last.response) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_told"),
+    [({"include": [LOG_PROBS]}, 9), ({}, 0), ({"include": ["reasoning.encrypted_content"]}, 0)],
+)
+def test_log_probabilities_are_told_only_of_text_and_only_where_they_are_asked_for(
+    api: openai.OpenAI, options: Options, changes: Options, num_told: int
+) -> None:
+    """The random model never ends its thoughts."""
+    asked = with_options(options, max_output_tokens=9, **changes)
+    assert len(log_probs_of(api.responses.create(**asked))) == num_told
+    thinking = {"tools": TOOLS, "tool_choice": "none", "extra_body": THINKING}
+    asked = with_options(options, max_output_tokens=9, **thinking, **changes)
+    events = list(api.responses.create(**asked, stream=True))
+    assert [token for event in events for token in getattr(event, "logprobs", [])] == []
 
 
 def test_events_of_a_stream_give_the_whole_response(api: openai.OpenAI, options: Options) -> None:
     asked = with_options(options, tools=TOOLS[:1], tool_choice="required")
     whole = api.responses.create(**asked)
-    stream = api.responses.create(**asked, stream=True)
-    events = list(stream)
+    events = list(api.responses.create(**asked, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
     last = events[-1]
     assert last.type in ("response.completed", "response.incomplete")
-    assert [call.arguments for call in last.response.output if call.type == "function_call"] == [
-        call.arguments for call in whole.output if call.type == "function_call"
-    ]
-    first = last.response.output[0]
-    assert first.type == "function_call"
-    deltas = [
-        event.delta
-        for event in events
-        if event.type == "response.function_call_arguments.delta" and event.item_id == first.id
-    ]
-    assert "".join(deltas) == first.arguments
-    json.loads(first.arguments)
-
-
-def test_the_clients_own_stream_keeps_up_with_text(api: openai.OpenAI, options: Options) -> None:
-    with api.responses.stream(**with_options(options)) as stream:
-        texts = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
-    whole = api.responses.create(**with_options(options))
-    assert texts[-1] == whole.output_text
+    assert calls_of(last.response) == calls_of(whole) != []
+    first = last.response.output[0].id
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(each.delta for each in deltas if each.item_id == first) == calls_of(whole)[0][1]
 
 
 def test_pydantic_forms_and_tools_are_parsed(api: openai.OpenAI, options: Options) -> None:
@@ -93,99 +115,42 @@ def test_pydantic_forms_and_tools_are_parsed(api: openai.OpenAI, options: Option
     called = api.responses.parse(
         **with_options(options, tools=[flat], tool_choice={"type": "function", "name": "Weather"})
     )
-    [call] = called.output
-    assert call.type == "function_call"
-    Weather.model_validate_json(call.arguments)
+    [(_, arguments)] = calls_of(called)  # type: ignore[arg-type]
+    Weather.model_validate_json(arguments)
 
 
 def test_some_tools_are_allowed_in_the_flat_form(api: openai.OpenAI, options: Options) -> None:
-    choice: Any = {
-        "type": "allowed_tools",
-        "mode": "required",
-        "tools": [{"type": "function", "name": "clock"}],
-    }
+    named = {"type": "function", "name": "clock"}
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     response = api.responses.create(**with_options(options, tools=TOOLS, tool_choice=choice))
-    assert {call.name for call in response.output if call.type == "function_call"} == {"clock"}
+    assert {name for name, _ in calls_of(response)} == {"clock"}
     assert isinstance(response.tool_choice, ToolChoiceAllowed)
     assert response.tool_choice.model_dump() == choice
 
 
-def test_log_probabilities_are_those_of_chat_whole_and_streamed(api: openai.OpenAI, options: Options) -> None:
-    asked = with_options(options, max_output_tokens=40, include=[LOG_PROBS], top_logprobs=2)
-    response = api.responses.create(**asked)
-    messages = [{"role": "user", "content": ASKED["input"]}]
-    chat = api.chat.completions.create(
-        **{**options, "messages": messages, "max_completion_tokens": 40}, logprobs=True, top_logprobs=2
-    )
-    assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
-    expected = [token.model_dump() for token in chat.choices[0].logprobs.content]
-    assert len(expected) == 40 and all(len(token["top_logprobs"]) == 2 for token in expected)
-    assert _log_probs(response) == expected and response.top_logprobs == 2
-    events = list(api.responses.create(**asked, stream=True))
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    told = [token.model_dump() for delta in deltas for token in delta.logprobs]
-    [done] = [event for event in events if event.type == "response.output_text.done"]
-    assert told == [token.model_dump() for token in done.logprobs] == expected
-    last = events[-1]
-    assert last.type == "response.incomplete" and _log_probs(last.response) == expected
-
-
-def test_log_probabilities_are_told_only_of_text_and_only_where_they_are_asked_for(
-    api: openai.OpenAI, options: Options
-) -> None:
-    """The random model never ends its thoughts."""
-    extra = {"chat_template_kwargs": {"enable_thinking": True}}
-    for changes, num_told in (
-        ({"include": [LOG_PROBS]}, 9),
-        ({}, 0),
-        ({"include": ["reasoning.encrypted_content"]}, 0),
-    ):
-        asked = with_options(options, max_output_tokens=9, **changes)
-        assert len(_log_probs(api.responses.create(**asked))) == num_told
-        thinking = with_options(
-            options, max_output_tokens=9, tools=TOOLS, tool_choice="none", extra_body=extra, **changes
-        )
-        assert [item.type for item in api.responses.create(**thinking).output] == ["reasoning"]
-        tokens = [
-            token
-            for event in api.responses.create(**thinking, stream=True)
-            for token in getattr(event, "logprobs", [])
-        ]
-        assert tokens == []
-
-
-def _log_probs(response: Response) -> list[Any]:
-    """Return the log probabilities of the text of a response."""
-    [message] = response.output
-    assert message.type == "message" and message.content[0].type == "output_text"
-    return [token.model_dump() for token in message.content[0].logprobs or []]
-
-
-def test_the_async_client_streams_a_form(door: Server, options: Options) -> None:
+def test_clients_streams_keep_up_with_a_form(api: openai.OpenAI, door: Server, options: Options) -> None:
     form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+    asked = with_options(options, text={"format": form})
+    with api.responses.stream(**asked) as stream:
+        *_, text = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+    jsonschema.validate(json.loads(text), SCHEMA)
 
-    async def text() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none", max_retries=0) as api:
-            stream = await api.responses.create(**with_options(options, text={"format": form}), stream=True)
-            return "".join(
-                [event.delta async for event in stream if event.type == "response.output_text.delta"]
-            )
+    async def streamed() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none", max_retries=0) as client:
+            events = await client.responses.create(**asked, stream=True)
+            return "".join([each.delta async for each in events if each.type == "response.output_text.delta"])
 
-    jsonschema.validate(json.loads(asyncio.run(text())), SCHEMA)
+    assert asyncio.run(streamed()) == text
 
 
 def test_items_of_earlier_responses_are_rendered_as_messages_of_chat(
     api: openai.OpenAI, door: Server, options: Options
 ) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     items: list[Any] = [
         {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
         {"role": "user", "content": "time?"},
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": "x"}],
-        },
+        {**thought, "content": [{"type": "reasoning_text", "text": "x"}]},
         {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": "{}", "id": "fc_1"},
         {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}", "id": "fc_2"},
         {"type": "function_call_output", "call_id": "call_1", "output": "noon"},
@@ -195,28 +160,23 @@ def test_items_of_earlier_responses_are_rendered_as_messages_of_chat(
         **with_options(options, input=items, tools=TOOLS, tool_choice="none", max_output_tokens=4)
     )
     call = {"type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    calls = [{"id": "call_1", **call}, {"id": "call_2", **call}]
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "time?"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}],
-        },
+        {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "noon", "tool_call_id": "call_1"},
         {"role": "tool", "content": "one", "tool_call_id": "call_2"},
     ]
     tools = [
         {"type": "function", "function": {key: tool[key] for key in ("name", "parameters")}} for tool in TOOLS
     ]
-    body = {"messages": messages, "tools": tools, **CALM}
-    assert response.usage
-    assert response.usage.input_tokens == post(door, "/tokenize", body).json()["count"]
+    expected = post(door, "/tokenize", {"messages": messages, "tools": tools, **CALM}).json()["count"]
+    assert response.usage and response.usage.input_tokens == expected
 
 
 def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
-    extra = {"chat_template_kwargs": {"enable_thinking": True}}
-    asked = with_options(options, tools=TOOLS, tool_choice="none", extra_body=extra)
+    asked = with_options(options, tools=TOOLS, tool_choice="none", extra_body=THINKING)
     response = api.responses.create(**asked)
     [item] = response.output
     assert item.type == "reasoning" and item.content and item.status == "incomplete"
@@ -224,6 +184,9 @@ def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == response.usage.output_tokens == 120
     kinds = {event.type for event in api.responses.create(**asked, stream=True)}
     assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
+
+
+STRANGE = {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}
 
 
 @pytest.mark.parametrize(
@@ -243,18 +206,13 @@ def test_thoughts_are_an_item(api: openai.OpenAI, options: Options) -> None:
         ({"include": [LOG_PROBS], "top_logprobs": 21}, "top_logprobs"),
         ({"include": LOG_PROBS}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strange"}}}}, "text"),
+        ({"text": {"format": STRANGE}}, "text"),
+        ({"stream": True, "temperature": -1}, "temperature"),
     ],
 )
 def test_what_cannot_be_done_is_refused(door: Server, changes: Any, param: str) -> None:
     response = post(door, "/v1/responses", {**ASKED, **changes})
     error = response.json()["error"]
-    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), (
-        error
-    )
+    found = response.status_code, error["type"], error["param"]
+    assert found == (400, "invalid_request_error", param), error
     assert error["remedy"]
-
-
-def test_what_is_refused_in_a_stream_has_its_status(door: Server) -> None:
-    response = post(door, "/v1/responses", {**ASKED, "stream": True, "temperature": -1})
-    assert response.status_code == 400

@@ -10,15 +10,15 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import jsonschema
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from pipelines.deploy.server import Server
 from pipelines.text.vocabulary import Vocabulary
-from tests.integration.front_door.conftest import MODEL, post, url_of
+from tests.integration.front_door.conftest import MODEL, get, post, url_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
@@ -61,60 +61,66 @@ class Weather(BaseModel):
     is_sunny: bool
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def functions_of(answer: ChatCompletion) -> list[tuple[str, str]]:
+    calls = answer.choices[0].message.tool_calls or []
+    return [(call.function.name, call.function.arguments) for call in calls if call.type == "function"]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"get_weather", "clock"}),
+        (named("get_weather"), {"get_weather"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("clock")]}},
+            {"clock"},
+        ),
+    ],
+    ids=["required", "named", "allowed"],
+)
 def test_a_call_that_is_asked_for_comes_and_is_the_same_with_every_draft(
-    api: openai.OpenAI, options: Options, choice: Any
+    api: openai.OpenAI, options: Options, choice: Any, names: set[str]
 ) -> None:
     asked = {**options, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    functions = []
+    found = []
     for changes in ({}, {"num_draft_tokens": 0}, {"num_draft_tokens": 3}):
-        [found] = api.chat.completions.create(**{**asked, "extra_body": {**CALM, **changes}}).choices
-        assert found.message.content is None and found.message.tool_calls is not None
-        [call] = found.message.tool_calls
-        assert call.type == "function" and call.id.startswith("call_")
-        assert found.finish_reason == "tool_calls"
-        assert choice == "required" or call.function.name == "get_weather"
-        schema = SCHEMA if call.function.name == "get_weather" else {"maxProperties": 0}
-        jsonschema.validate(json.loads(call.function.arguments), schema)
-        functions.append(call.function)
-    assert functions[0] == functions[1] == functions[2]
+        answer = api.chat.completions.create(**{**asked, "extra_body": {**CALM, **changes}})
+        assert answer.choices[0].message.content is None
+        assert answer.choices[0].finish_reason == "tool_calls"
+        [(name, arguments)] = functions_of(answer)
+        assert name in names
+        jsonschema.validate(json.loads(arguments), SCHEMA if name == "get_weather" else {"maxProperties": 0})
+        assert answer.usage is not None
+        found.append((name, arguments, answer.usage.prompt_tokens))
+    assert found[0] == found[1] == found[2]
+    every = api.chat.completions.create(**{**asked, "tool_choice": "required"})
+    assert every.usage is not None and every.usage.prompt_tokens == found[0][2], "it reads of all tools"
 
 
-@pytest.mark.parametrize("name", ["get_weather", "clock"])
-def test_only_calls_that_are_allowed_come_though_the_model_reads_all_tools(
-    api: openai.OpenAI, options: Options, name: str
+def test_a_streamed_call_is_that_of_the_whole_answer(
+    api: openai.OpenAI, door: Server, options: Options
 ) -> None:
-    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
-    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
-    every = api.chat.completions.create(**options, tools=TOOLS, tool_choice="required")
-    answers = [
-        api.chat.completions.create(
-            **{**options, "extra_body": {**CALM, **changes}}, tools=TOOLS, tool_choice=choice
-        )
-        for changes in ({}, {"num_draft_tokens": 0})
-    ]
-    functions = [
-        [call.function for call in answer.choices[0].message.tool_calls or [] if call.type == "function"]
-        for answer in answers
-    ]
-    assert functions[0] == functions[1] and {function.name for function in functions[0]} == {name}
-    assert {answer.usage and answer.usage.prompt_tokens for answer in (every, *answers)} == {
-        every.usage and every.usage.prompt_tokens
-    }
-
-
-def test_a_streamed_call_is_that_of_the_whole_answer(api: openai.OpenAI, options: Options) -> None:
     asked = {**options, "tools": TOOLS, "tool_choice": "required"}
-    whole = api.chat.completions.create(**asked).choices[0]
+    whole = api.chat.completions.create(**asked)
     with api.chat.completions.stream(**asked) as stream:
         kinds = {event.type for event in stream}
-        last = stream.get_final_completion().choices[0]
-    assert whole.message.tool_calls and last.message.tool_calls
-    assert [call.function.arguments for call in last.message.tool_calls] == [
-        call.function.arguments for call in whole.message.tool_calls
-    ]
-    assert last.finish_reason == whole.finish_reason
+        last = stream.get_final_completion()
+    assert functions_of(last) == functions_of(whole) != []  # type: ignore[arg-type]
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
     assert "tool_calls.function.arguments.delta" in kinds
+
+    async def pieces() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none", max_retries=0) as client:
+            stream = await client.chat.completions.create(**asked, stream=True)
+            deltas = [chunk.choices[0].delta async for chunk in stream]
+        calls = [call for delta in deltas for call in delta.tool_calls or []]
+        return [call.function.arguments or "" for call in calls if call.function]
+
+    assert "".join(asyncio.run(pieces())) == "".join(arguments for _, arguments in functions_of(whole))
 
 
 def test_pydantic_forms_are_parsed(api: openai.OpenAI, options: Options) -> None:
@@ -126,19 +132,6 @@ def test_pydantic_forms_are_parsed(api: openai.OpenAI, options: Options) -> None
     )
     assert called.choices[0].message.tool_calls is not None
     assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
-
-
-def test_the_async_client_streams_calls(door: Server, options: Options) -> None:
-    async def arguments() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{url_of(door)}/v1", api_key="none", max_retries=0) as api:
-            stream = await api.chat.completions.create(
-                **options, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, stream=True
-            )
-            deltas = [chunk.choices[0].delta async for chunk in stream]
-        calls = [call for delta in deltas for call in delta.tool_calls or []]
-        return "".join(call.function.arguments or "" for call in calls if call.function)
-
-    assert isinstance(json.loads(asyncio.run(arguments())), dict)
 
 
 def test_a_conversation_with_results_is_rendered(door: Server) -> None:
@@ -197,19 +190,21 @@ def test_thoughts_stand_beside_the_answer(api: openai.OpenAI, options: Options) 
     assert "reasoning_content" not in (calm.model_extra or {})
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict(door: Server, options: Options) -> None:
+@pytest.mark.parametrize(("strict", "status"), [(True, 400), (False, 200)])
+def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict(
+    door: Server, strict: bool, status: int
+) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
-    for strict, status in ((True, 400), (False, 200)):
-        function = {"name": "f", "parameters": schema, "strict": strict}
-        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
-        tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-        for changes in (tools, {"response_format": form}):
-            response = post(door, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 9, **changes})
-            assert response.status_code == status
-            assert strict is False or '"not"' in response.json()["error"]["message"]
+    function = {"name": "f", "parameters": schema, "strict": strict}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    for changes in (tools, {"response_format": form}):
+        response = post(door, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 9, **changes})
+        assert response.status_code == status
+        assert not strict or '"not"' in response.json()["error"]["message"]
 
 
 def test_models_are_described(door: Server) -> None:
-    [model] = httpx.get(f"{url_of(door)}/v1/models", trust_env=False).json()["data"]
+    [model] = get(door, "/v1/models").json()["data"]
     assert model["chat"] == {"tool_calls": "hermes", "reasoning": True}
     assert model["default_sampling_params"]["temperature"] == 1.0

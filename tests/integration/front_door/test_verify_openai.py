@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.fault_proxy import Fault, Sometimes, fault_proxy
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("front door")]
 
-NUM_PROMPTS, MAX_TOKENS = 20, 10
+NUM_PROMPTS, MAX_TOKENS = 12, 10
 SIZE = "--num-prompts", str(NUM_PROMPTS), "--max-tokens", str(MAX_TOKENS), "--num-at-once", "3"
 BEYOND_ROUNDING = "differ by more than any rounding"
 FEATURES = ("stop words", "structured output", "required tool calls", "offered tools", "long prompts")
@@ -65,12 +66,17 @@ def plain(baseline: Path) -> Path:
     return file
 
 
-def run(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
-    """Return exit code, report and everything that was written or printed."""
-    page = folder / "verify.html"
-    code = main([*map(str, arguments), "--html", str(page), "--json"])
-    printed = capsys.readouterr()
-    return code, json.loads(printed.out.splitlines()[-1]), printed.out + printed.err + page.read_text()
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """Return a function that gives exit code, report and everything that was written or printed."""
+
+    def work(against: str, *arguments: object) -> Run:
+        page = tmp_path / "verify.html"
+        code = main(["--against", against, *map(str, arguments), "--html", str(page), "--json"])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out.splitlines()[-1]), printed.out + printed.err + page.read_text()
+
+    return work
 
 
 def judged(report: dict[str, Any], *, features: bool = False) -> list[dict[str, Any]]:
@@ -79,19 +85,21 @@ def judged(report: dict[str, Any], *, features: bool = False) -> list[dict[str, 
     return [section for section in sections if ("features" in section["title"]) == features]
 
 
-def section(report: dict[str, Any], title: str) -> dict[str, Any]:
-    return next(each for each in report["sections"] if each["title"] == title)
+def about_features(report: dict[str, Any]) -> dict[str, Any]:
+    return dict(
+        next(each for each in report["sections"] if each["title"] == "Features of requests")["figures"]
+    )
 
 
 def test_our_own_server_equals_its_target_alone(
-    door: Server, fields: dict[str, Any], size: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], door: Server, fields: dict[str, Any], size: list[str], tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
     key.write_text("sk-secret-of-this-test", encoding="utf-8")
     alone = json.dumps({**fields, "num_draft_tokens": 0})
-    servers = "--against", url_of(door), "--control", f"{url_of(door)}/v1", "--control-fields", alone
+    control = "--control", f"{url_of(door)}/v1", "--control-fields", alone
     code, report, printed = run(
-        tmp_path, capsys, *servers, "--fields", json.dumps(fields), "--key-file", key, *size
+        url_of(door), *control, "--fields", json.dumps(fields), "--key-file", key, *size
     )
     assert "sk-secret" not in printed
     assert (code, report["verdict"]) == (3, "inconclusive"), report  # too few prompts for the limit
@@ -99,7 +107,7 @@ def test_our_own_server_equals_its_target_alone(
     for each in judged(report) + judged(report, features=True):
         assert each["figures"]["equal"] == each["figures"]["prompts"] >= NUM_PROMPTS - 2, each["summary"]
         assert each["figures"]["draft_tokens"] > 0
-    asked = section(report, "Features of requests")["figures"]
+    asked = about_features(report)
     assert tuple(asked) == FEATURES
     assert all(asked[name]["ended"] > 0 for name in FEATURES[:3]), "nothing was checked against a schema"
     able = report["sections"][-1]["figures"]["candidate"]
@@ -108,47 +116,52 @@ def test_our_own_server_equals_its_target_alone(
 
 
 def test_a_recorded_baseline_replaces_the_control(
-    door: Server, baseline: Path, fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], door: Server, baseline: Path, fields: dict[str, Any]
 ) -> None:
-    servers = "--against", url_of(door), "--fields", json.dumps(fields), "--baseline", baseline
-    code, report, printed = run(tmp_path, capsys, *servers)
+    code, report, printed = run(url_of(door), "--fields", json.dumps(fields), "--baseline", baseline)
     assert (code, report["verdict"]) == (3, "inconclusive"), printed
     for each in judged(report) + judged(report, features=True):
         assert each["figures"]["equal"] == each["figures"]["prompts"], each["summary"]
     assert report["conditions"]["baseline"]["command"].startswith("draftproof verify --control")
 
 
+WHOLE, STREAMED = range(2), range(2, 3)
+"""The sections of plain answers in which a fault is found."""
+
+
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "found"),
     [
         pytest.param(*each, id=getattr(each[0], "fault", each[0]).__name__, marks=marks)
         for each, *marks in (
-            ((Sometimes(faults.change_a_token, 4), BEYOND_ROUNDING),),
-            ((Sometimes(faults.drop_a_token, 4), BEYOND_ROUNDING), pytest.mark.long),
-            ((faults.ignore_the_temperature, "non-ties in more than"),),
-            ((Sometimes(faults.lie_about_ids, 4), BEYOND_ROUNDING), pytest.mark.long),
-            ((faults.change_the_model, BEYOND_ROUNDING), pytest.mark.long),
-            ((Sometimes(faults.cut, 4), BEYOND_ROUNDING),),
-            ((Sometimes(faults.garble, 4), BEYOND_ROUNDING), pytest.mark.long),
+            ((Sometimes(faults.change_a_token, 4), BEYOND_ROUNDING, WHOLE),),
+            ((Sometimes(faults.drop_a_token, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
+            ((faults.ignore_the_temperature, "non-ties in more than", WHOLE),),
+            ((Sometimes(faults.lie_about_ids, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
+            ((faults.change_the_model, BEYOND_ROUNDING, WHOLE), pytest.mark.long),
+            ((Sometimes(faults.cut, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
+            ((Sometimes(faults.garble, 4), BEYOND_ROUNDING, WHOLE), pytest.mark.long),
+            ((faults.cut_streams, BEYOND_ROUNDING, STREAMED),),
         )
     ],
 )
 def test_a_planted_fault_is_found(
+    run: Callable[..., Run],
     fault: Fault,
     reason: str,
+    found: range,
     door: Server,
     plain: Path,
     fields: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with fault_proxy(url_of(door), fault) as url:
-        code, report, printed = run(
-            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", plain
-        )
+        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", plain)
     assert (code, report["verdict"]) == (1, "fail"), printed
-    whole = [each for each in judged(report) if "streamed" not in each["title"]]
-    assert len(whole) == 2 and all(reason in each["summary"] for each in whole), printed
+    sections = judged(report)
+    assert ["streamed" in each["title"] for each in sections] == [False, False, True]
+    assert all(reason in sections[number]["summary"] for number in found), printed
+    if found is STREAMED:
+        assert all(each["figures"]["equal"] == NUM_PROMPTS for each in sections[:2]), printed
 
 
 @pytest.mark.parametrize(
@@ -156,10 +169,8 @@ def test_a_planted_fault_is_found(
     [
         (
             (
-                faults.ignore_stop_words,
-                faults.ignore_the_schema,
-                faults.change_the_arguments,
-                faults.forget_the_beginning,
+                *(faults.ignore_stop_words, faults.ignore_the_schema),
+                *(faults.change_the_arguments, faults.forget_the_beginning),
             ),
             {"x3": {"stop words", "structured output", "required tool calls", "long prompts"}},
         ),
@@ -171,20 +182,17 @@ def test_a_planted_fault_is_found(
     ids=["whole answers", "tools"],
 )
 def test_a_fault_of_a_feature_is_found_there_and_nowhere_else(
+    run: Callable[..., Run],
     planted: tuple[Fault, ...],
     found: dict[str, set[str]],
     door: Server,
     baseline: Path,
     fields: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with fault_proxy(url_of(door), *planted, in_chat=True) as url:
-        code, report, printed = run(
-            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", baseline
-        )
+        code, report, printed = run(url, "--fields", json.dumps(fields), "--baseline", baseline)
     assert (code, report["verdict"]) == (1, "fail"), printed
-    asked = section(report, "Features of requests")["figures"]
+    asked = about_features(report)
     for arm in ("x3", "x3, streamed"):
         different = {name: each["different"][f"candidate, features {arm}"] for name, each in asked.items()}
         expected = {name: asked[name]["questions"] * (name in found.get(arm, ())) for name in FEATURES}
@@ -193,37 +201,20 @@ def test_a_fault_of_a_feature_is_found_there_and_nowhere_else(
 
 
 def test_a_draft_token_that_stands_is_found_without_token_ids(
-    door: Server, size: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], door: Server, size: list[str]
 ) -> None:
-    alone = json.dumps({"num_draft_tokens": 0})
+    control = "--control", url_of(door), "--control-fields", json.dumps({"num_draft_tokens": 0})
     with fault_proxy(url_of(door), Sometimes(faults.let_the_draft_stand, 2), with_ids=False) as url:
-        servers = "--against", url, "--control", url_of(door), "--control-fields", alone
-        code, report, printed = run(tmp_path, capsys, *servers, *size, "--num-prompts", "10")
+        code, report, printed = run(url, *control, *size, "--num-prompts", "6")
     whole = [each for each in judged(report) if "streamed" not in each["title"]]
     assert (code, len(whole)) == (1, 2), printed
     assert all(BEYOND_ROUNDING in each["summary"] for each in whole), printed
 
 
-def test_a_stream_without_its_last_chunk_is_found(
-    door: Server, plain: Path, fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with fault_proxy(url_of(door), faults.cut_streams) as url:
-        code, report, printed = run(
-            tmp_path, capsys, "--against", url, "--fields", json.dumps(fields), "--baseline", plain
-        )
-    *whole, streamed = judged(report)
-    assert (code, streamed["title"]) == (1, "First-divergence audit: candidate x3, streamed"), printed
-    assert BEYOND_ROUNDING in streamed["summary"], printed
-    assert all(each["figures"]["equal"] == NUM_PROMPTS for each in whole), printed
-
-
-def test_a_server_that_does_not_sample_is_found(
-    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_sample_is_found(run: Callable[..., Run], door: Server) -> None:
+    sampled = "--sampled", "40", *SIZE, "--num-prompts", "2"
     with fault_proxy(url_of(door), faults.always_choose_the_best) as url:
-        servers = "--against", url, "--control", url_of(door)
-        sampled = "--sampled", "40", *SIZE, "--num-prompts", "2"
-        code, report, printed = run(tmp_path, capsys, *servers, *sampled)
+        code, report, printed = run(url, "--control", url_of(door), *sampled)
     distribution = judged(report)[-1]
     assert (code, distribution["verdict"]) == (1, "fail"), printed
     assert "the distribution differs from the target's" in distribution["summary"], printed
@@ -242,12 +233,11 @@ def test_a_server_that_does_not_sample_is_found(
     ],
 )
 def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_prompts(
-    fault: Fault, verdict: str, door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], fault: Fault, verdict: str, door: Server
 ) -> None:
     rare = Sometimes(fault, 100)
     with fault_proxy(url_of(door), rare, with_ids=fault is not faults.let_the_draft_stand) as url:
-        servers = "--against", url, "--control", url_of(door)
-        code, report, printed = run(tmp_path, capsys, *servers, *SIZE, "--num-prompts", "320")
+        code, report, printed = run(url, "--control", url_of(door), *SIZE, "--num-prompts", "320")
     one_at_a_time, *_ = judged(report)
     figures = one_at_a_time["figures"]
     assert (code, one_at_a_time["verdict"]) == (1, verdict), printed  # a question about a feature fails
@@ -256,9 +246,6 @@ def test_a_fault_in_one_prompt_of_a_hundred_is_found_by_the_default_number_of_pr
 
 
 @pytest.mark.long
-def test_the_default_number_of_prompts_passes_our_own_server(
-    door: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    servers = "--against", url_of(door), "--control", url_of(door)
-    code, report, printed = run(tmp_path, capsys, *servers, *SIZE, "--num-prompts", "320")
+def test_the_default_number_of_prompts_passes_our_own_server(run: Callable[..., Run], door: Server) -> None:
+    code, report, printed = run(url_of(door), "--control", url_of(door), *SIZE, "--num-prompts", "320")
     assert (code, report["verdict"]) == (0, "pass"), printed

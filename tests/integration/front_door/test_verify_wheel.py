@@ -14,7 +14,7 @@ from tests.support.empty_environment import empty_environment, run_in
 from tests.support.fault_proxy import Sometimes, fault_proxy
 from tools.wheel.__main__ import build_wheel
 
-pytestmark = [pytest.mark.triton, pytest.mark.long]
+pytestmark = [pytest.mark.triton, pytest.mark.long, pytest.mark.xdist_group("front door")]
 
 TEST = """
 import pytest

@@ -46,20 +46,20 @@ def test_null_counts_as_absent() -> None:
     assert parse_body(CompletionBody, b'{"prompt": "a", "n": null, "user": null}').n == 1
 
 
-def test_the_effort_of_reasoning_turns_thoughts_off() -> None:
-    def variables(**fields: Any) -> Any:
-        content = {
-            "messages": [],
-            "verbosity": "low",
-            "stream_options": {"include_obfuscation": False},
-            **fields,
-        }
-        return parse_body(ChatBody, json.dumps(content).encode()).to_conversation().variables
-
-    assert variables(reasoning_effort="none") == {"enable_thinking": False}
-    assert variables(reasoning_effort="high") == {}
-    given = {"enable_thinking": True}
-    assert variables(reasoning_effort="none", chat_template_kwargs=given) == given
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "high", "verbosity": "low"}, {}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
+    ],
+)
+def test_the_effort_of_reasoning_turns_thoughts_off(fields: Any, variables: Any) -> None:
+    body = parse_body(ChatBody, json.dumps({"messages": [], **fields}).encode())
+    assert body.to_conversation().variables == variables
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ async def refuse(request: web.Request) -> web.Response:
     return web.Response(status=400)
 
 
-def test_a_line_has_times_counts_and_no_text(tmp_path: Path) -> None:
+def test_a_line_has_counts_and_no_text_unless_it_is_asked_for(tmp_path: Path) -> None:
     [line] = lines(tmp_path / "log", answer, {"X-Request-Id": "mine-1"})
     assert (line["request_id"], line["key"], line["path"], line["status"]) == ("mine-1", "alice", "/x", 200)
     assert line["answers"] == [
@@ -77,25 +77,20 @@ def test_a_line_has_times_counts_and_no_text(tmp_path: Path) -> None:
         }
     ]
     assert "abc" not in json.dumps(line) and "xy" not in json.dumps(line)
+    [line] = lines(tmp_path / "texts", answer, {}, log_texts=True)
+    assert (line["answers"][0]["prompt"], line["answers"][0]["text"]) == ("xy", "abc")
 
 
-def test_a_client_that_left_got_no_status(tmp_path: Path) -> None:
+def test_a_refusal_has_its_error_and_a_client_that_left_no_status(tmp_path: Path) -> None:
+    first, second = lines(tmp_path / "log", refuse, {"X-Request-Id": "a b"}, {})
+    assert (first["status"], first["error"], first["answers"]) == (400, "invalid_request", [])
+    assert len({first["request_id"], second["request_id"], "a b"}) == 3
+
     async def leave(request: web.Request) -> web.Response:
         request[EXCHANGE].has_left = True
         return web.Response(status=400)
 
-    assert lines(tmp_path / "log", leave, {})[0]["status"] == 0
-
-
-def test_texts_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
-    [line] = lines(tmp_path / "log", answer, {}, log_texts=True)
-    assert (line["answers"][0]["prompt"], line["answers"][0]["text"]) == ("xy", "abc")
-
-
-def test_a_refusal_has_its_error_and_a_strange_id_is_replaced(tmp_path: Path) -> None:
-    first, second = lines(tmp_path / "log", refuse, {"X-Request-Id": "a b"}, {})
-    assert (first["status"], first["error"], first["answers"]) == (400, "invalid_request", [])
-    assert len({first["request_id"], second["request_id"], "a b"}) == 3
+    assert lines(tmp_path / "left", leave, {})[0]["status"] == 0
 
 
 def test_an_observer_that_fails_changes_no_response(

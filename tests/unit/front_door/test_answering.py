@@ -1,0 +1,174 @@
+"""Tests of a front door with a stand-in router: who is answered, and which work others do not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from pipelines.client.generation import Chunk
+from pipelines.deploy.front_door import FrontDoorSettings
+from pipelines.front_door.access.key_file import add_key
+from pipelines.front_door.application import FrontDoor
+from pipelines.front_door.observing.exchange import Exchange
+from pipelines.front_door.serving import listen
+from pipelines.wire.request import CompletionRequest
+
+NUM_TOKENS = 50
+
+
+class Model:
+    """A model with a token for each byte, whose texts nobody may look up on the event loop."""
+
+    name = fingerprint = "demo"
+    max_seq_len = 4096
+    defaults = CompletionRequest()
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = self
+        self.vocabulary: Any = self
+        self.can_parse, self.size = True, 256
+        self.num_looked_up = 0
+
+    def encode(self, text: str, **_: bool) -> list[int]:
+        return list(text.encode())
+
+    def check_size(self, text: str, name: str) -> None: ...
+
+    def check_length(self, num_tokens: int, name: str) -> None: ...
+
+    def bytes_of(self, token_id: int) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
+        self.num_looked_up += 1
+        return bytes([token_id])
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.bytes_of, token_ids)).decode()
+
+
+class Router:
+    """Answers each request with as many log probabilities as were asked for, and keeps the requests."""
+
+    max_requests = 8
+
+    def __init__(self) -> None:
+        self.asked: list[CompletionRequest] = []
+
+    def answer(self, request: CompletionRequest) -> Chunk:
+        self.asked.append(request)
+        ids = (98,) * request.max_tokens
+        tops = (((98, -0.5),),) * len(ids) if request.num_log_probs else ()
+        chunk = Chunk("b" * len(ids), ids, (False,) * len(ids), "length", 0.0, 1, None)
+        chunk = replace(chunk, log_probs=(-0.5,) * len(ids), top_log_probs=tops)
+        if not request.return_prompt_log_probs:
+            return chunk
+        num_scored = len(request.prompt_ids) - 1
+        return replace(chunk, prompt_log_probs=(-1.0,) * num_scored, prompt_top_log_probs=((),) * num_scored)
+
+    async def generate(self, request: CompletionRequest) -> Chunk:
+        return self.answer(request)
+
+    async def stream(self, request: CompletionRequest) -> Any:
+        yield self.answer(request)
+
+
+async def unused(request: web.Request) -> web.StreamResponse:
+    raise NotImplementedError
+
+
+class Running:
+    """A front door that is served.
+
+    Attributes:
+        door: The front door.
+        model: Its model.
+        router: Its router.
+        ended: The exchanges that have ended.
+        port: Its port.
+    """
+
+    def __init__(self, settings: FrontDoorSettings, port: int) -> None:
+        self.model, self.router, self.port = Model(), Router(), port
+        self.ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        parts: Any = (self.model, self.router, settings, SimpleNamespace(answer=unused))
+        self.door = FrontDoor(*parts, [self.ended.put_nowait])
+
+    async def ask(self, path: str, key: str = "", **body: Any) -> str:
+        url, headers = f"http://localhost:{self.port}{path}", {"Authorization": f"Bearer {key}"}
+        async with ClientSession() as session, session.post(url, json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            return await reply.text()
+
+
+def with_door(work: Callable[[Running], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        chosen = FrontDoorSettings(**settings)
+        listening = chosen.listen(0)
+        running = Running(chosen, listening.getsockname()[1])
+        async with listen(running.door.application(), chosen, listening, None):
+            await asyncio.wait_for(work(running), 60)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
+    body = json.dumps({"prompt": [1], "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def work(running: Running) -> None:
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(head.encode() + body[:-1])
+            while not len(running.door.in_progress):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # it waits for the rest of the body
+            client.sendall(body[-1:])
+        assert (await running.ended.get()).has_left
+        assert running.router.asked == []
+
+    with_door(work)
+
+
+def test_a_session_belongs_to_the_key_of_its_client(tmp_path: Path) -> None:
+    alice, bob = (add_key(tmp_path / "keys.json", name, None, None) for name in ("alice", "bob"))
+
+    async def work(running: Running) -> None:
+        for key in (alice, bob, alice):
+            await running.ask("/v1/completions", key, prompt=[1], max_tokens=2, session_id="mine")
+        first, second, third = (each.session_id for each in running.router.asked)
+        assert first == third != second
+        assert "mine" not in (first, second)
+
+    with_door(work, keys=str(tmp_path / "keys.json"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_written_on_another_thread(stream: bool) -> None:
+    async def work(running: Running) -> None:
+        echoed = {"prompt": [97] * NUM_TOKENS, "echo": True, "max_tokens": 1}
+        text = await running.ask("/v1/completions", **echoed, logprobs=1, stream=stream)
+        [choice] = json.loads(text.removeprefix("data: ").split("\n\n")[0])["choices"]
+        assert len(choice["logprobs"]["tokens"]) == NUM_TOKENS + 1
+        assert choice["text"] == "a" * NUM_TOKENS + "b"
+        text = await running.ask("/v1/completions", prompt="a", logprobs=1, max_tokens=NUM_TOKENS, n=4)
+        assert [len(each["logprobs"]["tokens"]) for each in json.loads(text)["choices"]] == [NUM_TOKENS] * 4
+        text = await running.ask("/tokenize", prompt="a" * NUM_TOKENS, return_token_strs=True)
+        assert json.loads(text)["token_strs"] == ["a"] * NUM_TOKENS
+
+    with_door(work)
+
+
+def test_a_prompt_of_tokens_is_not_turned_into_text_unless_it_is_echoed() -> None:
+    async def work(running: Running) -> None:
+        await running.ask("/v1/completions", prompt=[97] * NUM_TOKENS, max_tokens=1)
+        assert running.model.num_looked_up == 0
+
+    with_door(work)
