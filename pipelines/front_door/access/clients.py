@@ -97,7 +97,7 @@ class Client:
 
 
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
-"""Who sent a request."""
+"""The client that sent a request."""
 
 _LOG = logging.getLogger(__name__)
 

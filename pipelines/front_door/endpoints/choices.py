@@ -1,4 +1,4 @@
-"""What responses of completions and chat share: choices, usage, and what vLLM tells of speculation."""
+"""Writes answers as choices, for completions and chat, with usage and what vLLM tells of speculation."""
 
 from __future__ import annotations
 
