@@ -17,7 +17,7 @@ from pipelines.front_door.endpoints.chat import ChatBody, answer_chat
 from pipelines.front_door.endpoints.completions import CompletionBody, answer_completion
 from pipelines.front_door.endpoints.responses import ResponsesBody, answer_response
 from pipelines.front_door.endpoints.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, in_turn, is_local_scrape
+from pipelines.front_door.guarding import Origins, RequestsInProgress, guarded, is_local_scrape
 from pipelines.front_door.observing.exchange import EXCHANGE, Exchange, add_request_id, watching
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.openapi import Operation, openapi_document
@@ -131,7 +131,7 @@ class FrontDoor:
         assert kind is not None
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            with request[CLIENT].request():
+            with self.in_progress.one_more(), request[CLIENT].request():
                 content = await receive_body(request, self._settings.body_timeout_s)
                 body = await read_body(kind, content)
                 check_model(body.model, self._model)
@@ -139,10 +139,7 @@ class FrontDoor:
                 await deliver(request, response)  # until then it counts, and a drain waits for it
                 return response
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await in_turn(request, self.in_progress, answer)
-
-        return handle
+        return answer
 
     async def _health(self, request: web.Request) -> web.Response:
         is_ready = not self.in_progress.is_draining and await self._router.is_ready()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -20,7 +20,6 @@ from pipelines.errors import DraftproofError, ForbiddenError, ServerBusyError, S
 from pipelines.front_door.delivery import deliver
 from pipelines.front_door.errors import response_to
 from pipelines.front_door.observing.exchange import EXCHANGE
-from pipelines.front_door.requests.body import refuse_compressed
 
 MAX_REQUESTS = 1024
 """Most requests at a time: as many as the gateway has open calls (``gateway.open_calls``)."""
@@ -162,23 +161,6 @@ async def guarded(
         request[EXCHANGE].has_left = True
         return web.Response(status=400)  # never delivered
     return response
-
-
-async def in_turn(
-    request: web.Request,
-    in_progress: RequestsInProgress,
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
-) -> web.StreamResponse:
-    """Answer a request that a drain waits for, until its response is delivered.
-
-    Raises:
-        DraftproofError: There are too many, the server stops, or the request is refused.
-    """
-    with in_progress.one_more():
-        refuse_compressed(request)
-        response = await answer(request)
-        await deliver(request, response)
-        return response
 
 
 def is_local_scrape(request: web.Request) -> bool:

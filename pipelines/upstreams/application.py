@@ -15,8 +15,9 @@ from aiohttp import web
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.errors import DraftproofError, EngineFailedError, InvalidRequestError, ServerUnavailableError
 from pipelines.front_door.access.clients import KeyRing
+from pipelines.front_door.delivery import deliver
 from pipelines.front_door.errors import error_response
-from pipelines.front_door.guarding import RequestsInProgress, guarded, in_turn, is_local_scrape
+from pipelines.front_door.guarding import RequestsInProgress, guarded, is_local_scrape
 from pipelines.front_door.observing.exchange import add_request_id, watching
 from pipelines.front_door.requests.body import receive_body
 from pipelines.router.arms import Arm
@@ -118,7 +119,10 @@ class Application:
             ) from None
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        return await in_turn(request, self.in_progress, self._forward)
+        with self.in_progress.one_more():
+            response = await self._forward(request)
+            await deliver(request, response)  # a drain waits for it
+            return response
 
     async def _publish(self, request: web.Request) -> web.Response:
         return await self._metrics.answer()

@@ -19,16 +19,6 @@ _REMEDY = "send a JSON object with the fields of docs/reference/openai.md"
 _Body = TypeVar("_Body")
 
 
-def refuse_compressed(request: web.Request) -> None:
-    """Refuse a request whose body is compressed.
-
-    Raises:
-        HTTPUnsupportedMediaType: It is.
-    """
-    if hdrs.CONTENT_ENCODING in request.headers:
-        raise web.HTTPUnsupportedMediaType
-
-
 async def receive_body(request: web.Request, within_s: float) -> bytes:
     """Wait for the body of a request.
 
@@ -37,8 +27,10 @@ async def receive_body(request: web.Request, within_s: float) -> bytes:
         within_s: Longest time until it has arrived.
 
     Raises:
-        HTTPException: It did not arrive in time, is too large, or broke off.
+        HTTPException: It is compressed or too large, did not arrive in time, or broke off.
     """
+    if hdrs.CONTENT_ENCODING in request.headers:
+        raise web.HTTPUnsupportedMediaType
     try:
         return await within(within_s, request.read())
     except asyncio.TimeoutError:

@@ -22,20 +22,8 @@ from tests.support.examples import examples
 from tests.unit.front_door.messages.cases import ARGUMENTS, CALLS, TWO_CALLS
 
 NAMED = {style.name: style for style in CALL_STYLES}
-TEXTS = st.text('ab<>{}[]"\\ \n', max_size=12) | st.sampled_from(
-    [
-        "<tool_cal",
-        "</thi",
-        "<think>",
-        "</think>",
-        "[TOOL",
-        '{"name": "',
-        '{"nam',
-        "<tool_call>",
-        "[ARGS]",
-        "S\u00e3o",
-    ]
-)
+MARKS = "<tool_cal", "</thi", "<think>", "</think>", "[TOOL", '{"name": "', '{"nam', "<tool_call>", "[ARGS]"
+TEXTS = st.text('ab<>{}[]"\\ \n', max_size=12) | st.sampled_from([*MARKS, "S\u00e3o"])
 
 
 def message_of(
@@ -110,27 +98,21 @@ def test_what_stands_before_arguments_is_left_out_however_it_is_divided() -> Non
 
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_calls_are_read(name: str, size: int) -> None:
-    style = NAMED[name]
-    text = CALLS[style] % ("f.g-h", ARGUMENTS)
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_calls_are_read(name: str, size: int, num_calls: int) -> None:
+    style, called = NAMED[name], [("f.g-h", ARGUMENTS), ("g", "{}")][:num_calls]
+    forms = {1: CALLS, 2: TWO_CALLS}[num_calls]
+    if style not in forms:
+        return
+    said = "First:" if num_calls == 2 else None
+    text = (said or "") + forms[style] % tuple(part for call in called for part in call)
     pieces = [text[place : place + size] for place in range(0, len(text), size)]
     message, _ = message_of(pieces, Thinking.NONE, style)
-    function = {"name": "f.g-h", "arguments": ARGUMENTS}
-    call = {"id": "call_0", "type": "function", "function": function}
-    assert message == {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
-
-
-@pytest.mark.parametrize("name", [style.name for style in TWO_CALLS])
-def test_several_calls_are_read(name: str) -> None:
-    style = NAMED[name]
-    text = "First:\n" + TWO_CALLS[style] % ("f", ARGUMENTS, "g", "{}")
-    message, _ = message_of(list(text), Thinking.NONE, style)
-    calls = message["tool_calls"]
-    assert isinstance(calls, list) and message["content"] == "First:"
-    assert [call["function"] for call in calls] == [
-        {"name": "f", "arguments": ARGUMENTS},
-        {"name": "g", "arguments": "{}"},
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": function, "arguments": arguments}}
+        for number, (function, arguments) in enumerate(called)
     ]
+    assert message == {"role": "assistant", "content": said, "refusal": None, "tool_calls": calls}
 
 
 @pytest.mark.parametrize(
