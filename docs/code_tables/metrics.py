@@ -10,7 +10,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
 
-from pipelines.front_door.observing.metrics import FleetMetrics, RequestMetrics
+from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.observing.metrics import RequestMetrics
 from pipelines.front_door.observing.model_metrics import DESCRIPTIONS
 from pipelines.triton.gateway.metrics import GatewayMetrics
 from pipelines.upstreams.metrics import UpstreamMetrics
@@ -51,8 +52,8 @@ def _of_front_door() -> list[tuple[str, str]]:
     """Ask its registry, and read the dictionary of the metrics that it translates."""
     registry = CollectorRegistry()
     RequestMetrics(registry, "", 1)
-    registry.register(FleetMetrics({}, lambda: 0))
-    own = {family.name: family for family in registry.collect()}
+    fleet: Any = SimpleNamespace(servers={}, num_resumed=0)
+    own = {family.name: family for family in (*registry.collect(), *Fleet.collect(fleet))}
     counters = {name for name, family in own.items() if family.type == "counter"}
     counters |= {name for name in DESCRIPTIONS if name.startswith(_COUNTERS)}
     words = {**DESCRIPTIONS, **{name: family.documentation for name, family in own.items()}}

@@ -16,11 +16,13 @@ from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
 from pipelines.deploy.served_files import ServedFiles, router_parameters
 from pipelines.front_door.fleet.addresses import Addresses
+from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.own_server import OwnServer
 from pipelines.front_door.router_calls import RouterCalls
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.serving import fleet_of, log_to_standard_output, serve
+from pipelines.front_door.serving import log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
 from pipelines.triton.supervision.guard import end_with_the_gateway
 
@@ -66,7 +68,10 @@ async def _serve(
         own = ServerIdentity.read(directory)
         assert own is not None, "the model was read from the same file"
         addresses = Addresses(settings.servers, settings.server_name)
-        router = await fleet_of(settings, addresses, model, own, metrics)
+        placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
+        router = fleet = Fleet(addresses, model, own, placement)
+        await fleet.begin()
+        metrics.publish(fleet)
     else:
         router = own_server = OwnServer(model, router_parameters(directory))
         metrics.publish(own_server)

@@ -16,13 +16,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from pipelines.deploy.front_door import FrontDoorSettings, Tls
-from pipelines.deploy.identity import ServerIdentity
 from pipelines.errors import ServerStartError
 from pipelines.front_door.application import FrontDoor
-from pipelines.front_door.fleet.addresses import Addresses
-from pipelines.front_door.fleet.fleet import Fleet
-from pipelines.front_door.fleet.placement import Placement
-from pipelines.front_door.observing.metrics import FleetMetrics, MetricsPage
+from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.observing.request_log import RequestLog
 from pipelines.front_door.observing.traces import Traces, are_wanted
 from pipelines.front_door.router_calls import RouterCalls
@@ -93,25 +89,6 @@ def log_to_standard_output() -> None:
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout
     )
     logging.getLogger("aiohttp.server").addFilter(_is_of_the_server)
-
-
-async def fleet_of(
-    settings: FrontDoorSettings,
-    addresses: Addresses,
-    model: ServedModel,
-    own: ServerIdentity,
-    metrics: MetricsPage,
-) -> Fleet:
-    """Return the fleet of some settings, which has begun, and publish its metrics.
-
-    Raises:
-        ServerStartError: A server of the fleet serves another pair.
-    """
-    placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
-    fleet = Fleet(addresses, model, own, placement)
-    await fleet.begin()
-    metrics.publish(FleetMetrics(fleet.servers, lambda: fleet.num_resumed))
-    return fleet
 
 
 async def serve(

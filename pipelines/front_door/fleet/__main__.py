@@ -25,10 +25,12 @@ from pipelines.errors import DraftproofError, ServerStartError, ServerUnavailabl
 from pipelines.front_door.access.clients import KeyRing
 from pipelines.front_door.errors import error_response
 from pipelines.front_door.fleet.addresses import Addresses
+from pipelines.front_door.fleet.fleet import Fleet
+from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import GatewayCalls
 from pipelines.front_door.observing.metrics import MetricsPage
 from pipelines.front_door.served_model import ServedModel
-from pipelines.front_door.serving import TlsContext, fleet_of, listen, log_to_standard_output, serve
+from pipelines.front_door.serving import TlsContext, listen, log_to_standard_output, serve
 from pipelines.program import EXIT_PASS, run_program
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +90,10 @@ async def _run(path: Path, port: int, drain_s: float) -> None:
         files, own = found
         model = await asyncio.to_thread(ServedModel.of, files)
         metrics = MetricsPage(model, None)
-        fleet = await fleet_of(settings, addresses, model, own, metrics)
+        placement = Placement(settings.prefix_tokens, settings.max_requests_per_server)
+        fleet = Fleet(addresses, model, own, placement)
+        await fleet.begin()
+        metrics.publish(fleet)
         print(f"serving {model.name} with {len(fleet.servers)} servers", flush=True)
         await serve(model, fleet, metrics, settings, listening.dup(), stopping, drain_s)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from pipelines.client.generation import Chunk
 from pipelines.deploy.identity import ServerIdentity
@@ -27,7 +31,7 @@ _SLOW_AFTER_S = 1.0
 """Time without a token after which it counts whether the server still answers looks."""
 
 
-class Fleet:
+class Fleet(Collector):
     """The servers of a fleet, in the place of the connection to one (``RouterCalls``).
 
     Attributes:
@@ -98,6 +102,29 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(server.calls.close() for server in (*self.servers.values(), *self._leaving)))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield metrics by server, and of the whole fleet."""
+        labels = ("server",)
+        ready = GaugeMetricFamily(
+            "draftproof_fleet_server_ready", "Whether a server of the fleet takes requests", labels=labels
+        )
+        open_answers = GaugeMetricFamily(
+            "draftproof_fleet_server_open_answers", "Answers that a server of the fleet owes", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "draftproof_fleet_server_failures", "Requests that a server of the fleet failed", labels=labels
+        )
+        for address, server in self.servers.items():
+            ready.add_metric((address,), server.is_ready)
+            open_answers.add_metric((address,), server.num_open)
+            failures.add_metric((address,), server.num_failures)
+        yield from (ready, open_answers, failures)
+        yield CounterMetricFamily(
+            "draftproof_fleet_continued_answers",
+            "Answers that another server of the fleet continued",
+            value=self.num_resumed,
+        )
 
     async def is_ready(self) -> bool:
         """Return whether any server is ready."""

@@ -1,4 +1,4 @@
-"""Publishes the metrics of the front door, of its fleet, and of the server's models, on ``GET /metrics``.
+"""Publishes the metrics of the front door, and of the server's models, on ``GET /metrics``.
 
 Those of requests have vLLM's names, for dashboards that were made for it: ``vllm/v1/metrics/loggers.py`` of
 vLLM 0.32.0.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -19,14 +19,11 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Histogram,
-    Metric,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pipelines.front_door.fleet.server import FleetServer
 from pipelines.front_door.observing.exchange import Ending, Exchange
 from pipelines.front_door.observing.model_metrics import ENGINE, LABELS, samples_of, under_vllms_names
 from pipelines.front_door.served_model import ServedModel
@@ -98,44 +95,6 @@ class RequestMetrics:
                 self._interval_s.observe(after_s - before_s)
         if exchange.answers and all(answer.finish_reason for answer in exchange.answers):
             self._latency_s.observe(exchange.ended_s - exchange.began_s)
-
-
-_LABELS = ("server",)
-
-
-class FleetMetrics(Collector):
-    """Metrics by server, and of the whole fleet.
-
-    Args:
-        servers: The servers by their addresses.
-        num_resumed: Returns how many answers another server has continued.
-    """
-
-    def __init__(self, servers: Mapping[str, FleetServer], num_resumed: Callable[[], int]) -> None:
-        self._servers = servers
-        self._num_resumed = num_resumed
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
-        ready = GaugeMetricFamily(
-            "draftproof_fleet_server_ready", "Whether a server of the fleet takes requests", labels=_LABELS
-        )
-        open_answers = GaugeMetricFamily(
-            "draftproof_fleet_server_open_answers", "Answers that a server of the fleet owes", labels=_LABELS
-        )
-        failures = CounterMetricFamily(
-            "draftproof_fleet_server_failures", "Requests that a server of the fleet failed", labels=_LABELS
-        )
-        for address, server in self._servers.items():
-            ready.add_metric((address,), server.is_ready)
-            open_answers.add_metric((address,), server.num_open)
-            failures.add_metric((address,), server.num_failures)
-        yield from (ready, open_answers, failures)
-        yield CounterMetricFamily(
-            "draftproof_fleet_continued_answers",
-            "Answers that another server of the fleet continued",
-            value=self._num_resumed(),
-        )
 
 
 _LOG = logging.getLogger(__name__)

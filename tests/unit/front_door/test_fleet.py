@@ -24,7 +24,6 @@ from pipelines.errors import (
 )
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.fleet_call import FleetCall, RetryBudget
-from pipelines.front_door.observing.metrics import FleetMetrics
 from pipelines.front_door.router_calls import generate_all
 from pipelines.wire.request import CompletionRequest
 from tests.unit.front_door.fleet_world import (
@@ -252,7 +251,7 @@ def test_the_metrics_say_which_servers_answer_and_what_was_continued() -> None:
 
     async def work(fleet: Fleet) -> None:
         registry = CollectorRegistry()
-        registry.register(FleetMetrics(fleet.servers, lambda: fleet.num_resumed))
+        registry.register(fleet)
         failing, other = asked_in_order(fleet, servers)
         failing.fails, failing.fails_after = EngineFailedError("gone"), 6
         await all_of(fleet)
