@@ -73,7 +73,7 @@ def test_clients_of_other_protocols_do_not_notice(impatient: Server) -> None:
     assert wait_until(lambda: is_healthy(impatient))
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/unit/gateway/test_front_door_process.py has a process that hangs
 def test_a_process_that_hangs_is_replaced(impatient: Server) -> None:
     # Before its first answer it would have the time of a start.
     assert wait_until(lambda: gauge(impatient, "answers") == 1)
