@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,9 @@ def _vocabulary(engine_dir: Path | None) -> Vocabulary | None:
 
 
 def _slo(options: argparse.Namespace, single: Measurement) -> Slo:
-    given_ttft, given_itl = options.slo_ttft_ms, options.slo_itl_ms
-    if given_ttft is not None and given_itl is not None:
-        return Slo(given_ttft / 1e3, given_itl / 1e3)
-    default = default_slo(single.generations)
-    return Slo(
-        default.ttft_s if given_ttft is None else given_ttft / 1e3,
-        default.itl_s if given_itl is None else given_itl / 1e3,
-    )
+    given = {"ttft_s": options.slo_ttft_ms, "itl_s": options.slo_itl_ms}
+    named = {name: limit_ms / 1e3 for name, limit_ms in given.items() if limit_ms is not None}
+    return Slo(**named) if len(named) == len(given) else replace(default_slo(single.generations), **named)
 
 
 def _show(results: Results, options: argparse.Namespace, earlier: dict[str, Any] | None) -> int:

@@ -9,7 +9,13 @@ from typing import Any
 from pipelines.bench.blocks import METHOD, Interval
 from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
 from pipelines.bench.plan import ClosedLoop, Load
-from pipelines.bench.verdicts import NEVER_BELOW, Results, Verdict
+from pipelines.bench.verdicts import (
+    NEVER_BELOW,
+    Results,
+    crossovers,
+    over_all_loads,
+    verdicts,
+)
 
 _HEAD = (
     f"{'arm':<12} {'output tokens/s':>22} {'to target alone':>20} {'TTFT ms':>13} {'ITL ms':>13} "
@@ -48,21 +54,22 @@ def _table(figures: CellFigures) -> str:
 
 def _conclusion(results: Results) -> str:
     """Summarize verdicts and crossovers."""
-    words = Counter(verdict.word for verdict in results.verdicts)
+    judged = verdicts(results.cells)
+    words = Counter(verdict.word for verdict in judged)
     lines = [
         f"adaptive at least {NEVER_BELOW} times the target alone and the best fixed length: "
         f"{words['pass']} pass, {words['inconclusive']} inconclusive, {words['fail']} fail"
     ]
     lines += [
         f"  {verdict.word}: {verdict.figures.cell}: {_interval(verdict.ratio)} times {verdict.other}"
-        for verdict in results.verdicts
+        for verdict in judged
         if verdict.word != "pass"
     ]
     lines += [
         f"{name}, all loads: adaptive {_interval(ratio)} times the target alone"
-        for name, ratio in results.over_all_loads.items()
+        for name, ratio in over_all_loads(results.cells).items()
     ]
-    lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in results.crossovers]
+    lines += [f"{each.prompt_set}, {each.arm}: {each}" for each in crossovers(results.cells)]
     return "\n".join(lines)
 
 
@@ -99,13 +106,10 @@ def as_document(results: Results) -> dict[str, Any]:
         "slo": asdict(results.slo),
         "capacity_per_s": results.capacity_per_s,
         "ratio_method": METHOD,
-        "cells": [
-            _cell(figures, [each for each in results.verdicts if each.figures is figures])
-            for figures in results.cells
-        ],
-        "over_all_loads": {name: asdict(ratio) for name, ratio in results.over_all_loads.items()},
+        "cells": [_cell(figures) for figures in results.cells],
+        "over_all_loads": {name: asdict(ratio) for name, ratio in over_all_loads(results.cells).items()},
         "crossovers": [
-            {**asdict(each), "arm": str(each.arm), "says": str(each)} for each in results.crossovers
+            {**asdict(each), "arm": str(each.arm), "says": str(each)} for each in crossovers(results.cells)
         ],
         "answers_that_differ": results.num_different,
         "was_stopped": results.was_stopped,
@@ -115,14 +119,14 @@ def as_document(results: Results) -> dict[str, Any]:
     return rounded
 
 
-def _cell(figures: CellFigures, verdicts: list[Verdict]) -> dict[str, Any]:
+def _cell(figures: CellFigures) -> dict[str, Any]:
     return {
         "prompt_set": figures.cell.prompt_set.name,
         "load": _load(figures.cell.load),
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
             {"to": str(each.other), "ratio": asdict(each.ratio), "limit": NEVER_BELOW, "verdict": each.word}
-            for each in verdicts
+            for each in verdicts([figures])
         ],
     }
 

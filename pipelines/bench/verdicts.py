@@ -136,18 +136,3 @@ class Results:
     num_different: int
     conditions: dict[str, Any]
     was_stopped: bool = False
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Verdicts of every cell."""
-        return verdicts(self.cells)
-
-    @property
-    def over_all_loads(self) -> dict[str, Interval]:
-        """Prompt set -> ratio of the adaptive arm to the target alone over all loads."""
-        return over_all_loads(self.cells)
-
-    @property
-    def crossovers(self) -> list[Crossover]:
-        """Crossovers of every prompt set and arm."""
-        return crossovers(self.cells)

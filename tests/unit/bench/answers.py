@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.bench.figures import CellFigures, figures_of, pooled
+from pipelines.bench.figures import CellFigures, figures_of
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import (
-    ADAPTIVE,
     TARGET_ALONE,
     Arm,
     Cell,
@@ -20,7 +19,6 @@ from pipelines.bench.plan import (
 )
 from pipelines.bench.prompt_sets import PromptSet
 from pipelines.bench.reporting.slo import Slo
-from pipelines.bench.verdicts import Results
 from pipelines.client import CompletionRequest, Generation
 
 REQUESTS = tuple(CompletionRequest(f"text {index}") for index in range(32))
@@ -65,49 +63,3 @@ def cells_with_ratios(ratios: dict[int | float, dict[Arm, float]], noise: float 
                 wall_s = 1.0 / ratio if isinstance(value, int) else 1.0
                 measurements.append(measured(cell, arm, repetition, wall_s, timed, timed))
     return figures_of(measurements, ARMS, SLO)
-
-
-def results(recipe: str = "demo", adaptive_at_2: float = 0.5) -> Results:
-    """Return a run in which K=4 crosses over between 1 and 2 concurrent requests."""
-    ratios = {K2: 1.5, K4: 2.0, ADAPTIVE: 0.5}
-    cells = cells_with_ratios({1: ratios, 2: {K2: 1.5, K4: 0.9, ADAPTIVE: adaptive_at_2}, 0.5: ratios})
-    drafted = pooled(
-        [
-            answer(
-                num_rounds=4,
-                total_draft_tokens=8,
-                total_accepted_draft_tokens=3,
-                accepted_per_position=(2, 1),
-                drafted_per_round=(0, 2, 4, 2),
-            )
-        ]
-    )
-    cells = [
-        replace(
-            figures,
-            arms=(figures.arms[0], *(replace(entry, acceptance=drafted) for entry in figures.arms[1:])),
-        )
-        for figures in cells
-    ]
-    return Results(
-        run_id="bench-demo-1",
-        plan=plan(),
-        slo=SLO,
-        capacity_per_s={"code": 2.0},
-        cells=tuple(cells),
-        num_different=0,
-        conditions={
-            "recipe": recipe,
-            "engines": {"target": {"num_parameters": 500e6, "quantization": "int8"}},
-            "cpu": "a processor",
-            "num_cores": 2,
-            "load_average_1min": 0.1,
-            "triton_version": "2.51.0",
-            "packages": {"openvino": "2026.4.1"},
-            "python": "3.11.7",
-            "date": "2026-11-20T12:00:00Z",
-            "git_sha": "0123456789abcdef",
-            "command": "python -m pipelines.bench",
-            "temperature": 0.0,
-        },
-    )

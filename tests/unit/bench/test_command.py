@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import threading
 import time
 from contextlib import nullcontext
@@ -147,12 +148,18 @@ def test_the_command_writes_its_result_with_its_conditions(
     assert ("differ from the target" in shown.out) is not is_right
     # Two speculative arms, three repetitions, 4 + 4 + 16 requests.
     assert printed["answers_that_differ"] == (0 if is_right else 2 * 3 * 24)
+    assert [cell["load"]["kind"] for cell in printed["cells"]] == ["closed", "closed", "open"]
+    for cell in printed["cells"]:
+        assert [arm["arm"] for arm in cell["arms"]] == ["target alone", "K=3", "adaptive"]
+        assert [each["to"] for each in cell["adaptive_compared"]] == ["target alone", "K=3"]
+    assert {each["arm"] for each in printed["crossovers"]} == {"K=3", "adaptive"}
     assert printed["slo"] == {"ttft_s": 1.0, "itl_s": 1.0}  # twice the 0.5 s of an idle target alone
     conditions = printed["conditions"]
     assert conditions["command"].startswith("python -m pipelines.bench --json --sets code")
     prompts = conditions["prompts"]
     assert (prompts["source"], prompts["sets"]) == ("engines/demo_pair/prompts", {"code": 16})
     assert any("lengths are unknown" in note for note in prompts["notes"])
+    assert shlex.split(conditions["command"])[3:] == arguments, "it can be pasted into a shell"
     for key in ("cpu", "num_cores", "memory_gib", "git_sha", "git_dirty", "date", "load_average_1min"):
         assert key in conditions
 
