@@ -6,7 +6,7 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,11 @@ class Line:
         position: Output position, from 0.
         expected: Token of the target alone.
         actual: Token of the other answer.
-        differs: Whether the tokens differ.
-        is_first: Whether this is the first difference.
     """
 
     position: int
     expected: Side
     actual: Side
-    differs: bool
-    is_first: bool
 
 
 @dataclass(frozen=True)
@@ -96,10 +92,6 @@ class Report:
     sections: tuple[Section, ...]
     divergences: tuple[SideBySide, ...] = ()
     num_divergences: int = 0
-
-    def with_sections(self, more: Sequence[Section]) -> Report:
-        """Return the report with sections appended."""
-        return replace(self, sections=(*self.sections, *more))
 
 
 def as_text(section: Section) -> str:

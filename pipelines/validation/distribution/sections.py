@@ -147,42 +147,31 @@ def _doubts(positions: Sequence[PositionTest], limit: float, num_answers: int) -
     ]
 
 
-_COLUMNS = (
-    "compared",
-    "prefixes",
-    "answers tested",
-    "no choice",
-    "merged as rare",
-    "chi-square / dof",
-    "p",
-    "p of A/A",
-    "TV below",
-    "A/A below",
-    "TV found",
-)
-
-
 def _table(candidate: Comparison, itself: Comparison) -> Table:
-    rows = []
-    for test, control in zip(candidate.positions, itself.positions, strict=True):
-        rows.append(
-            (
-                f"token {test.position}",
-                str(test.num_prefixes),
-                f"{test.share_tested:.0%}",
-                f"{test.share_certain:.0%}",
-                f"{test.merged_probability:.0%}",
-                f"{test.statistic:.1f} / {test.dof}",
-                f"{test.p_value:.2g}",
-                f"{control.p_value:.2g}",
-                f"{test.upper_bound(CONFIDENCE):.3f}",
-                f"{control.upper_bound(CONFIDENCE):.3f}",
-                f"{_detectable(test, candidate.alpha_each):.3f}",
-            )
-        )
-    p_values = f"{candidate.discrepancy_p_value:.2g}", f"{itself.discrepancy_p_value:.2g}"
-    rows.append(("all tokens together", "", "100%", "", "", "", *p_values, "", "", ""))
-    return Table(_COLUMNS, tuple(rows))
+    rows = [
+        {
+            "compared": f"token {test.position}",
+            "prefixes": str(test.num_prefixes),
+            "answers tested": f"{test.share_tested:.0%}",
+            "no choice": f"{test.share_certain:.0%}",
+            "merged as rare": f"{test.merged_probability:.0%}",
+            "chi-square / dof": f"{test.statistic:.1f} / {test.dof}",
+            "p": f"{test.p_value:.2g}",
+            "p of A/A": f"{control.p_value:.2g}",
+            "TV below": f"{test.upper_bound(CONFIDENCE):.3f}",
+            "A/A below": f"{control.upper_bound(CONFIDENCE):.3f}",
+            "TV found": f"{_detectable(test, candidate.alpha_each):.3f}",
+        }
+        for test, control in zip(candidate.positions, itself.positions, strict=True)
+    ]
+    together = {
+        "compared": "all tokens together",
+        "answers tested": "100%",
+        "p": f"{candidate.discrepancy_p_value:.2g}",
+        "p of A/A": f"{itself.discrepancy_p_value:.2g}",
+    }
+    rows.append(dict.fromkeys(rows[0], "") | together)
+    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
 
 
 def _power(candidate: Comparison) -> str:

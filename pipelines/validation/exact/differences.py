@@ -39,7 +39,11 @@ def side_by_side(finding: Finding, explanation: Explanation, vocabulary: Vocabul
         common = _text_of(finding.expected.output_ids[:first], vocabulary)
         longer = max(len(finding.expected.output_ids), len(finding.actual.output_ids))
         lines = tuple(
-            _line(finding.expected, finding.actual, position, first, vocabulary)
+            Line(
+                position,
+                _side(finding.expected, position, vocabulary),
+                _side(finding.actual, position, vocabulary),
+            )
             for position in range(first, min(longer, first + _NUM_AFTER))
         )
     return SideBySide(
@@ -77,13 +81,6 @@ def what_differs(finding: Finding, explanation: Explanation, vocabulary: Vocabul
     if explanation.logit_margin is None:
         return f"{text}; logit margin not available: {explanation.why_no_margin}"
     return f"{text}; logit margin {explanation.logit_margin:.6g}"
-
-
-def _line(
-    expected: Generation, actual: Generation, position: int, first: int, vocabulary: Vocabulary | None
-) -> Line:
-    own, other = (_side(answer, position, vocabulary) for answer in (expected, actual))
-    return Line(position, own, other, own.token_id != other.token_id, position == first)
 
 
 def _side(answer: Generation, position: int, vocabulary: Vocabulary | None) -> Side:
