@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.other_servers.checkpoints import folder_for
 from benchmarks.other_servers.engines import Serving
 from pipelines.errors import PeerError
 from tests.support.fault_proxy import cut_streams_of
@@ -28,16 +27,3 @@ def test_a_server_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     with process, pytest.raises(PeerError, match="exit code 7"):
         Serving("http://127.0.0.1:9", process, tmp_path / "log").wait()
-
-
-def test_another_pair_has_another_folder(tmp_path: Path) -> None:
-    weights = [tmp_path / "pair" / role / "rank0.safetensors" for role in ("draft", "target")]
-    for path in weights:
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"a")
-    first = folder_for(tmp_path / "pair", tmp_path)
-    weights[1].write_bytes(b"b")
-    second = folder_for(tmp_path / "pair", tmp_path)
-    assert first != second
-    assert first.is_dir()
-    assert second.is_dir()

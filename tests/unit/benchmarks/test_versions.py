@@ -12,7 +12,7 @@ from benchmarks.harness import median_interval
 from benchmarks.versions.__main__ import main
 from benchmarks.versions.figures import Change, figures_of, front_doors_share, table
 from benchmarks.versions.pairs import GRPC, OPENAI, SETTINGS, Pair
-from benchmarks.versions.version import Engines, Version
+from benchmarks.versions.version import Version
 from pipelines.bench.measuring import Measurement
 from pipelines.bench.plan import ADAPTIVE, Cell
 from pipelines.bench.prompt_sets import PromptSet
@@ -87,53 +87,3 @@ def test_an_unknown_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_version_whose_program_fails_is_named_with_the_end_of_its_error(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=r"commit abc failed.*build\.engines.*No module named"):
         Version("commit abc", tmp_path, "demo").build(tmp_path / "none")
-
-
-@pytest.fixture
-def built(tmp_path: Path) -> Engines:
-    """Engines of a checkout, with their calibration."""
-    engines = Engines(tmp_path / "engines" / "demo" / "draft-1", tmp_path / "engines" / "demo" / "target-1")
-    for path in (engines.draft, engines.target):
-        path.mkdir(parents=True)
-        (path / "engine.bin").write_bytes(b"weights")
-        (path / "engine.xml").write_text("network")
-    engines.calibration.write_text("measured")
-    return engines
-
-
-def stand_in(tree: Path, draft: str, target: str, weights: str) -> Version:
-    """A version whose programs write the engines with these names, and render nothing."""
-    folder = tree / "engines" / "demo"
-    (tree / "build").mkdir(parents=True)
-    (tree / "build" / "repository.py").touch()
-    (tree / "build" / "engines.py").write_text(
-        f"""
-import json, pathlib
-paths = {{"draft": {str(folder / draft)!r}, "target": {str(folder / target)!r}}}
-for path in map(pathlib.Path, paths.values()):
-    if not path.exists():
-        path.mkdir(parents=True)
-        (path / "engine.bin").write_text({weights!r})
-        (path / "engine.xml").write_text("network")
-print(json.dumps(paths))
-"""
-    )
-    return Version("a stand-in", tree, "demo")
-
-
-def test_engines_with_the_same_fingerprint_are_used_without_a_copy(tmp_path: Path, built: Engines) -> None:
-    (built.draft.parent / ".lock").touch()
-    own = stand_in(tmp_path / "tree", "draft-1", "target-1", "other").build(tmp_path / "engines")
-    assert (own.draft / "engine.bin").samefile(built.draft / "engine.bin")
-    assert own.calibration.samefile(built.calibration)
-    assert not (own.draft.parent / ".lock").exists()
-
-
-@pytest.mark.parametrize(("weights", "is_shared"), [("weights", True), ("others", False)])
-def test_the_calibration_is_shared_if_the_engines_are_the_same_but_for_their_names(
-    weights: str, is_shared: bool, tmp_path: Path, built: Engines
-) -> None:
-    version = stand_in(tmp_path / "tree", "draft-2", "target-2", weights)
-    own = version.build(tmp_path / "engines", other=built)
-    assert (own.draft.name, own.target.name) == ("draft-2", "target-2")
-    assert own.are_same_as(built) == own.calibration.exists() == is_shared
