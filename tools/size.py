@@ -33,7 +33,7 @@ class Part:
 
 
 # A budget is raised by a decision that says what it buys. In all: 38,000, and 600 for the experiment on a GPU
-# (docs/decisions/gpu-rows.md).
+# (docs/decisions/exact-rows.md).
 PARTS = (
     Part("speculation", 1_850, ("pipelines/speculation/",)),
     Part("executor", 1_500, ("pipelines/executor/",)),
