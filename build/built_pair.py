@@ -84,7 +84,7 @@ def measure_pair(recipe: Recipe, draft_engine: Path, target_engine: Path) -> Non
             "the pair could not be measured",
             values=problem,
             limit="both engines must be able to run on this machine",
-            remedy="run 'make doctor' to check this machine; the engines themselves are complete",
+            remedy="run 'draftproof doctor' to check this machine; the engines themselves are complete",
         )
 
 

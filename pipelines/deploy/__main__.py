@@ -89,11 +89,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                 help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
             )
         if name in ("serve", "doctor", "run"):
-            for port in PORTS:
+            for port, usual in asdict(Ports()).items():
                 variable = f"DRAFTPROOF_{port.upper()}_PORT"
-                sub.add_argument(
-                    f"--{port}-port", type=int, help=f"(default: ${variable}, else the usual one)"
-                )
+                sub.add_argument(f"--{port}-port", type=int, help=f"(default: ${variable}, else {usual})")
         if name == "draft-length":
             sub.add_argument(
                 "--num-draft-tokens",

@@ -7,12 +7,12 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.available_resources import has_avx2_alone, processor_flags
-from pipelines.deploy.gpus import output_of, visible_gpus
+from pipelines.deploy.gpus import visible_gpus
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.install import REPOSITORY_ROOT, TritonInstall, shared_python
 from pipelines.deploy.triton.nvidia_triton import NvidiaTriton
@@ -23,7 +23,7 @@ MIN_DISK_BYTES = 2 * 2**30  # engines of `demo` and the virtual environment
 MIN_SHARED_MEMORY_BYTES = 64 * 2**20  # ten models of 1 MB, growing with their tensors; Docker's default
 MIN_GLIBC = (2, 35)
 
-NEEDS_SERVER = ("demo", "serve", "verify", "bench", "test")
+NEEDS_SERVER = ("demo", "try", "serve", "verify", "bench")
 NEEDS_ENGINES = ("engines", "repository", *NEEDS_SERVER)
 MIN_SM = 80  # examples/draft_target_model/README.md of TensorRT-LLM: Ampere or newer
 MIN_SM_FP8 = 89
@@ -33,9 +33,7 @@ READY = "engines can be built and served here"
 
 _NO_GPU = "GPU"
 _NO_BUILDER = "not on PATH"
-_WITHOUT_GPU = (
-    "quantize, acceptance, preflight, engines --dry-run, and package work; engines and serve do not"
-)
+_WITHOUT_GPU = "quantize, preflight, engines --dry-run, and package work; engines and serve do not"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Finding:
         name: What was checked.
         value: What was found.
         remedy: What to do; empty if nothing is wrong.
-        stops: Targets that do not work because of it; empty for a note.
+        stops: Commands that do not work because of it; empty for a note.
     """
 
     name: str
@@ -64,15 +62,7 @@ def examine(ports: Ports) -> list[Finding]:
         _memory(),
         _shared_memory(),
         _disk(),
-        _package(
-            "numpy",
-            "needs numpy < 2, because tensors arrive empty in Triton with numpy 2",
-            NEEDS_ENGINES,
-            _is_numpy_1,
-        ),
-        _package("openvino", "the embedded runtime needs it", NEEDS_ENGINES),
-        _package("tokenizers", "preprocessing needs it", NEEDS_ENGINES),
-        _package("tritonclient", "the gRPC client needs it", ("demo", "verify", "bench", "test")),
+        *map(_package, ("numpy", "openvino", "tokenizers", "tritonclient")),
         _compiler(),
         _triton(),
         _shared_python(),
@@ -89,12 +79,11 @@ def print_findings(findings: Sequence[Finding]) -> int:
         print(f"{mark} {finding.name:<{width}}  {finding.value}")
         if finding.remedy:
             print(f"        {'':<{width}}  -> {finding.remedy}")
-    stopped = sorted({target for finding in findings for target in finding.stops})
-    print()
-    if not stopped:
-        print("All targets work on this machine.")
+    stopped = sorted({command for finding in findings for command in finding.stops})
+    if stopped:
+        print(f"\nThese commands do not work on this machine: {', '.join(stopped)}. All others do.")
     else:
-        print(f"These targets do not work on this machine: {', '.join(stopped)}. All others do.")
+        print("\nAll commands work on this machine.")
     return int("demo" in stopped)
 
 
@@ -161,20 +150,16 @@ def _disk() -> Finding:
     return Finding("Disk", value, f"engines need {MIN_DISK_BYTES / 2**30:.0f} GiB", ("engines",))
 
 
-def _is_numpy_1(version: str) -> bool:
-    return int(version.split(".")[0]) < 2
-
-
-def _package(
-    name: str, reason: str, stops: tuple[str, ...], is_good: Callable[[str], bool] = lambda version: True
-) -> Finding:
+def _package(name: str) -> Finding:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed", f"{reason}; remove .venv and run make again", stops)
-    if is_good(version):
-        return Finding(name, version)
-    return Finding(name, version, f"{reason}; remove .venv and run make again", stops)
+        version = "not installed"
+    # Tensors arrive empty in Triton with numpy 2.
+    if version == "not installed" or (name == "numpy" and not version.startswith("1.")):
+        remedy = "remove .venv and run 'make doctor', which installs the locked packages"
+        return Finding(name, version, remedy, NEEDS_ENGINES)
+    return Finding(name, version)
 
 
 def _compiler() -> Finding:
@@ -223,7 +208,7 @@ def gpu_findings() -> list[Finding]:
     """Return what was found, without changing anything or raising; the last finding is the conclusion."""
     gpus, builder, triton = _gpus(), _builder(), NvidiaTriton.find()
     server = Finding("NVIDIA's Triton", str(triton.binary) if triton else "not installed here")
-    findings = [*gpus, _containers(), builder, server]
+    findings = [*gpus, builder, server]
     lacks = []
     if gpus[0].name == _NO_GPU:
         lacks.append("no GPU")
@@ -254,23 +239,5 @@ def _gpus() -> list[Finding]:
     return findings
 
 
-def _containers() -> Finding:
-    """Report what compose with GPUs (``deploy/compose.gpu.yaml``) needs; no other command needs it."""
-    program = next((path for name in ("docker", "podman") if (path := shutil.which(name))), None)
-    if program is None:
-        return Finding("Containers", "no docker, no podman")
-    if shutil.which("nvidia-ctk") is None:
-        return Finding("Containers", f"{program}, without the NVIDIA Container Toolkit")
-    return Finding("Containers", f"{program}; {output_of(['nvidia-ctk', '--version'])[1]}")
-
-
 def _builder() -> Finding:
-    program = shutil.which("trtllm-build")
-    if program is None:
-        return Finding("trtllm-build", _NO_BUILDER)
-    # Ask the script's Python for the version of the package, because the script takes half a minute to start.
-    first = Path(program).read_bytes().partition(b"\n")[0].decode(errors="replace")
-    python = first.removeprefix("#!").strip() if first.startswith("#!") else sys.executable
-    question = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
-    code, said = output_of([*python.split(), "-c", question])
-    return Finding("trtllm-build", f"{said if code == 0 else 'unknown version'}, {program}")
+    return Finding("trtllm-build", shutil.which("trtllm-build") or _NO_BUILDER)

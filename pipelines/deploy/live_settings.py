@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.atomic_file import whole_file, write_whole
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.deploy.triton.models import LOOP, rendered_parameters
+from pipelines.errors import InvalidRequestError
 from pipelines.manifest import EngineFiles
 from pipelines.speculation.lookup.corpus import MAX_TOKENS, Corpus
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds
@@ -23,28 +23,6 @@ CORPUS_FILES = "lookup_corpus-*.npy"
 _MAX_BYTES = 8 * MAX_TOKENS  # of a file; more than so many tokens have in any language
 _PIECE = 1 << 20  # characters that are tokenized at once; the tokenizer needs much more memory than its text
 _NUM_NAMED = 3  # files that a message names
-_PARAMETER = re.compile(r'key: "(\w+)" value: { string_value: "([^"]*)" }')
-
-
-def rendered_parameters(run_directory: Path) -> dict[str, str]:
-    """Return the text of each parameter by name.
-
-    Args:
-        run_directory: ``.run/<recipe>`` with its rendered repository.
-
-    Raises:
-        RepositoryError: There is no rendered repository.
-    """
-    path = run_directory / "model_repository" / "speculative" / "config.pbtxt"
-    try:
-        return dict(_PARAMETER.findall(path.read_text(encoding="utf-8")))
-    except OSError:
-        raise RepositoryError(
-            "there is no rendered repository",
-            values=str(path),
-            limit="needs a repository with the model 'speculative'",
-            remedy="run 'draftproof serve' first",
-        ) from None
 
 
 def set_draft_length(run_directory: Path, wanted: str) -> Path:
@@ -61,7 +39,7 @@ def set_draft_length(run_directory: Path, wanted: str) -> Path:
         InvalidRequestError: The value is invalid, or greater than ``max_draft_len``.
         RepositoryError: There is no rendered repository.
     """
-    limit = int(rendered_parameters(run_directory)["max_draft_len"])
+    limit = int(rendered_parameters(run_directory, LOOP)["max_draft_len"])
     if wanted not in (ADAPTIVE, *map(str, range(limit + 1))):
         raise InvalidRequestError(
             "the draft length is invalid",
@@ -94,7 +72,7 @@ def set_lookup_corpus(run_directory: Path, paths: Sequence[Path], report: Callab
             path.unlink()
         report("there is no corpus now")
         return
-    parameters = rendered_parameters(run_directory)
+    parameters = rendered_parameters(run_directory, LOOP)
     if "lookup_corpus_file" not in parameters:
         raise InvalidRequestError(
             "this server looks no drafts up",

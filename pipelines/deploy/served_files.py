@@ -10,10 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
-from tritonclient.grpc import model_config_pb2
-
 from pipelines import configuration
+from pipelines.deploy.triton.models import LOOP, ROUTER, rendered_parameters
 from pipelines.deploy.triton.pair_record import PAIR_FILE
 from pipelines.errors import ServerStartError
 from pipelines.manifest import read_checked
@@ -21,11 +19,7 @@ from pipelines.manifest import read_checked
 METHOD = "/draftproof.FrontDoor/Describe"
 """gRPC method without arguments, which returns ``ServedFiles.to_wire``."""
 
-ROUTER = "router"
-"""Model that answers: it chooses the pair, and another one if that fails."""
-
 _FORMAT = 1
-_PAIR = f"speculative/{PAIR_FILE}"
 _CHAT = "chat.json"  # written by build/checkpoints/engine_texts.py
 _SAMPLING = "sampling.json"  # written by build/checkpoints/engine_texts.py
 
@@ -65,13 +59,14 @@ class ServedFiles:
             directory: ``.run/<recipe>``.
 
         Raises:
-            ServerStartError: The repository is missing or was not rendered by this version.
+            RepositoryError: There is no repository.
+            ServerStartError: It was not rendered by this version.
             EngineLoadError: The tokenizer has changed since.
         """
         repository = directory / "model_repository"
-        parameters = router_parameters(directory)
+        parameters = rendered_parameters(directory, ROUTER)
         try:
-            pair = json.loads((repository / _PAIR).read_text(encoding="utf-8"))
+            pair = json.loads((repository / LOOP / PAIR_FILE).read_text(encoding="utf-8"))
             engine = Path(pair["target_engine_dir"])
             manifest = json.loads(_text(engine / "engine.json") or "{}")
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
@@ -87,7 +82,12 @@ class ServedFiles:
                 sampling=_text(engine / _SAMPLING),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(repository, error) from None
+            raise ServerStartError(
+                "the rendered repository cannot be read",
+                values=f"{repository}: {error!r}",
+                limit="must be rendered by this version",
+                remedy="run 'draftproof repository'",
+            ) from None
 
     def to_wire(self) -> bytes:
         """Return it for ``of_wire``."""
@@ -106,32 +106,6 @@ class ServedFiles:
         """
         remedy = "run the same version of Draftproof on servers and front doors"
         return configuration.parse_versioned(cls, content, address, _FORMAT, ServerStartError, remedy)
-
-
-def router_parameters(directory: Path) -> dict[str, str]:
-    """Return the parameters of the model ``router`` of a rendered repository, by name.
-
-    Args:
-        directory: ``.run/<recipe>``.
-
-    Raises:
-        ServerStartError: The repository is missing or was not rendered by this version.
-    """
-    path = directory / "model_repository" / ROUTER / "config.pbtxt"
-    try:
-        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-    except (OSError, ValueError, text_format.ParseError) as error:
-        raise _unreadable(path, error) from None
-    return {name: value.string_value for name, value in config.parameters.items()}
-
-
-def _unreadable(path: Path, error: Exception) -> ServerStartError:
-    return ServerStartError(
-        "the rendered repository cannot be read",
-        values=f"{path}: {error!r}",
-        limit="must be rendered by this version",
-        remedy="run 'draftproof repository'",
-    )
 
 
 def _text(path: Path) -> str | None:

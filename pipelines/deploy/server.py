@@ -362,7 +362,7 @@ def _start_failure(log: Path) -> ServerStartError:
         "Triton ended before it was ready",
         values=f"log {log}:\n{error_lines(log)}\n",
         limit="all models of the repository must load",
-        remedy="fix the error in the log; 'make doctor' shows what this machine lacks",
+        remedy="fix the error in the log; 'draftproof doctor' shows what this machine lacks",
     )
 
 

@@ -307,7 +307,7 @@ def _cannot_run(files: EngineFiles, error: Exception) -> EngineLoadError:
         "the engine does not run on this machine",
         values=f"{files.directory}: {str(error).splitlines()[0]}",
         limit="the network needs an x86-64 processor with AVX2",
-        remedy="run 'make doctor', then 'make clean-engines engines'",
+        remedy="run 'draftproof doctor', then remove the engine and run 'draftproof engines'",
     )
 
 

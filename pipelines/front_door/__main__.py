@@ -14,7 +14,8 @@ import uvloop
 
 from pipelines.deploy.front_door import FrontDoorSettings
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.deploy.served_files import ServedFiles, router_parameters
+from pipelines.deploy.served_files import ServedFiles
+from pipelines.deploy.triton.models import ROUTER, rendered_parameters
 from pipelines.front_door.fleet.addresses import Addresses
 from pipelines.front_door.fleet.fleet import Fleet
 from pipelines.front_door.fleet.placement import Placement
@@ -73,7 +74,7 @@ async def _serve(
         await fleet.begin()
         metrics.publish(fleet)
     else:
-        router = own_server = OwnServer(model, router_parameters(directory))
+        router = own_server = OwnServer(model, rendered_parameters(directory, ROUTER))
         metrics.publish(own_server)
     await serve(model, router, metrics, settings, socket.socket(fileno=listening), stopping, drain_s)
 

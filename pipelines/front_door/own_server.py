@@ -34,7 +34,7 @@ class OwnServer(Collector):
 
     Args:
         model: The model.
-        settings: Parameters of the model ``router`` (``deploy.served_files.router_parameters``).
+        settings: Parameters of the model ``router`` (``rendered_parameters``).
     """
 
     def __init__(self, model: ServedModel, settings: Mapping[str, str]) -> None:

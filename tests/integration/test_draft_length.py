@@ -18,9 +18,10 @@ from pipelines.canary.judge.pairing import Pair, matched_rounds
 from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.generation import TOKEN_SOURCES
 from pipelines.client.models import connect_to_models
-from pipelines.deploy.live_settings import rendered_parameters, set_lookup_corpus
+from pipelines.deploy.live_settings import set_lookup_corpus
 from pipelines.deploy.ports import HOST
 from pipelines.deploy.server import Server
+from pipelines.deploy.triton.models import LOOP, rendered_parameters
 from pipelines.speculation.lookup.corpus import Corpus
 from tests.integration.conftest import MAX_DRAFT_LEN, grpc_client, read_gauge, wait_until
 
@@ -107,7 +108,7 @@ def test_drafts_are_looked_up_in_a_corpus_that_is_set_while_the_server_runs(
     setting.write_text(json.dumps({"num_draft_tokens": None}))
     expected = client.generate(REQUEST, "generate_target")
     before = num_looked_up(client, REQUEST, expected.output_ids)
-    path = Path(rendered_parameters(server.directory)["lookup_corpus_file"])
+    path = Path(rendered_parameters(server.directory, LOOP)["lookup_corpus_file"])
     try:
         Corpus.of([np.array(expected.output_ids, np.int32)]).write(path)
         client.generate(replace(REQUEST, max_tokens=1))

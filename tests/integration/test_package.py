@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +18,8 @@ from pipelines.client import Client, CompletionRequest
 from pipelines.deploy.__main__ import main
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server, run_directory
-from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import CanaryError
-from tests.conftest import REPOSITORY_ROOT
-from tests.integration.conftest import TIMEOUTS, grpc_client, repository_api, tiny_recipe, wait_until
+from tests.integration.conftest import TIMEOUTS, tiny_recipe
 from tests.support.tiny_engines import build_tiny_pair
 from tests.unit.build.test_package import flip, key_pair
 
@@ -111,59 +106,10 @@ def test_nothing_starts_from_a_package_that_was_changed(
     assert [line.startswith("error: the package is not signed") for line in refused(public)] == [True, True]
 
 
-@pytest.mark.long  # as test_containers.py, with one container
-def test_a_container_serves_a_package_and_keeps_its_run_directory(
-    packaged: tuple[Path, Path], server: Server, tmp_path: Path
+def test_a_candidate_needs_the_signature_that_is_demanded(
+    packaged: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """``run`` is what containers start; it becomes the server, also for a second time."""
     package, public = packaged
-    recipe = json.loads((package / "package.json").read_text())["recipe"]
-    run = tmp_path / "volume" / recipe
-    run.mkdir(parents=True)
-    for _ in range(2):
-        ports = Ports.free()
-        command = [sys.executable, "-m", "pipelines.deploy", "run", str(run), "--package", str(package)]
-        command += ["--public-key", str(public), *ports_options(ports)]
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, cwd=REPOSITORY_ROOT, stdout=log, stderr=log)
-        try:
-            assert wait_until(lambda: process.poll() is not None or is_ready(ports), 300)
-            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
-            assert answers(ports.grpc) == answers(server.ports.grpc)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
-
-
-def is_ready(ports: Ports) -> bool:
-    try:
-        with Client.connect(f"grpc://127.0.0.1:{ports.grpc}", TIMEOUTS) as client:
-            return bool(client.generate(CompletionRequest("a", max_tokens=1)).output_ids)
-    except Exception:
-        return False
-
-
-@pytest.mark.long  # test_containers.py rolls one out
-def test_a_candidate_comes_as_a_package(packaged: tuple[Path, Path], tmp_path: Path) -> None:
-    """A rollout renders it beside the pair of a running server, which loads it."""
-    package, public = packaged
-    recipe = json.loads((package / "package.json").read_text())["recipe"]
-    engines = build_tiny_pair(tmp_path / "newer", seed=3, num_threads=1)
-    write_package(BuiltPair(tiny_recipe("tiny-newer"), *engines), tmp_path / "candidate")
-    ports = Ports.free()
-    assert main(["serve", "--package", str(package), *ports_options(ports)]) == 0
-    try:
-        running = Server.running(run_directory(recipe))
-        assert running is not None
-        with pytest.raises(CanaryError, match="the package is not signed"):
-            render_beside(str(tmp_path / "candidate"), running.directory, 4 << 30, public_key=public)
-        pair = render_beside(str(tmp_path / "candidate"), running.directory, 4 << 30).pair
-        assert pair.target_engine_dir == str(tmp_path / "candidate" / "engines" / "target")
-        record = PairRecord.read(running.directory / "model_repository" / pair.speculative_model)
-        assert record.name == "tiny-newer"
-        with repository_api(running) as api:
-            api.load(pair.speculative_model)
-        with grpc_client(running) as client:
-            assert client.generate(REQUESTS[0]).output_ids
-    finally:
-        assert main(["stop", "--recipe", recipe]) == 0
+    (package / "package.sig").unlink()
+    with pytest.raises(CanaryError, match="the package is not signed"):
+        render_beside(str(package), tmp_path, 4 << 30, public_key=public)

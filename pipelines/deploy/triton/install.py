@@ -59,7 +59,7 @@ class TritonInstall:
                 "Triton is not installed",
                 values=f"no nvidia-pytriton in {sys.prefix}",
                 limit="the embedded runtime uses tritonserver from that package",
-                remedy="remove .venv and run make again",
+                remedy="remove .venv and run 'make doctor'",
             )
         package = Path(spec.submodule_search_locations[0])
         root = package / "tritonserver"

@@ -7,10 +7,39 @@ import re
 from pathlib import Path
 
 from pipelines.deploy.triton.pair_record import PAIR_FILE
-from pipelines.errors import ServerStartError
+from pipelines.errors import RepositoryError, ServerStartError
 
+LOOP = "speculative"
+"""Model that runs the loop of the repository's own pair."""
+
+ROUTER = "router"
+"""Model that answers: it chooses the pair, and another one if that fails."""
+
+_PARAMETER = re.compile(r'key: "(\w+)" value: { string_value: "([^"]*)" }')
 _ENSEMBLE = re.compile(r'^platform: "ensemble"$', re.MULTILINE)
 _STEP = re.compile(r'^\s*model_name: "([^"]*)"$', re.MULTILINE)
+
+
+def rendered_parameters(run_directory: Path, model: str) -> dict[str, str]:
+    """Return the text of each parameter of a model by name.
+
+    Args:
+        run_directory: ``.run/<recipe>`` with its rendered repository.
+        model: Name of the model.
+
+    Raises:
+        RepositoryError: There is no rendered repository.
+    """
+    path = run_directory / "model_repository" / model / "config.pbtxt"
+    try:
+        return dict(_PARAMETER.findall(path.read_text(encoding="utf-8")))
+    except OSError:
+        raise RepositoryError(
+            "there is no rendered repository",
+            values=str(path),
+            limit=f"needs a repository with the model {model!r}",
+            remedy="run 'draftproof serve' first",
+        ) from None
 
 
 def models_at_start(repository: Path) -> tuple[str, ...]:

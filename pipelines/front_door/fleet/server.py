@@ -17,7 +17,8 @@ from pipelines.client.generation import Chunk, chunk_from_outputs
 from pipelines.client.grpc_transport import as_error, infer_message, outputs_of
 from pipelines.client.refusals import refusal, unreachable
 from pipelines.deploy.identity import ServerIdentity
-from pipelines.deploy.served_files import METHOD, ROUTER
+from pipelines.deploy.served_files import METHOD
+from pipelines.deploy.triton.models import ROUTER
 from pipelines.errors import RepositoryError
 from pipelines.kserve_stream import read_to_the_end, responses_to
 from pipelines.router.breaker import Breaker, Outcome

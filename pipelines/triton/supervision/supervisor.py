@@ -212,7 +212,7 @@ class Supervisor:
             "Triton ended before it was ready",
             values=f"exit code {self._process.ended.result()}",
             limit="every model of the repository must load",
-            remedy="read the lines above; 'make doctor' shows what this machine lacks",
+            remedy="read the lines above; 'draftproof doctor' shows what this machine lacks",
         )
 
     async def _watch(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -93,16 +92,6 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
         command.main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("usage: draftproof COMMAND")
-
-
-def test_arguments_reach_the_program_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    for module in ("pipelines.client.__main__", "pipelines.deploy.__main__"):
-        main = importlib.import_module(module)
-        monkeypatch.setattr(main, "main", lambda arguments: given.append(arguments) or 7)
-    assert command.main(["ask", "--stream", "--", "--text"]) == 7
-    assert command.main(["serve", "--recipe", "demo"]) == 7
-    assert given == [["--stream", "--", "--text"], ["serve", "--recipe", "demo"]]
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 1), ({}, 1), ({"verdict": "inconclusive"}, 3)])

@@ -18,7 +18,6 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from build.tensorrt_llm.versions import has_fixed_tag
-from pipelines.canary.__main__ import _parse as parse_canary
 from pipelines.canary.controller.candidate import STABLE_MODEL
 from pipelines.deploy.__main__ import _parse
 from pipelines.deploy.front_door import FrontDoorSettings
@@ -345,22 +344,6 @@ def test_compose_is_confined_in_the_same_way() -> None:
     for service, runtime in ((services["server"], "embedded"), (gpu, "tensorrt_llm")):
         patience_s = Launch(runtime=runtime).ready_timeout_s  # type: ignore[arg-type]
         assert service["healthcheck"]["start_period"] == f"{patience_s:.0f}s"
-
-
-def test_compose_serves_and_rolls_out_what_its_values_name() -> None:
-    key = f"{SETTINGS}/package.pub"
-    services = compose(PACKAGE="mine", PUBLIC_KEY=key)["services"]
-    served = _parse(services["server"]["command"][3:])
-    assert (str(served.directory), str(served.package), str(served.public_key)) == (
-        RUN,
-        "/packages/mine",
-        key,
-    )
-    canary = services["canary"]
-    assert (canary["profiles"], canary["network_mode"]) == (["canary"], "service:server")
-    options = parse_canary([*canary["entrypoint"][3:], "--candidate", "/packages/new"])
-    assert options.command.__name__ == "_start"
-    assert (options.recipe, options.host, str(options.public_key)) == ("server", HOST, key)
 
 
 def published() -> set[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from pipelines.deploy.doctor import gpu_findings
 from tests.support.stand_in_gpu_machine import H100, GpuMachine
 from tests.unit.deploy.test_gpu_server import break_driver, machine, native, remove
@@ -12,18 +10,16 @@ __all__ = ["machine", "native"]
 
 
 def test_the_doctor_lists_what_a_gpu_machine_has(native: GpuMachine) -> None:
-    native.install("docker", "nvidia-ctk")
     native.set_gpus(H100, "NVIDIA A100-SXM4-80GB, 81920, 8.0, 570.86.15", "Tesla T4, 15360, 7.5, 570.86.15")
     builder = native.programs / "trtllm-build"
-    builder.write_text(f"#!{sys.executable}\n")
+    builder.touch()
     builder.chmod(0o755)
     findings = {finding.name: finding for finding in gpu_findings()}
     assert findings["GPU 0"].value == "NVIDIA H100 80GB HBM3, 80 GiB, SM 90, driver 570.86.15"
     assert findings["GPU 0"].remedy == ""
     assert "FP8 needs SM 89" in findings["GPU 1"].remedy
     assert "needs SM 80" in findings["GPU 2"].remedy
-    assert "NVIDIA Container Toolkit CLI version 1.17.4" in findings["Containers"].value
-    assert findings["trtllm-build"].value == f"unknown version, {builder}"
+    assert findings["trtllm-build"].value == str(builder)
     assert findings["NVIDIA's Triton"].value == str(native.triton / "bin" / "tritonserver")
     assert findings["tensorrt_llm"].value == "engines can be built and served here"
     assert not any(finding.stops for finding in findings.values())
@@ -34,7 +30,7 @@ def test_the_doctor_says_what_works_without_a_gpu(machine: GpuMachine) -> None:
     findings = {finding.name: finding for finding in gpu_findings()}
     assert findings["GPU"].value == "none; the embedded runtime needs none"
     works = findings["tensorrt_llm"].value
-    assert works.startswith("no GPU, no trtllm-build, no Triton with its backend: quantize, acceptance, ")
+    assert works.startswith("no GPU, no trtllm-build, no Triton with its backend: quantize, preflight, ")
 
 
 def test_a_driver_that_fails_is_shown_as_such(machine: GpuMachine) -> None:

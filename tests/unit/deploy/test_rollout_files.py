@@ -19,7 +19,6 @@ from pipelines.program import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED
 from tests.support.deployment_files import (
     DEPLOY,
     PYTHON,
-    RUN,
     Document,
     box,
     command,
@@ -127,22 +126,6 @@ def test_every_address_leads_to_the_gates_and_the_tools_may_ask_nothing_else() -
         assert any(selected == each["selector"]["app.kubernetes.io/instance"] for each in services.values())
 
 
-def test_kserve_runs_the_server_as_the_deployment_does() -> None:
-    [service] = examples("InferenceService")
-    predictor = service["spec"]["predictor"]
-    mine, same = box(predictor, "kserve-container"), box(pod(one(SERVER, "Deployment")), "server")
-    for part in ("image", "workingDir", "resources", "securityContext"):
-        assert mine[part] == same[part]
-    *shared, port, number = command(mine)
-    assert (port, number) == ("--openai-port", "0"), "Knative sends requests to one port of a pod"
-    assert command(same)[: len(shared)] == shared, "on the loopback: no job asks KServe's pods"
-    front = box(predictor, "haproxy")
-    assert front["image"] == box(pod(one(SERVER, "Deployment")), "haproxy")["image"]
-    assert [each["containerPort"] for each in front["ports"]] == [8100]
-    [run] = [each for each in predictor["volumes"] if each["name"] == "run"]
-    assert "emptyDir" in run, "two revisions run side by side"
-
-
 def test_a_job_rolls_out_in_the_server_of_the_deployment() -> None:
     spec, served = pod(job()), pod(one(SERVER, "Deployment"))
     words = command(box(spec, "canary"))
@@ -161,18 +144,6 @@ def test_a_job_rolls_out_in_the_server_of_the_deployment() -> None:
     own = job()["spec"]["template"]["metadata"]["labels"]
     for service in (each for each in SERVER if each["kind"] == "Service"):
         assert not service["spec"]["selector"].items() <= own.items()
-
-
-def test_server_and_controller_share_one_volume_at_one_path() -> None:
-    volumes = set()
-    for spec, name in ((pod(one(SERVER, "Deployment")), "server"), (pod(job()), "canary")):
-        [mount] = [each for each in box(spec, name)["volumeMounts"] if each["mountPath"] == RUN]
-        [volume] = [each for each in spec["volumes"] if each["name"] == mount["name"]]
-        assert not mount.get("readOnly")
-        volumes.add(volume["persistentVolumeClaim"]["claimName"])
-    assert len(volumes) == 1
-    [own] = [each for each in pod(with_gates())["volumes"] if each["name"] == "run"]
-    assert own.keys() == {"name", "emptyDir"}, "rollout tools run pods of two revisions side by side"
 
 
 def test_verdicts_end_the_job_and_a_drained_node_does_not() -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from pipelines.deploy.__main__ import main
 from pipelines.deploy.doctor import Finding, examine, print_findings
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.process import ProcessIdentity
-from pipelines.deploy.server import MAX_LINES, Server, error_lines, run_directory
+from pipelines.deploy.server import Server, error_lines, run_directory
 from pipelines.deploy.triton.install import TritonInstall, shared_python
 from pipelines.errors import PortInUseError, RecipeError, ServerStartError
 
@@ -68,11 +67,6 @@ def test_a_run_directory_is_named_by_the_recipe_or_by_its_file(tmp_path: Path) -
         run_directory(str(tmp_path / "other.yaml"), tmp_path)
 
 
-def test_no_repository_means_no_start(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="draftproof repository"):
-        Server.start(tmp_path, Ports.free())
-
-
 LOG = """\
 W1120 13:16:07.965164 1 pinned_memory_manager.cc:273] "CUDA driver version is insufficient"
 E1120 13:16:07.965355 1 server.cc:241] "CudaDriverHelper has not been initialized."
@@ -86,30 +80,31 @@ error: creating server: Internal - failed to load all models
 """
 
 
-def test_error_lines_are_the_cause_and_not_the_tables(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(LOG)
-    lines = error_lines(log).splitlines()
-    assert len(lines) == 2
-    assert "EngineLoadError: no engine" in lines[0]
-    assert lines[1] == "error: creating server: Internal - failed to load all models"
-
-
-def test_error_lines_keep_the_cause_whatever_follows_it(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(
-        "\n".join(["EngineLoadError: the cause", *(f"RuntimeError: {number}" for number in range(99))])
-    )
-    lines = error_lines(log).splitlines()
-    assert len(lines) == MAX_LINES
-    assert (lines[0], lines[-1]) == ("EngineLoadError: the cause", "RuntimeError: 98")
-
-
-def test_error_lines_of_a_log_without_errors_are_its_end(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("one\n\ntwo\n")
-    assert error_lines(log) == "one\ntwo"
-    assert error_lines(tmp_path / "absent") == ""
+@pytest.mark.parametrize(
+    ("log", "lines"),
+    [
+        (
+            LOG,
+            [
+                "E1120 13:16:09.000000 1 model_lifecycle.cc:642] \"failed to load 'target': EngineLoadError: "
+                'no engine"',
+                "error: creating server: Internal - failed to load all models",
+            ],
+        ),
+        (
+            "\n".join(["EngineLoadError: the cause", *(f"RuntimeError: {each}" for each in range(99))]),
+            [
+                "EngineLoadError: the cause",
+                *(f"RuntimeError: {each}" for each in (*range(5), *range(93, 99))),
+            ],
+        ),
+        ("one\n\ntwo\n", ["one", "two"]),
+        ("", []),
+    ],
+)
+def test_error_lines_are_the_cause_else_the_end(log: str, lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(log)
+    assert error_lines(tmp_path / "server.log").splitlines() == lines
 
 
 STARTING = """\
@@ -145,37 +140,22 @@ def test_a_start_reports_models_and_what_they_say_once(
     ]
 
 
-def start_sleeper(*program: str) -> tuple[subprocess.Popen[bytes], ProcessIdentity]:
-    child = subprocess.Popen(program, start_new_session=True)
+@pytest.mark.parametrize(
+    ("program", "ends"), [("echo; read -t 60", True), ("trap '' TERM; echo; sleep 60; sleep 60", False)]
+)
+def test_a_process_is_killed_only_if_it_does_not_end(program: str, ends: bool) -> None:
+    child = subprocess.Popen(
+        ["bash", "-c", program], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     identity = ProcessIdentity.of(child.pid)
-    assert identity is not None
-    return child, identity
-
-
-def test_a_process_that_ends_when_asked_is_not_killed() -> None:
-    child, identity = start_sleeper("sleep", "60")
+    assert identity is not None and child.stdout is not None
+    child.stdout.readline()  # its trap is set
+    earlier = dataclasses.replace(identity, start_ticks=identity.start_ticks - 1)
+    assert not earlier.is_alive and earlier.end(0.0), "an id that is used again is another process"
     assert identity.is_alive
-    assert identity.end(5.0)
-    assert child.wait() == -signal.SIGTERM
-    assert identity.end(5.0)
-
-
-def test_a_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    stubborn = f"trap '' TERM; touch {ready}; sleep 60; sleep 60"
-    child, identity = start_sleeper("bash", "-c", stubborn)
-    while not ready.exists():
-        time.sleep(0.01)
-    assert not identity.end(0.3)
-    assert child.wait() == -signal.SIGKILL
-
-
-def test_a_recycled_id_is_not_mistaken_for_the_process() -> None:
-    mine = ProcessIdentity.of(os.getpid())
-    assert mine is not None
-    earlier = dataclasses.replace(mine, start_ticks=mine.start_ticks - 1)
-    assert not earlier.is_alive
-    assert earlier.end(0.0)  # and ends nobody
+    assert identity.end(10.0 if ends else 0.3) is ends
+    child.communicate()
+    assert child.returncode == (-signal.SIGTERM if ends else -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", '{"ports": {}, "process": {"pid": 1}}'])
@@ -216,12 +196,6 @@ def test_the_server_finds_this_python_and_its_library_and_no_other(tmp_path: Pat
         assert str(library.parent) not in folders
 
 
-def test_a_missing_shared_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.deploy.triton.install.shared_python", lambda: None)
-    with pytest.raises(ServerStartError, match=r"apt install libpython3\."):
-        TritonInstall.find().environment(tmp_path)
-
-
 def test_the_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
     findings = examine(Ports.free())
     assert print_findings(findings) == 0
@@ -236,41 +210,28 @@ def test_the_doctor_says_what_does_not_work_and_what_to_do(capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert "MISSING C library" in printed
     assert "use glibc" in printed
-    assert "These targets do not work on this machine: demo, serve." in printed
+    assert "These commands do not work on this machine: demo, serve." in printed
 
 
-def test_the_doctor_notices_a_taken_port(taken_port: int) -> None:
-    findings = {
-        finding.name: finding for finding in examine(dataclasses.replace(Ports.free(), http=taken_port))
-    }
-    assert findings["Ports"].stops == ("serve",)
-
-
-def test_without_a_compiler_the_doctor_says_what_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    [finding] = [finding for finding in examine(Ports.free()) if finding.name == "g++"]
-    assert finding.value == "absent"
-    assert finding.remedy == "for attention of our own, and faster engines with AVX2 alone: apt install g++"
-    assert not finding.stops
-
-
-def test_stop_names_the_servers_that_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_doctor_names_a_taken_port_and_a_missing_compiler(
+    taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line's command stops it when typed."""
+    monkeypatch.setenv("PATH", "")
+    found = {each.name: each for each in examine(dataclasses.replace(Ports.free(), http=taken_port))}
+    assert found["Ports"].stops == ("serve",)
+    assert found["g++"].remedy.endswith("apt install g++") and not found["g++"].stops
+
+
+def test_stop_and_ready_say_which_servers_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     own = Server(tmp_path / "other", Ports(), ProcessIdentity(1, 1))
     monkeypatch.setattr(Server, "all_running", lambda: [own])
-    assert main(["stop", "--recipe", "no-such-pair-runs"]) == 0
-    said = capsys.readouterr().out
-    assert "no server of recipe no-such-pair-runs is running" in said
-    assert "one of other is: draftproof stop --recipe other" in said
-
-
-def test_commands_without_a_server_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "none.yaml"
-    recipe.write_text("name: no-such-pair-runs\n")
-    assert main(["stop", "--recipe", str(recipe)]) == 0
-    assert main(["ready", "--recipe", str(recipe)]) == 1
-    shown = capsys.readouterr()
-    assert "no server of recipe no-such-pair-runs is running" in shown.out
-    assert "draftproof serve" in shown.err
+    (tmp_path / "none.yaml").write_text("name: no-such-pair-runs\n")
+    assert main(["stop", "--recipe", str(tmp_path / "none.yaml")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "no server of recipe no-such-pair-runs is running",
+        "one of other is: draftproof stop --recipe other",
+    ]
+    assert main(["ready", "--recipe", "no-such-pair-runs"]) == 1
+    assert "draftproof serve" in capsys.readouterr().err

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy import __main__ as command_line
 from pipelines.deploy import live_settings
 from pipelines.deploy.live_settings import set_lookup_corpus
-from pipelines.errors import InvalidRequestError, RepositoryError
+from pipelines.errors import InvalidRequestError
 from pipelines.manifest import engine_digest, sha256_file
 from pipelines.triton.engine.live_corpus import LiveCorpus
 from tests.conftest import REPOSITORY_ROOT
@@ -23,7 +22,7 @@ CODE = "def add(first, second):\n    return first + second\n"
 
 
 @pytest.fixture
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_directory(tmp_path: Path) -> Path:
     """Return a run directory of a pair whose engine consists of the demonstration's tokenizer."""
     engine = tmp_path / "engine"
     engine.mkdir()
@@ -38,7 +37,6 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "lookup_corpus_file": corpus_file(directory),
     }
     write_config(directory, parameters)
-    monkeypatch.setattr(command_line, "run_directory", lambda recipe: directory)
     return directory
 
 
@@ -133,31 +131,21 @@ def test_a_long_text_is_tokenized_in_pieces(run_directory: Path, tmp_path: Path)
         ("empty.txt", "", "0 tokens"),
         ("lines.jsonl", '{"prompt": "a"}\n', "line 1: KeyError('text')"),
         ("lines.jsonl", "no JSON\n", "line 1: JSONDecodeError"),
+        ("nowhere", None, "No such file"),
     ],
 )
 def test_what_is_no_text_is_refused_and_nothing_is_written(
-    run_directory: Path, tmp_path: Path, name: str, content: str, wrong: str
+    run_directory: Path, tmp_path: Path, name: str, content: str | None, wrong: str
 ) -> None:
-    (tmp_path / name).write_text(content)
+    if content is not None:
+        (tmp_path / name).write_text(content)
     with pytest.raises(InvalidRequestError) as caught:
         set_lookup_corpus(run_directory, [tmp_path / name], lambda line: None)
     assert wrong in caught.value.values and caught.value.remedy
     assert not corpus_file(run_directory).exists()
 
 
-def test_the_command_names_a_file_that_does_not_exist(
-    run_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command_line.main(["lookup-corpus", "/nowhere"]) == 1
-    assert capsys.readouterr().err.startswith("error: a file of the corpus cannot be read; /nowhere")
-
-
 def test_a_tensorrt_llm_server_looks_nothing_up(run_directory: Path) -> None:
     write_config(run_directory, {"engine_access": "tensorrt_llm"})
     with pytest.raises(InvalidRequestError, match="--runtime embedded"):
         set_lookup_corpus(run_directory, [TOKENIZER], lambda line: None)
-
-
-def test_without_a_repository_there_is_nothing_to_set(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError):
-        set_lookup_corpus(tmp_path, [TOKENIZER], lambda line: None)

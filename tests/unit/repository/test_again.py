@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import again
-from tests.conftest import NOT_RUN, REPOSITORY_ROOT, UNKNOWN
+from tests.conftest import NOT_RUN, UNKNOWN
 
 WAITED = "tests/integration/test_bursts.py::test_waits"
 
@@ -56,27 +54,3 @@ def test_nothing_is_tried_again(
     failed: list[str], not_run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(failed, not_run, tmp_path, monkeypatch) == 11
-
-
-@pytest.mark.parametrize(("dies_in", "not_run"), [(3, 6), (8, 1)])
-def test_tests_that_a_dead_worker_left_are_counted(dies_in: int, not_run: int, tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {REPOSITORY_ROOT}\n")
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import pytest_sessionfinish, pytest_sessionstart\n"
-    )
-    (tmp_path / "test_worker.py").write_text(
-        "import os\nimport pytest\n"
-        "@pytest.mark.parametrize('n', range(9))\n"
-        f"def test_it(n):\n    os._exit(1) if n == {dies_in} else None\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1", "--max-worker-restart", "0"],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert "worker restarting disabled" in ended.stdout
-    assert json.loads((tmp_path / ".pytest_cache" / "v" / NOT_RUN).read_text()) == not_run

@@ -123,7 +123,6 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "pipelines/client/",
         "pipelines/triton/gateway/",
         "pipelines/front_door/",
-        "pipelines/deploy/served_files.py",
         "pipelines/triton/tensorrt_llm/server_calls.py",
         "tests/",
     ),

@@ -10,12 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is installed for training only", exc_type=ImportError)
 
 from build.checkpoints.checkpoint import read_checkpoint  # noqa: E402
-from build.quantization.corpus import DemoPairError  # noqa: E402
 from tools.demo_pair import model  # noqa: E402
-from tools.demo_pair.batches import cosine_rate, plan  # noqa: E402
+from tools.demo_pair.batches import plan  # noqa: E402
 from tools.demo_pair.export import export_model, load_model  # noqa: E402
 from tools.demo_pair.generate import GREEDY, generate, gumbel_noise  # noqa: E402
-from tools.demo_pair.optimizer import Optimizer, orthogonalise  # noqa: E402
+from tools.demo_pair.optimizer import Optimizer  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -73,14 +72,6 @@ def test_export_keeps_what_bfloat16_holds(weights, tmp_path):
     assert json.loads((tmp_path / "m" / "tokenizer.json").read_text())["version"] == "1.0"
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one():
-    for shape in ((2, 16, 24), (2, 24, 16)):
-        values = torch.linalg.svdvals(
-            orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-        )
-        assert 0.5 < float(values.min()) <= float(values.max()) < 1.4
-
-
 def test_optimizer_lowers_a_loss(weights):
     for tensor in weights.values():
         tensor.requires_grad_(True)
@@ -104,14 +95,3 @@ def test_plan_is_fixed_by_its_seed_and_reads_each_source_in_its_share():
     assert torch.equal(windows, plan(sources, steps=5, batch=4, context=9, seed=7))
     assert int((windows[..., 0] >= 5000).sum()) == 5
     assert bool((windows.diff(dim=-1) == 1).all())
-
-
-def test_plan_refuses_a_text_that_is_too_short():
-    with pytest.raises(DemoPairError, match="too short"):
-        plan([(np.arange(15), 1.0)], steps=1, batch=1, context=9, seed=0)
-
-
-def test_learning_rate_rises_then_falls():
-    rates = [cosine_rate(step, 100) for step in range(100)]
-    assert rates[0] < rates[2] == 1.0
-    assert rates[-1] < 0.05
