@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipelines.building import build_recipe, package_arguments, run_build
@@ -28,87 +29,69 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    recipe, serving, ports, waiting = (argparse.ArgumentParser(add_help=False) for _ in range(4))
+    recipe.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
+    serving.add_argument(
+        "--package",
+        type=_optional_path,
+        metavar="DIRECTORY",
+        help="check this package of 'draftproof package' and serve its pair (default: none)",
+    )
+    serving.add_argument(
+        "--public-key",
+        type=_optional_path,
+        metavar="FILE",
+        help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
+    )
+    serving.add_argument(
+        "--front-door",
+        type=Path,
+        help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
+    )
+    for port, usual in asdict(Ports()).items():
+        variable = f"DRAFTPROOF_{port.upper()}_PORT"
+        ports.add_argument(f"--{port}-port", type=int, help=f"(default: ${variable}, else {usual})")
+    waiting.add_argument("--timeout-s", type=float, help="seconds to wait (default: depends on the runtime)")
+
     parser = argparse.ArgumentParser(prog="draftproof", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command, text in (
-        ("serve", _serve, "build what a recipe lacks, start its server and wait until it is ready"),
-        ("ready", _ready, "wait until the server is ready"),
-        ("stop", _stop, "stop the server"),
-        ("draft-length", _draft_length, "set the draft length, also of a running server"),
-        (
-            "lookup-corpus",
-            _lookup_corpus,
-            "set the texts in which drafts are looked up, also of a running server",
-        ),
-        ("doctor", _doctor, "show what this machine has and lacks"),
-        ("run", _run, "serve a run directory in the foreground, for containers"),
+
+    def add(
+        command: Callable[[argparse.Namespace], int], name: str, text: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, parents=parents)
+        added.set_defaults(command=command)
+        return added
+
+    text = "build what a recipe lacks, start its server and wait until it is ready"
+    serve = add(_serve, "serve", text, recipe, serving, ports, waiting)
+    serve.add_argument(
+        "--runtime", choices=("", *RUNTIMES), default="", help="runtime (default: the recipe's)"
+    )
+    add(_ready, "ready", "wait until the server is ready", recipe, waiting)
+    add(_stop, "stop", "stop the server", recipe)
+    add(_doctor, "doctor", "show what this machine has and lacks", ports)
+    length = add(_draft_length, "draft-length", "set the draft length, also of a running server", recipe)
+    length.add_argument(
+        "--num-draft-tokens",
+        default="adaptive",
+        help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
+    )
+    text = "set the texts in which drafts are looked up, also of a running server"
+    add(_lookup_corpus, "lookup-corpus", text, recipe).add_argument(
+        "texts",
+        type=Path,
+        nargs="*",
+        help="text files, *.jsonl with a text in each line, and folders (default: remove the corpus)",
+    )
+    run = add(_run, "run", "serve a run directory in the foreground, for containers", serving, ports)
+    run.add_argument("directory", type=Path, help="run directory with a rendered repository")
+    run.add_argument("--address", default=HOST, help="address to listen on (%(default)s)")
+    for option, default, what in (
+        ("--exit-timeout-s", EXIT_TIMEOUT_S, "for the models to unload at shutdown"),
+        ("--drain-s", DRAIN_S, "to wait for requests in flight, before that"),
     ):
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=command)
-        if name == "run":
-            sub.add_argument("directory", type=Path, help="run directory with a rendered repository")
-            sub.add_argument("--address", default=HOST, help="address to listen on (%(default)s)")
-            sub.add_argument(
-                "--exit-timeout-s",
-                type=int,
-                default=EXIT_TIMEOUT_S,
-                help="seconds for the models to unload at shutdown (%(default)s)",
-            )
-            sub.add_argument(
-                "--drain-s",
-                type=int,
-                default=DRAIN_S,
-                help="seconds to wait for requests in flight, before that (%(default)s)",
-            )
-        elif name != "doctor":
-            sub.add_argument("--recipe", default="demo", help="name of a recipe, or path of a YAML file")
-        if name in ("serve", "run"):
-            sub.add_argument(
-                "--package",
-                type=_optional_path,
-                metavar="DIRECTORY",
-                help="check this package of 'draftproof package' and serve its pair (default: none)",
-            )
-            sub.add_argument(
-                "--public-key",
-                type=_optional_path,
-                metavar="FILE",
-                help="PEM file of the Ed25519 public key that must have signed the package (default: none)",
-            )
-        if name == "serve":
-            sub.add_argument(
-                "--runtime",
-                choices=("", *RUNTIMES),
-                default="",
-                help="runtime (default: the recipe's)",
-            )
-        if name in ("serve", "run"):
-            sub.add_argument(
-                "--front-door",
-                type=Path,
-                help="YAML file with the settings of OpenAI's API: keys, TLS, address (default: defaults)",
-            )
-        if name in ("serve", "doctor", "run"):
-            for port, usual in asdict(Ports()).items():
-                variable = f"DRAFTPROOF_{port.upper()}_PORT"
-                sub.add_argument(f"--{port}-port", type=int, help=f"(default: ${variable}, else {usual})")
-        if name == "draft-length":
-            sub.add_argument(
-                "--num-draft-tokens",
-                default="adaptive",
-                help="a number, 0 to switch speculation off, or adaptive (%(default)s)",
-            )
-        if name == "lookup-corpus":
-            sub.add_argument(
-                "texts",
-                type=Path,
-                nargs="*",
-                help="text files, *.jsonl with a text in each line, and folders (default: remove the corpus)",
-            )
-        if name in ("serve", "ready"):
-            sub.add_argument(
-                "--timeout-s", type=float, help="seconds to wait (default: depends on the runtime)"
-            )
+        run.add_argument(option, type=int, default=default, help=f"seconds {what} (%(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -118,13 +101,9 @@ def _optional_path(word: str) -> Path | None:
 
 
 def _ports(options: argparse.Namespace) -> Ports:
-    default = Ports.from_environment()
-    chosen = {
-        name: getattr(options, f"{name}_port")
-        for name in PORTS
-        if getattr(options, f"{name}_port") is not None
-    }
-    return Ports(**{**asdict(default), **chosen})
+    given = {name: getattr(options, f"{name}_port") for name in PORTS}
+    chosen = {name: number for name, number in given.items() if number is not None}
+    return replace(Ports.from_environment(), **chosen)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import configuration
-from pipelines.deploy.triton.pair_record import PAIR_FILE
+from pipelines.deploy.triton.models import LOOP
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import RepositoryError
 
 _PREFIX = "draftproof "
-_PAIR = Path("model_repository") / "speculative" / PAIR_FILE
 _CPU_INFO = Path("/proc/cpuinfo")
 _CHOOSES_KERNELS = ("vendor_id", "cpu family", "model", "flags", "cache size")
 _REMEDY = "render the repository again with 'draftproof repository'"
@@ -75,27 +75,19 @@ class ServerIdentity:
         Raises:
             RepositoryError: The description of the pair cannot be read.
         """
-        path = directory / _PAIR
-        if not path.is_file():
+        folder = directory / "model_repository" / LOOP
+        if not (folder / PAIR_FILE).is_file():
             return None
-        try:
-            pair = json.loads(path.read_text(encoding="utf-8"))
-            engine = Path(pair["target_engine_dir"]) / "engine.json"
-            wanted = json.loads(engine.read_text(encoding="utf-8"))["num_threads"] if engine.is_file() else 0
-            return cls(
-                pair=str(pair["name"]),
-                target_digest=str(pair["target_digest"]),
-                runtime=str(pair["runtime"]),
-                processor=_processor(),
-                num_threads=min(int(wanted), len(os.sched_getaffinity(0))),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RepositoryError(
-                "the description of the pair cannot be read",
-                values=f"{path}: {error!r}",
-                limit="must be rendered by this version",
-                remedy=_REMEDY,
-            ) from None
+        pair = PairRecord.read(folder)
+        engine = Path(pair.target_engine_dir) / "engine.json"
+        wanted = json.loads(engine.read_text(encoding="utf-8"))["num_threads"] if engine.is_file() else 0
+        return cls(
+            pair=pair.name,
+            target_digest=pair.target_digest,
+            runtime=pair.runtime,
+            processor=_processor(),
+            num_threads=min(wanted, len(os.sched_getaffinity(0))),
+        )
 
 
 def _processor() -> str:

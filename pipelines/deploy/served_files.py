@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines import configuration
 from pipelines.deploy.triton.models import LOOP, ROUTER, rendered_parameters
-from pipelines.deploy.triton.pair_record import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PairRecord
 from pipelines.errors import ServerStartError
 from pipelines.manifest import read_checked
 
@@ -65,14 +65,14 @@ class ServedFiles:
         """
         repository = directory / "model_repository"
         parameters = rendered_parameters(directory, ROUTER)
+        pair = PairRecord.read(repository / LOOP, ServerStartError)
         try:
-            pair = json.loads((repository / LOOP / PAIR_FILE).read_text(encoding="utf-8"))
-            engine = Path(pair["target_engine_dir"])
+            engine = Path(pair.target_engine_dir)
             manifest = json.loads(_text(engine / "engine.json") or "{}")
             tokenizer = read_checked(Path(parameters["tokenizer_file"]), parameters["tokenizer_sha256"])
             return cls(
-                name=pair["name"],
-                target_digest=pair["target_digest"],
+                name=pair.name,
+                target_digest=pair.target_digest,
                 max_seq_len=int(parameters["max_seq_len"]),
                 max_requests=int(parameters["max_batch_size"]) + int(parameters["max_queue_size"]),
                 created_s=int((repository / ROUTER / "config.pbtxt").stat().st_mtime),

@@ -210,9 +210,9 @@ class Server:
             state: dict[str, Any] = json.loads((directory / "server.json").read_text(encoding="utf-8"))
             return cls(
                 directory,
-                Ports(**{"openai": 0, **state["ports"]}),  # older versions wrote none
+                Ports(**state["ports"]),
                 ProcessIdentity(**state["process"]),
-                state.get("openai_url", ""),
+                state["openai_url"],
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

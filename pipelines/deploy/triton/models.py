@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from pipelines.deploy.triton.pair_record import PAIR_FILE
+from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import RepositoryError, ServerStartError
 
 LOOP = "speculative"
@@ -52,7 +51,11 @@ def models_at_start(repository: Path) -> tuple[str, ...]:
         ServerStartError: A model's ``pair.json`` is invalid.
     """
     models = (path.parent for path in sorted(repository.glob("*/config.pbtxt")))
-    return tuple(folder.name for folder in models if _loads_at_start(folder / PAIR_FILE))
+    return tuple(
+        folder.name
+        for folder in models
+        if not (folder / PAIR_FILE).exists() or PairRecord.read(folder, ServerStartError).loads_at_start
+    )
 
 
 def loading_options(repository: Path) -> list[str]:
@@ -63,27 +66,6 @@ def loading_options(repository: Path) -> list[str]:
     """
     models = (f"--load-model={name}" for name in models_at_start(repository))
     return ["--model-control-mode=explicit", "--strict-readiness=false", *models]
-
-
-def _loads_at_start(record: Path) -> bool:
-    if not record.exists():
-        return True
-    try:
-        answer = json.loads(record.read_text(encoding="utf-8"))["loads_at_start"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _invalid(record, repr(error)) from None
-    if type(answer) is not bool:
-        raise _invalid(record, f"loads_at_start={answer!r}")
-    return answer
-
-
-def _invalid(record: Path, values: str) -> ServerStartError:
-    return ServerStartError(
-        "a model's pair.json is invalid",
-        values=f"{record}: {values}",
-        limit="must be written by this version's 'draftproof repository'",
-        remedy="remove the model's folder, or run 'draftproof repository'",
-    )
 
 
 class ModelDependencies:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -162,15 +161,6 @@ def test_a_process_is_killed_only_if_it_does_not_end(program: str, ends: bool) -
 def test_a_damaged_pid_file_means_that_no_server_runs(tmp_path: Path, content: str) -> None:
     (tmp_path / "server.json").write_text(content)
     assert Server.running(tmp_path) is None
-
-
-def test_a_server_of_an_older_version_is_found(tmp_path: Path) -> None:
-    process = ProcessIdentity.of(os.getpid())
-    assert process is not None
-    written = {"ports": {"http": 8000, "grpc": 8001, "metrics": 8002}, "process": dataclasses.asdict(process)}
-    (tmp_path / "server.json").write_text(json.dumps(written))
-    server = Server.running(tmp_path)
-    assert server is not None and (server.ports.openai, server.openai_url) == (0, "")
 
 
 def test_the_backend_is_laid_out_once_and_executable(tmp_path: Path) -> None:

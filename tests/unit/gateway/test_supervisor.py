@@ -15,7 +15,6 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from pipelines.deploy.ports import Endpoint, Ports
-from pipelines.deploy.triton.models import PAIR_FILE
 from pipelines.deploy.triton.place import TritonPlace
 from pipelines.errors import (
     DraftproofError,
@@ -29,6 +28,7 @@ from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.supervision import heartbeat
 from pipelines.triton.supervision import supervisor as supervising
 from pipelines.triton.supervision.supervisor import Supervisor
+from tests.support.pair_records import pair_record
 from tests.unit.gateway.running_gateway import until
 
 BOTH = frozenset({"generate", "speculative"})
@@ -169,7 +169,7 @@ async def supervised(
         (repository / name).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     for name in ("trial", "ensemble"):
-        (repository / name / PAIR_FILE).write_text('{"loads_at_start": false}')
+        pair_record(loads_at_start=False).write(repository / name)
     made = World(**world)
     monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
