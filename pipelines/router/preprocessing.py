@@ -63,7 +63,7 @@ class Preprocessing:
         """Whether the calling thread can tokenize it: the text is short, and nothing must be loaded."""
         if "parse_special_tokens" in inputs and not self._tokenizer.can_parse:
             return False
-        names = ("text_input", *(kind.text_tensor for kind in WordKind))
+        names = ("text_input", *(kind.value for kind in WordKind))
         texts = [text for name in names if name in inputs for text in inputs[name].reshape(-1).tolist()]
         return sum(map(len, texts)) <= QUICK_BYTES
 
@@ -155,7 +155,7 @@ class Preprocessing:
         return pack_words([self._word_ids(word, kind) for word in _words(inputs, kind)])[np.newaxis]
 
     def _word_ids(self, word: bytes, kind: WordKind) -> list[int]:
-        text = decode_utf8(word, kind.text_tensor)
+        text = decode_utf8(word, kind.value)
         ids: list[int] = []
         if not self._tokenizer.names_special_token(text):
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -194,7 +194,7 @@ def _source_of_prompt(inputs: Inputs) -> str:
 
 
 def _words(inputs: Inputs, kind: WordKind) -> list[bytes]:
-    words: list[bytes] = inputs[kind.text_tensor].reshape(-1).tolist() if kind.text_tensor in inputs else []
+    words: list[bytes] = inputs[kind.value].reshape(-1).tolist() if kind.value in inputs else []
     return words
 
 

@@ -111,11 +111,6 @@ def parse_call(
     )
 
 
-def is_stop(inputs: Inputs) -> bool:
-    """Whether this is a request to stop the running requests with the same id, as in TensorRT-LLM."""
-    return bool(read_scalar(inputs, "stop", bool, False))
-
-
 def _read_words(inputs: Inputs, vocabulary: Vocabulary, kind: WordKind) -> tuple[bytes, ...]:
     matrix = without_batch(inputs, kind.list_tensor)
     return () if matrix is None else unpack_words(matrix, vocabulary, kind)

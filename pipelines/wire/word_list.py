@@ -32,11 +32,6 @@ class WordKind(Enum):
     BAD = "bad_words"
 
     @property
-    def text_tensor(self) -> str:
-        """Name of the tensor with the words as text."""
-        return self.value
-
-    @property
     def list_tensor(self) -> str:
         """Name of the tensor with the words as token ids."""
         return f"{self.value}_list"
@@ -101,7 +96,7 @@ def check_words(words: Sequence[bytes], kind: WordKind) -> None:
             f"there are too many {kind.one}s",
             values=f"{len(words)} {kind.one}s",
             limit=f"at most {MAX_WORDS}",
-            remedy=f"send fewer {kind.text_tensor}",
+            remedy=f"send fewer {kind.value}",
         )
     for word in words:
         if not 1 <= len(word) <= MAX_WORD_BYTES:

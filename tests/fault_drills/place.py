@@ -19,10 +19,10 @@ from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest, Timeouts
 from pipelines.deploy.ports import HOST, Ports
-from pipelines.deploy.process import processes_with
+from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
-from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
+from pipelines.triton.supervision.model_processes import find_model_processes
 from tests.drills.traffic import said
 from tests.support.damaged_engines import writable_copy
 from tests.support.demo_prompts import held_out_prompts
@@ -133,13 +133,13 @@ class Place:
 
             self.questions, self.long_questions = learn(short), learn(long)
 
-    def models(self) -> dict[str, ModelProcess]:
+    def models(self) -> dict[str, ProcessIdentity]:
         """Return the process of each model."""
-        return {each.model: each for each in find_model_processes(prefix_of(self.directory))}
+        return find_model_processes(prefix_of(self.directory))
 
     def pids(self) -> dict[str, int]:
         """Return the id of each process of the server; Triton's is under "triton"."""
-        models = {model: process.identity.pid for model, process in self.models().items()}
+        models = {model: process.pid for model, process in self.models().items()}
         others = set(_pids(prefix_of(self.directory))) - set(models.values())
         return {**models, **dict.fromkeys(("triton",) if others else (), max(others, default=0))}
 

@@ -138,7 +138,7 @@ def attacks(*groups: tuple[Attack, ...], long: tuple[str, ...] = ()) -> list[obj
 
 def _processes(server: Server) -> frozenset[tuple[str, int]]:
     found = find_model_processes(prefix_of(server.directory))
-    return frozenset((each.model, each.identity.pid) for each in found)
+    return frozenset((model, process.pid) for model, process in found.items())
 
 
 def _answer(http: Address) -> str:

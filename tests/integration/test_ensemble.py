@@ -159,7 +159,7 @@ def test_a_step_that_dies_ends_its_requests_typed_and_is_replaced(
         with grpc_client(server) as client:
             expected = client.generate(LONG).output_ids
             for step in ("ensemble_steps", "speculative"):
-                (process,) = [each for each in find_model_processes(prefix) if each.model == step]
+                process = find_model_processes(prefix)[step]
                 with client.stream(LONG, "ensemble") as stream:
                     next(stream)
                     process.kill()

@@ -23,7 +23,7 @@ REQUEST = CompletionRequest("def main(", max_tokens=40, temperature=1.0, seed=3,
 
 
 def _processes(server: Server) -> set[object]:
-    return {*find_model_processes(prefix_of(server.directory)), server.process}
+    return {*find_model_processes(prefix_of(server.directory)).values(), server.process}
 
 
 def _fuzz(server: Server, seed: int, count: int) -> list[Sent]:

@@ -32,6 +32,7 @@ def turns_that_lose_a_cancellation(
 
         task = asyncio.create_task(work())
         await _turn(_NUM_TURNS)
+        assert not task.done(), f"it did not await: {task.exception()!r}"
         awaited.set_result(result)
         await _turn(num_turns)
         task.cancel()

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import triton_python_backend_utils as pb_utils
 
-from pipelines.triton.backend.parameters import ModelParameters
+from pipelines.triton.backend.model import python_model
 from pipelines.triton.tensorrt_llm.target_alone_model import load_target_alone_model
 
-
-class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
-        self._model = load_target_alone_model(ModelParameters.from_triton(args), pb_utils)
-
-    def execute(self, requests: list[object]) -> None:
-        self._model.execute(requests)
-
-    def finalize(self) -> None:
-        self._model.close()
+TritonPythonModel = python_model(load_target_alone_model, pb_utils)

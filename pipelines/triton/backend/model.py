@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.triton.backend.header import Header, ServerKey, read_header
 from pipelines.triton.backend.outbox import Outbox
 from pipelines.triton.backend.outlet import TritonOutlet
+from pipelines.triton.backend.parameters import ModelParameters
 from pipelines.triton.backend.wire import TritonWire
 from pipelines.wire.responder import Responder, unique_number
 from pipelines.wire.tensors import Inputs
@@ -63,6 +64,27 @@ class TritonModel(ABC):
             responder.send({}, is_final=True)
         else:
             self._pinged.spawn(_answer_ping(responder))
+
+
+def python_model(load: Callable[[ModelParameters, Any], TritonModel], backend: Any) -> type[Any]:
+    """Return the class ``TritonPythonModel`` of a ``model.py``.
+
+    Args:
+        load: Returns the model for its parameters and the backend.
+        backend: The module ``triton_python_backend_utils``, which exists only in a model's process.
+    """
+
+    class TritonPythonModel:
+        def initialize(self, args: dict[str, str]) -> None:
+            self._model = load(ModelParameters.from_triton(args), backend)
+
+        def execute(self, requests: list[object]) -> None:
+            self._model.execute(requests)
+
+        def finalize(self) -> None:
+            self._model.close()
+
+    return TritonPythonModel
 
 
 async def _answer_ping(responder: Responder) -> None:

@@ -21,9 +21,8 @@ from pipelines.triton.backend.wire import TritonWire
 from pipelines.triton.engine.answering import Answering
 from pipelines.wire.call_server import CallServer
 from pipelines.wire.calls import Call
-from pipelines.wire.engine_request import is_stop
 from pipelines.wire.responder import Responder
-from pipelines.wire.tensors import Inputs
+from pipelines.wire.tensors import Inputs, read_scalar
 
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -64,7 +63,7 @@ class GenerationModel(TritonModel):
         self._on_close()
 
     def _begin(self, header: Header, inputs: Inputs, responder: Responder, number: str) -> None:
-        if is_stop(inputs):
+        if read_scalar(inputs, "stop", bool, False):  # as in TensorRT-LLM
             self._stop(header.client_id)
             responder.finish()
             return

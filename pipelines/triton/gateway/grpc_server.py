@@ -24,7 +24,7 @@ from pipelines.errors import (
     ServerUnavailableError,
 )
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
-from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, check_model, parse
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, parse
 from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
@@ -132,25 +132,14 @@ class GrpcServer:
         return (await asyncio.to_thread(ServedFiles.read, self._directory)).to_wire()
 
     async def _describe(self, raw: bytes, context: Any) -> Any:
-        request = parse(raw, service_pb2.ModelMetadataRequest)
-        check_model(request.name, is_operator=self._is_operator(context))
-        document = await self._triton.ask(
-            "ModelMetadata", name=self._relay.names.served(request.name).model, version=request.version
-        )
-        document.name = request.name
-        return document
+        asked = parse(raw, service_pb2.ModelMetadataRequest)
+        is_operator = self._is_operator(context)
+        return await self._relay.metadata(asked.name, asked.version, is_operator=is_operator)
 
     async def _configuration(self, raw: bytes, context: Any) -> Any:
-        request = parse(raw, service_pb2.ModelConfigRequest)
+        asked = parse(raw, service_pb2.ModelConfigRequest)
         is_operator = self._is_operator(context)
-        check_model(request.name, is_operator=is_operator)
-        document = await self._triton.ask(
-            "ModelConfig", name=self._relay.names.served(request.name).model, version=request.version
-        )
-        document.config.name = request.name
-        if not is_operator:
-            document.config.ClearField("parameters")  # they contain paths of this machine
-        return document
+        return await self._relay.configuration(asked.name, asked.version, is_operator=is_operator)
 
     async def _infer(self, raw: bytes, context: Any) -> Any:
         request = await self._checked(raw, self._is_operator(context))

@@ -28,7 +28,7 @@ from pipelines.triton.gateway.json_messages import (
     infer_message,
 )
 from pipelines.triton.gateway.relay import CheckedRequest, Relay
-from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, check_model, quoted
+from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES, quoted
 from pipelines.triton.gateway.triton import KEY_HEADER, Triton, error_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
@@ -123,20 +123,18 @@ class HttpServer:
         return web.json_response({"name": reply.name, "version": reply.version, "extensions": []})
 
     async def _describe(self, request: web.Request) -> web.Response:
-        asked = self._allowed_model(request)
-        served = self._relay.names.served(asked)
-        document = MessageToDict(await self._triton.ask("ModelMetadata", name=served.model))
+        asked, is_operator = request.match_info["model"], self._is_operator(request)
+        document = MessageToDict(await self._relay.metadata(asked, is_operator=is_operator))
         for tensor in (*document.get("inputs", []), *document.get("outputs", [])):
             tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes int64 as strings
-        return web.json_response({**document, "name": asked})
+        return web.json_response(document)
 
     async def _configuration(self, request: web.Request) -> web.Response:
-        asked = self._allowed_model(request)
-        reply = await self._triton.ask("ModelConfig", name=self._relay.names.served(asked).model)
-        document = MessageToDict(reply.config, preserving_proto_field_name=True)
-        if not self._is_operator(request):
-            document["parameters"] = {}  # they contain paths of this machine
-        return web.json_response({**document, "name": asked})
+        asked, is_operator = request.match_info["model"], self._is_operator(request)
+        reply = await self._relay.configuration(asked, is_operator=is_operator)
+        return web.json_response(
+            {"parameters": {}, **MessageToDict(reply.config, preserving_proto_field_name=True)}
+        )
 
     async def _index(self, request: web.Request) -> web.Response:
         self._check_operator(request)
@@ -210,8 +208,8 @@ class HttpServer:
 
     async def _begin(self, request: web.Request) -> tuple[str, bytes]:
         """Check that the model can answer, then read the body."""
-        asked = self._allowed_model(request)
-        self._supervisor.check_open(self._relay.names.served(asked).model)
+        asked = request.match_info["model"]
+        self._relay.check_open(asked, is_operator=self._is_operator(request))
         if "Content-Encoding" in request.headers:
             raise InvalidRequestError(
                 "compressed bodies are not supported",
@@ -228,11 +226,6 @@ class HttpServer:
 
     async def _checked(self, request: web.Request, body: bytes, read: Callable[[], Any]) -> CheckedRequest:
         return await self._relay.check(read, len(body), is_operator=self._is_operator(request))
-
-    def _allowed_model(self, request: web.Request) -> str:
-        asked = request.match_info["model"]
-        check_model(asked, is_operator=self._is_operator(request))
-        return asked
 
     def _is_operator(self, request: web.Request) -> bool:
         return self._triton.is_server_key(request.headers.get(KEY_HEADER, ""))

@@ -19,7 +19,12 @@ import grpc  # type: ignore[import-untyped]
 from pipelines.errors import DraftproofError, InvalidRequestError
 from pipelines.triton.gateway.model_names import ARM_PARAMETER, ModelNames
 from pipelines.triton.gateway.open_calls import OpenCalls
-from pipelines.triton.gateway.request_checks import LARGE_BODY_BYTES, asks_to_stream, check_request
+from pipelines.triton.gateway.request_checks import (
+    LARGE_BODY_BYTES,
+    asks_to_stream,
+    check_model,
+    check_request,
+)
 from pipelines.triton.gateway.triton import KEY_PARAMETER, Triton, error_behind, error_of
 from pipelines.triton.supervision.supervisor import Supervisor
 
@@ -40,7 +45,7 @@ class CheckedRequest:
 
 
 class Relay:
-    """Relays requests to Triton's models.
+    """Relays requests to Triton's models, and describes them under the names by which clients ask.
 
     Attributes:
         names: The names by which clients ask for models.
@@ -57,6 +62,39 @@ class Relay:
         self._triton = triton
         self._supervisor = supervisor
         self._calls = calls
+
+    def check_open(self, asked: str, *, is_operator: bool) -> None:
+        """Refuse a request to a model before its body is read.
+
+        Raises:
+            InvalidRequestError: The client may not ask the model.
+            ServerUnavailableError: The model cannot answer now.
+        """
+        check_model(asked, is_operator=is_operator)
+        self._supervisor.check_open(self.names.served(asked).model)
+
+    async def metadata(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
+        """Return the ``ModelMetadataResponse`` of a model.
+
+        Raises:
+            InvalidRequestError: The client may not ask the model.
+            grpc.aio.AioRpcError: Triton refused or does not answer.
+        """
+        check_model(asked, is_operator=is_operator)
+        model = self.names.served(asked).model
+        document = await self._triton.ask("ModelMetadata", name=model, version=version)
+        document.name = asked
+        return document
+
+    async def configuration(self, asked: str, version: str = "", *, is_operator: bool) -> Any:
+        """Return the ``ModelConfigResponse`` of a model; see ``metadata``."""
+        check_model(asked, is_operator=is_operator)
+        model = self.names.served(asked).model
+        document = await self._triton.ask("ModelConfig", name=model, version=version)
+        document.config.name = asked
+        if not is_operator:
+            document.config.ClearField("parameters")  # they contain paths of this machine
+        return document
 
     async def check(self, read: Callable[[], Any], num_bytes: int, *, is_operator: bool) -> CheckedRequest:
         """Read and check a request.

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from pipelines.deploy.ports import Endpoint
+from pipelines.deploy.process import ProcessIdentity
 from pipelines.deploy.triton.command import triton_command
 from pipelines.deploy.triton.models import ModelDependencies, models_at_start
 from pipelines.deploy.triton.place import TritonPlace
@@ -28,7 +29,7 @@ from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.triton import Triton, triton_unavailable
 from pipelines.triton.supervision.front_door_process import FrontDoorProcess
 from pipelines.triton.supervision.heartbeat import Heartbeat
-from pipelines.triton.supervision.model_processes import ModelProcess, find_model_processes
+from pipelines.triton.supervision.model_processes import find_model_processes
 from pipelines.triton.supervision.triton_process import TritonProcess
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Supervisor:
         self._process = process
         self._is_serving = False
         self._stopping = stopping
-        self._models: dict[str, ModelProcess] = {}
+        self._models: dict[str, ProcessIdentity] = {}
         self._replacing: dict[str, asyncio.Task[None]] = {}
         self._heartbeat = Heartbeat(triton, calls)
         self._unloading: dict[str, asyncio.Task[None]] = {}
@@ -162,7 +163,7 @@ class Supervisor:
             unloading.cancel()
         if action == "unload" and (process := self._models.pop(model, None)):
             self._heartbeat.forget(model)
-            self._unloading[model] = asyncio.create_task(self._watch_unload(process))
+            self._unloading[model] = asyncio.create_task(self._watch_unload(model, process))
         await self._triton.control(model, action)
         self._search()
 
@@ -253,9 +254,8 @@ class Supervisor:
 
     def _search(self) -> None:
         """Find the processes of models that were loaded since the last search."""
-        for process in find_model_processes(self._place.shared_memory_prefix):
-            if process.model not in self._replacing:
-                self._models[process.model] = process
+        found = find_model_processes(self._place.shared_memory_prefix)
+        self._models |= {model: found[model] for model in found.keys() - self._replacing.keys()}
         self._place.close_shared_memory()
 
     async def _replace(self, model: str, reason: str) -> None:
@@ -293,7 +293,7 @@ class Supervisor:
             await self._triton.control(model, action)
         self._models.pop(model, None)
 
-    async def _watch_unload(self, process: ModelProcess) -> None:
+    async def _watch_unload(self, model: str, process: ProcessIdentity) -> None:
         """Kill Triton if it still holds a model long after the model's process has ended.
 
         If the process was killed with a lock of the shared memory, Triton waits for that lock for ever.
@@ -302,9 +302,9 @@ class Supervisor:
         while process.is_alive:
             await asyncio.sleep(LOOK_INTERVAL_S)
         ended_at_s = time.monotonic()
-        while await self._is_held(process.model):
+        while await self._is_held(model):
             if time.monotonic() - ended_at_s > UNLOADS_WITHIN_S:
-                _LOG.error("Triton cannot unload model %s, whose process has ended", process.model)
+                _LOG.error("Triton cannot unload model %s, whose process has ended", model)
                 triton.kill()
                 return
             await asyncio.sleep(LOOK_INTERVAL_S)

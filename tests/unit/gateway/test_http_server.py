@@ -13,7 +13,6 @@ import pytest
 
 from pipelines.errors import DraftproofError, InternalError, InvalidRequestError, RepositoryError, from_wire
 from pipelines.triton.gateway.http_server import HttpServer
-from pipelines.triton.gateway.open_calls import OpenCalls
 from pipelines.triton.gateway.request_checks import MAX_BODY_BYTES
 from pipelines.triton.gateway.triton import KEY_HEADER
 from tests.support.lost_cancellations import turns_that_lose_a_cancellation
@@ -192,9 +191,9 @@ async def test_the_server_describes_itself_briefly(gateway: Gateway) -> None:
 
 
 def test_a_client_that_leaves_with_the_end_of_its_body_is_not_answered() -> None:
-    triton: Any = SimpleNamespace(server_key="key")
-    health: Any = SimpleNamespace(check_open=lambda model: None)
-    server = HttpServer(triton, health, OpenCalls())  # type: ignore[arg-type]
+    triton: Any = SimpleNamespace(is_server_key=lambda key: False)
+    relay: Any = SimpleNamespace(check_open=lambda asked, is_operator: None)
+    server = HttpServer(triton, relay, relay)
 
     def begin(body: asyncio.Future[bytes]) -> Awaitable[Any]:
         request: Any = SimpleNamespace(match_info={"model": "generate"}, headers={}, read=lambda: body)

@@ -62,14 +62,14 @@ def test_a_model_s_process_is_known_by_its_command_line(place: TritonPlace, tmp_
         triton = started(place)
         children.append(triton)
         until(lambda: len(find_model_processes(place.shared_memory_prefix)) == 1)
-        [found] = find_model_processes(place.shared_memory_prefix)
-        assert (found.model, found.identity.pid) == ("generate", children[0].pid)
+        found = find_model_processes(place.shared_memory_prefix)["generate"]
+        assert found.pid == children[0].pid
         assert found.is_alive
         found.kill()
         assert children[0].wait(120) == -9
         assert not found.is_alive
         found.kill()  # no other process, if the id is reused
-        assert find_model_processes(place.shared_memory_prefix) == []
+        assert find_model_processes(place.shared_memory_prefix) == {}
         ended = kill_processes(place.shared_memory_prefix)
         assert [each.pid for each in ended] == [triton.pid]
         assert triton.wait(120) == -9

@@ -62,8 +62,7 @@ class Process:
 
 
 class ModelProcess:
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self) -> None:
         self.is_alive = True
         self.is_stopped = False
 
@@ -90,7 +89,7 @@ class World:
 
     def __init__(self, ready: frozenset[str] = BOTH, fails_to_start: tuple[str, ...] = ()) -> None:
         self.ready = set(ready)
-        self.models = {name: ModelProcess(name) for name in BOTH}
+        self.models = {name: ModelProcess() for name in BOTH}
         self.started: list[Process] = []
         self.controlled: list[str] = []
         self.holds: set[str] = set()
@@ -120,7 +119,7 @@ class World:
         if self.refusal is not None:
             raise self.refusal
         if action == "load":
-            self.models[model] = ModelProcess(model)
+            self.models[model] = ModelProcess()
 
     async def ask(self, method: str, name: str) -> Any:
         reply = service_pb2.ModelConfigResponse()
@@ -133,7 +132,7 @@ class World:
 
     def start(self, command: object, place: object) -> Process:
         self.started.append(Process())
-        self.models = {model: ModelProcess(model) for model in self.models}
+        self.models = {model: ModelProcess() for model in self.models}
         if self.fails_to_start:
             self.started[-1].met_its_race = self.fails_to_start.pop(0) == "race"
             self.started[-1].end(1)
@@ -174,7 +173,7 @@ async def supervised(
     monkeypatch.setattr(supervising, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(supervising, "triton_command", lambda *arguments: None)
     monkeypatch.setattr(supervising, "TritonProcess", made.start)
-    monkeypatch.setattr(supervising, "find_model_processes", lambda prefix: list(made.models.values()))
+    monkeypatch.setattr(supervising, "find_model_processes", lambda prefix: dict(made.models))
     endpoint = Endpoint(Ports.free(), exit_timeout_s=0, drain_s=drain_s)
     triton: Any = made
     process: Any = made.start(None, None)

@@ -80,7 +80,7 @@ def test_words_are_spelled_without_the_prefix_space(
     word: str, kind: WordKind, tokenizer: Tokenizer, start: Callable[[Tokenizer], Preprocessing]
 ) -> None:
     preprocessing = start(tokenizer)
-    tensors = ask(preprocessing, "x", **{kind.text_tensor: word.encode()})
+    tensors = ask(preprocessing, "x", **{kind.value: word.encode()})
     flat, ends = tensors[kind.list_tensor][0]
     assert preprocessing.vocabulary.join(flat[: ends[0]].tolist()) == word.encode()
 
