@@ -112,11 +112,10 @@ def _demonstrate(
         answered_s = time.monotonic()
         _say("4. Stopping the server")
     stopped_s = time.monotonic()
-    figures, verdict = figures_of(pairs), verdict_of(pairs)
     _say(f"\n{len(settings.prompts)} prompts, {settings.max_tokens} tokens each, one request at a time")
-    _say(table(figures))
+    _say(table(figures_of(pairs)))
     document = {
-        **as_document(figures, verdict),
+        **as_document(pairs),
         "seconds": {
             "build": round(built_s - began_s, 2),
             "start": round(ready_s - built_s, 2),
@@ -125,7 +124,7 @@ def _demonstrate(
         },
         "conditions": context,
     }
-    return document, verdict
+    return document, verdict_of(pairs)
 
 
 def converse(settings: Settings, client: Client, vocabulary: Vocabulary) -> list[Pair]:

@@ -34,11 +34,6 @@ class Pair:
         """Return where the answers first differ; None if they are equal."""
         return first_divergence(self.target, self.speculative)
 
-    @property
-    def speed_up(self) -> float:
-        """Return the end-to-end latency of the target alone divided by that of both together."""
-        return self.target.e2e_latency_s / self.speculative.e2e_latency_s
-
 
 def ask_pair(
     client: Client,
@@ -141,25 +136,28 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(present) if present else None
 
 
+_COLUMNS: tuple[tuple[str, Callable[[ModelFigures], float | None], str], ...] = (
+    ("TTFT ms", lambda each: each.ttft_s and 1e3 * each.ttft_s, ".0f"),
+    ("ITL ms", lambda each: each.itl_s and 1e3 * each.itl_s, ".1f"),
+    ("end-to-end s", lambda each: each.e2e_latency_s, ".2f"),
+    ("tokens/s", lambda each: each.output_tokens_per_s, ".1f"),
+    ("acceptance rate", lambda each: each.acceptance_rate, ".3f"),
+    ("mean acceptance length", lambda each: each.mean_acceptance_length, ".2f"),
+    ("speed-up", lambda each: each.speed_up, ".2f"),
+)
+
+
 def table(figures: Sequence[ModelFigures]) -> str:
     """Format the figures as a table."""
-    head = (
-        f"{'model':<17} {'TTFT ms':>8} {'ITL ms':>7} {'end-to-end s':>12} {'tokens/s':>9} "
-        f"{'acceptance rate':>15} {'mean acceptance length':>22} {'speed-up':>8}"
-    )
-    lines = [head, "-" * len(head)]
-    for entry in figures:
-        lines.append(
-            f"{entry.model:<17} {_cell(entry.ttft_s, 1e3, 0):>8} {_cell(entry.itl_s, 1e3, 1):>7} "
-            f"{entry.e2e_latency_s:>12.2f} {entry.output_tokens_per_s:>9.1f} "
-            f"{_cell(entry.acceptance_rate, 1, 3):>15} {_cell(entry.mean_acceptance_length, 1, 2):>22} "
-            f"{entry.speed_up:>7.2f}x"
-        )
+    lines = ["  ".join([f"{'model':<16}", *(head for head, _, _ in _COLUMNS)])]
+    lines.append("-" * len(lines[0]))
+    for each in figures:
+        cells = [f"{each.model:<16}"]
+        for head, read, form in _COLUMNS:
+            value = read(each)
+            cells.append(f"{'-' if value is None else format(value, form):>{len(head)}}")
+        lines.append("  ".join(cells))
     return "\n".join(lines)
-
-
-def _cell(value: float | None, factor: float, digits: int) -> str:
-    return "-" if value is None else f"{value * factor:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -167,75 +165,60 @@ class Verdict:
     """Comparison of all answers with those of the target alone.
 
     Attributes:
-        num_answers: Number of compared pairs.
-        num_tokens: Output tokens of the target alone.
-        num_drafted: Draft tokens in the speculative answers.
-        num_accepted: Accepted draft tokens in the speculative answers.
-        different: Pairs whose answers differ.
+        is_pass: Whether all are equal, and any tokens were compared and accepted.
+        reason: Why, in one sentence.
     """
 
-    num_answers: int
-    num_tokens: int
-    num_drafted: int
-    num_accepted: int
-    different: tuple[Pair, ...]
-
-    @property
-    def is_pass(self) -> bool:
-        """Return whether all answers are equal, and any tokens were compared and accepted."""
-        return self.num_tokens > 0 and self.num_accepted > 0 and not self.different
+    is_pass: bool
+    reason: str
 
     def __str__(self) -> str:
-        if self.different:
-            pair = self.different[0]
-            return (
-                f"FAIL: {len(self.different)} of {self.num_answers} answers differ from the target's own; "
-                f"first: prompt {pair.prompt.prompt_id}, T={pair.temperature:g}: "
-                f"{pair.divergence}"
-            )
-        if not self.num_tokens:
-            return f"FAIL: {self.num_answers} answers without a token, so nothing was compared"
-        if not self.num_accepted:
-            why = (
-                f"none of {self.num_drafted} draft tokens was right: this draft does not help this target"
-                if self.num_drafted
-                else "nothing was drafted: it does not pay with this pair, or the recipe switches it off"
-            )
-            return (
-                f"FAIL: all {self.num_answers} answers ({self.num_tokens} tokens) are the target's own, but "
-                f"{why} (see docs/reference/errors.md)"
-            )
-        return (
-            f"PASS: all {self.num_answers} answers ({self.num_tokens} tokens, {self.num_accepted} of them "
-            "accepted draft tokens) are the target's own, token for token"
-        )
+        return f"{'PASS' if self.is_pass else 'FAIL'}: {self.reason}"
 
 
 def verdict_of(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict on all pairs."""
-    return Verdict(
-        num_answers=len(pairs),
-        num_tokens=sum(pair.target.num_output_tokens for pair in pairs),
-        num_drafted=sum(pair.speculative.total_draft_tokens for pair in pairs),
-        num_accepted=sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
-        different=tuple(pair for pair in pairs if pair.divergence is not None),
-    )
+    different = [pair for pair in pairs if pair.divergence is not None]
+    tokens = sum(pair.target.num_output_tokens for pair in pairs)
+    drafted = sum(pair.speculative.total_draft_tokens for pair in pairs)
+    accepted = sum(pair.speculative.total_accepted_draft_tokens for pair in pairs)
+    if different:
+        first = different[0]
+        return Verdict(
+            False,
+            f"{len(different)} of {len(pairs)} answers differ from the target's own; first: prompt "
+            f"{first.prompt.prompt_id}, T={first.temperature:g}: {first.divergence}",
+        )
+    if not tokens:
+        return Verdict(False, f"{len(pairs)} answers without a token, so nothing was compared")
+    if accepted:
+        return Verdict(
+            True,
+            f"all {len(pairs)} answers ({tokens} tokens, {accepted} of them accepted draft tokens) are the "
+            "target's own, token for token",
+        )
+    why = "nothing was drafted: it does not pay with this pair, or the recipe switches it off"
+    if drafted:
+        why = f"none of {drafted} draft tokens was right: this draft does not help this target"
+    own = f"all {len(pairs)} answers ({tokens} tokens) are the target's own"
+    return Verdict(False, f"{own}, but {why} (see docs/reference/errors.md)")
 
 
-def as_document(figures: Sequence[ModelFigures], verdict: Verdict) -> dict[str, Any]:
+def as_document(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return figures and verdict as a JSON object."""
     return {
-        "verdict": "pass" if verdict.is_pass else "fail",
-        "answers_compared": verdict.num_answers,
-        "tokens_compared": verdict.num_tokens,
-        "accepted_draft_tokens": verdict.num_accepted,
+        "verdict": "pass" if verdict_of(pairs).is_pass else "fail",
+        "answers_compared": len(pairs),
+        "tokens_compared": sum(pair.target.num_output_tokens for pair in pairs),
+        "accepted_draft_tokens": sum(pair.speculative.total_accepted_draft_tokens for pair in pairs),
         "answers_that_differ": [
             {
                 "prompt_id": pair.prompt.prompt_id,
                 "temperature": pair.temperature,
-                "divergence": asdict(pair.divergence) if pair.divergence else None,
+                "divergence": asdict(pair.divergence),
             }
-            for pair in verdict.different
+            for pair in pairs
+            if pair.divergence is not None
         ],
-        "figures": [asdict(entry) for entry in figures],
+        "figures": [asdict(each) for each in figures_of(pairs)],
     }

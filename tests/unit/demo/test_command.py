@@ -124,6 +124,10 @@ PAIRS = [
     Pair(PROMPT, 0.0, answer(FIVE, 3.0, 5.0), answer(FIVE, 1.5, 2.5, 2, 8, 5)),
     Pair(PROMPT, 0.8, answer(FIVE, 9.0, 90.0), answer(FIVE, 9.0, 90.0, 5, 4, 0)),
 ]
+WITH_A_DIFFERENCE = [
+    *PAIRS,
+    Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer((1, 2, 9, 4, 5), 1.0, 1.0, 2, 8, 3)),
+]
 NOTHING_DRAFTED = [Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer(FIVE, 1.0, 5.0, 5, 0, 0))]
 
 
@@ -140,12 +144,10 @@ def test_the_verdict_needs_equal_answers_and_accepted_tokens() -> None:
     verdict = verdict_of(PAIRS)
     assert verdict.is_pass
     assert str(verdict).startswith("PASS: all 3 answers (15 tokens, 8 of them")
-    failed = verdict_of(
-        [*PAIRS, Pair(PROMPT, 0.0, answer(FIVE, 1.0, 5.0), answer((1, 2, 9, 4, 5), 1.0, 1.0, 2, 8, 3))]
-    )
+    failed = verdict_of(WITH_A_DIFFERENCE)
     assert not failed.is_pass
     assert "1 of 4 answers differ" in str(failed) and "prompt p0" in str(failed)
-    document = json.loads(json.dumps(as_document(figures_of(PAIRS), failed)))
+    document = json.loads(json.dumps(as_document(WITH_A_DIFFERENCE)))
     assert document["verdict"] == "fail"
     assert document["answers_that_differ"][0]["divergence"]["position"] == 2
 
