@@ -49,7 +49,6 @@ from tests.support.deployment_files import (
 from tests.unit.gateway.test_metrics import supervised
 
 KUBERNETES_VERSION = "1.30"  # the oldest supported version; later ones accept its manifests
-IMAGE_VOLUMES_VERSION = "1.35"  # the first that has image volumes without a feature gate
 FOLDERS = ("server", "gpu", "fleet")
 OF_OTHERS = {"LeaderWorkerSet", "HTTPRoute", "InferencePool", "ServiceMonitor"}
 ROUTER_READY = "/v2/models/router/ready"
@@ -243,25 +242,6 @@ def test_clients_reach_haproxy_alone_and_jobs_the_gateway_alone(server: list[Doc
     }
 
 
-def test_haproxy_listens_for_clients_and_asks_the_gateway_and_the_front_door(server: list[Document]) -> None:
-    text = (DEPLOY / "server" / "haproxy.cfg").read_text()
-    front = box(pod(one(server, "Deployment")), "haproxy")
-    for port in front["ports"]:
-        assert f"bind :{port['containerPort']}" in text
-    for number in (Ports().http, Ports().grpc, Ports().metrics):
-        assert f"server gateway {HOST}:{number}" in text
-    assert f"server front-door {HOST}:{Ports().openai}" in text
-    assert re.findall(r"option httpchk GET (\S+)", text) == [ROUTER_READY, ROUTER_READY, "/health", "/health"]
-    published = [each.rpartition(":")[2] for each in compose()["services"]["server"]["ports"]]
-    assert published == [str(port["containerPort"]) for port in front["ports"]]
-    service = compose()["services"]["haproxy"]
-    for shell, option, line in (front["command"], service["entrypoint"]):
-        assert (shell, option) == ("sh", "-c")
-        assert line.endswith("exec haproxy -W -db -f /etc/draftproof/haproxy.cfg")
-    mounts = {mount["mountPath"] for mount in front["volumeMounts"]}
-    assert mounts == {mount["target"] for mount in service["volumes"]}
-
-
 def test_openai_s_api_needs_keys_and_listens_where_haproxy_alone_asks_it(server: list[Document]) -> None:
     settings = FrontDoorSettings.read(DEPLOY / "server" / "front_door.yaml")
     assert (settings.address, settings.keys) == (HOST, "/etc/draftproof/keys/keys.json")
@@ -309,17 +289,6 @@ def test_front_doors_find_the_servers_and_may_ask_them() -> None:
     policy = one(found, "NetworkPolicy", "draftproof-from-front-doors")
     labels = {"app.kubernetes.io/instance": "draftproof-front-door"}
     assert admitted(policy) == {str({"podSelector": {"matchLabels": labels}}): {"control-grpc"}}
-
-
-def test_packages_may_come_from_an_image(server: list[Document]) -> None:
-    """The patch is merged as ``kubectl patch`` does: volumes by name."""
-    [patch] = documents(DEPLOY / "package-image.yaml")
-    [change] = patch["spec"]["template"]["spec"]["volumes"]
-    deployment = one(documents(DEPLOY / "server" / "server.yaml"), "Deployment")
-    [packages] = [each for each in pod(deployment)["volumes"] if each["name"] == change["name"]]
-    packages.update(change)
-    assert packages.pop("persistentVolumeClaim") is None
-    kubernetes_validate.validate(deployment, IMAGE_VOLUMES_VERSION, strict=True)
 
 
 def test_compose_is_confined_in_the_same_way() -> None:

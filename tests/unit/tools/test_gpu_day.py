@@ -58,13 +58,6 @@ def test_a_step_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_the_end_of_what_a_failing_step_said_is_kept_without_paths(tmp_path: Path) -> None:
-    code = f"print('\\n'.join(map(str, range(100)))); raise SystemExit('in {REPOSITORY_ROOT}/engines')"
-    outcome = run_step(toy("fails", code), tmp_path)
-    assert outcome.last_lines[-1] == "in ./engines" and outcome.last_lines[-2] == "99"
-    assert len(outcome.last_lines) == 30
-
-
 Run = Callable[..., tuple[int, dict[str, Any]]]
 
 
