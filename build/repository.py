@@ -9,7 +9,6 @@ first; nothing is built.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,7 +30,7 @@ from pipelines.atomic_file import remove_directory
 from pipelines.available_resources import available_bytes
 from pipelines.deploy.triton.launch import Launch, PackageOrigin
 from pipelines.deploy.triton.pair_record import PairRecord
-from pipelines.errors import RepositoryError
+from pipelines.errors import RepositoryError, ServerStartError
 from pipelines.socket_path import is_listening
 
 RUN = REPOSITORY_ROOT / ".run"
@@ -161,10 +160,10 @@ def _begin_anew(run_directory: Path, package: PackageOrigin) -> None:
 def _rendered_from(run_directory: Path) -> str | None:
     """Return the digest of the package that a directory was rendered from; None if of none."""
     try:
-        launch = json.loads((run_directory / "launch.json").read_text(encoding="utf-8"))
-        return str(launch["package"]["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+        package = Launch.read(run_directory).package
+    except ServerStartError:  # another version wrote it
         return None
+    return None if package is None else package.sha256
 
 
 def main(arguments: list[str] | None = None) -> int:
