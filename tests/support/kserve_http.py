@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,8 +15,7 @@ import httpx
 from pipelines.client import Client
 from pipelines.client.connection import KEY_HEADER, Timeouts
 from pipelines.client.generation import Chunk, chunk_from_outputs
-from pipelines.client.refusals import refusal, timed_out, unreachable
-from pipelines.errors import DraftproofError
+from pipelines.client.refusals import refusal, unreachable
 from pipelines.wire.request import CompletionRequest
 
 _EVENT_PREFIX = "data:"
@@ -24,109 +23,52 @@ _EVENT_PREFIX = "data:"
 
 def connect(url: str, timeouts: Timeouts | None = None, key: str = "") -> Client:
     """Return a client of the server at ``http://host:port``."""
-    return Client(url, HttpTransport(url.removeprefix("http://"), timeouts or Timeouts(), key))
+    transport: Any = HttpTransport(url, timeouts or Timeouts(), key)
+    return Client(url, transport)
 
 
 class HttpTransport:
-    """Connections to one server, for any number of concurrent calls.
+    """Connections to one server, for any number of concurrent calls; the transport of a ``Client``."""
 
-    Args:
-        address: ``host:port``.
-        timeouts: Timeouts of every call.
-        key: Key of the server, for operators.
-    """
-
-    def __init__(self, address: str, timeouts: Timeouts, key: str = "") -> None:
-        self._url = f"http://{address}"
+    def __init__(self, url: str, timeouts: Timeouts, key: str = "") -> None:
+        self._url = url
         self._timeouts = timeouts
-        # Ignore proxies of the environment: the server is near, often on this machine.
         self._http = httpx.Client(
-            base_url=self._url,
-            trust_env=False,
+            base_url=url,
+            trust_env=False,  # the server is near
             verify=False,  # there is no TLS here, and certificates take long to load
-            timeout=self._limits(timeouts.read_s),
+            timeout=httpx.Timeout(timeouts.total_s, connect=timeouts.connect_s),
             headers={KEY_HEADER: key} if key else {},
         )
 
     def start(self, request: CompletionRequest, model: str, *, streaming: bool) -> HttpCall:
-        """Send a request and wait for the first response, before which Triton sends no headers.
-
-        Raises:
-            DraftproofError: The request cannot be sent, or was refused.
-        """
-        body = generate_body(request, self._timeouts, streaming=streaming)
-        sent_at_s = time.monotonic()
-        total_s = self._timeouts.total_s
+        """Send a request and wait for the first response, before which Triton sends no headers."""
         endpoint = "generate_stream" if streaming else "generate"
-        message = self._http.build_request(
-            "POST", f"/v2/models/{model}/{endpoint}", json=body, timeout=self._limits(total_s)
-        )
+        body = generate_body(request, self._timeouts, streaming=streaming)
+        message = self._http.build_request("POST", f"/v2/models/{model}/{endpoint}", json=body)
         try:
-            response = self._http.send(message, stream=True)
-            if response.status_code != httpx.codes.OK:
-                response.read()
-                response.close()
+            return HttpCall(self._http.send(message, stream=True), streaming=streaming)
         except httpx.HTTPError as error:
-            raise as_error(error, self._url, self._timeouts, total_s) from error
-        # httpcore looks up the limit again when it begins to read the body.
-        message.extensions["timeout"]["read"] = min(self._timeouts.read_s, total_s) if streaming else total_s
-        if response.status_code != httpx.codes.OK:
-            raise refusal_of(response)
-        return HttpCall(response, self._timeouts, sent_at_s, streaming=streaming)
+            raise unreachable(self._url, repr(error)) from error
 
     def is_ready(self) -> bool:
         """Return whether the server is ready; False if nothing answers."""
         try:
-            reply = self._http.get("/v2/health/ready", timeout=self._limits(self._timeouts.connect_s))
+            return self._http.get("/v2/health/ready").status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
-        return reply.status_code == httpx.codes.OK
-
-    def server_version(self) -> str:
-        """Return the version of Triton."""
-        return str(self._ask("/v2")["version"])
-
-    def model_parameters(self, model: str) -> Mapping[str, str]:
-        """Return the ``parameters`` of a model's config.pbtxt."""
-        parameters = self._ask(f"/v2/models/{model}/config").get("parameters", {})
-        return {name: str(value["string_value"]) for name, value in parameters.items()}
 
     def close(self) -> None:
         """Close all connections."""
         self._http.close()
 
-    def _ask(self, path: str) -> Any:
-        try:
-            reply = self._http.get(path)
-        except httpx.HTTPError as error:
-            raise as_error(error, self._url, self._timeouts, self._timeouts.read_s) from error
-        if reply.status_code != httpx.codes.OK:
-            raise refusal_of(reply)
-        return reply.json()
-
-    def _limits(self, silence_s: float) -> httpx.Timeout:
-        limits = self._timeouts
-        return httpx.Timeout(connect=limits.connect_s, read=silence_s, write=silence_s, pool=limits.connect_s)
-
 
 class HttpCall:
-    """One call and its response, which is whole or streamed as events.
+    """One call and its response, which is whole or streamed as events."""
 
-    Args:
-        response: Response with received headers and unread body.
-        timeouts: Timeouts of the call.
-        sent_at_s: Time of sending on ``time.monotonic``'s clock.
-        streaming: Whether the body consists of events.
-    """
-
-    def __init__(
-        self, response: httpx.Response, timeouts: Timeouts, sent_at_s: float, *, streaming: bool
-    ) -> None:
+    def __init__(self, response: httpx.Response, *, streaming: bool) -> None:
         self._response = response
-        self._timeouts = timeouts
-        self._sent_at_s = sent_at_s
-        self._streaming = streaming
-        self._lines = _lines(response)
+        self._bodies = _events(response) if streaming else _whole(response)
         self._is_finished = False
 
     def receive(self) -> Chunk | None:
@@ -135,24 +77,20 @@ class HttpCall:
         Raises:
             DraftproofError: The server raised it, or the connection broke.
         """
+        url = str(self._response.url)
         try:
-            body = self._next_event() if self._streaming else self._whole_body()
+            body = next(self._bodies, None)
         except httpx.HTTPError as error:
-            raise as_error(error, str(self._response.url), self._timeouts, self._timeouts.read_s) from error
-        received_at_s = time.monotonic()
+            raise unreachable(url, repr(error)) from error
         if body is None:
             if self._is_finished:
                 return None
-            raise unreachable(str(self._response.url), "the stream ended before the last response")
-        if received_at_s - self._sent_at_s > self._timeouts.total_s:
-            raise timed_out("the deadline passed", self._timeouts.total_s)
-        document = _json_object(body)
+            raise unreachable(url, "the stream ended before the last response")
+        document = json.loads(body)
         if "error" in document:
             raise refusal(str(document["error"]))
-        chunk = chunk_from_outputs(
-            {name: value if isinstance(value, list) else [value] for name, value in document.items()},
-            received_at_s,
-        )
+        outputs = {name: value if isinstance(value, list) else [value] for name, value in document.items()}
+        chunk = chunk_from_outputs(outputs, time.monotonic())
         self._is_finished = bool(chunk.finish_reason)
         return chunk
 
@@ -160,64 +98,25 @@ class HttpCall:
         """Close the connection, which cancels the request unless the whole answer was read."""
         self._response.close()
 
-    def _whole_body(self) -> str | None:
-        return None if self._response.is_stream_consumed else self._response.read().decode("utf-8")
-
-    def _next_event(self) -> str | None:
-        for line in self._lines:
-            if line.startswith(_EVENT_PREFIX):
-                return line.removeprefix(_EVENT_PREFIX)
-        return None
-
 
 def generate_body(request: CompletionRequest, timeouts: Timeouts, *, streaming: bool) -> dict[str, Any]:
-    """Build the body for ``generate`` or ``generate_stream``.
-
-    Raises:
-        InvalidRequestError: The request cannot be sent.
-    """
+    """Build the body for ``generate`` or ``generate_stream``."""
     values = request.values(streaming=streaming)
     body = {tensor.name: list(each) if tensor.is_list else each[0] for tensor, each in values}
-    # The gateway cancels a request whose client disconnects; the deadline ends what goes unnoticed.
-    body["timeout"] = timeouts.total_us
-    return body
+    return {**body, "timeout": timeouts.total_us}
 
 
-def _lines(response: httpx.Response) -> Iterator[str]:
-    """Yield lines that end in a line feed; httpx also splits at U+2028 and others, which texts contain."""
+def _whole(response: httpx.Response) -> Iterator[str]:
+    yield response.read().decode("utf-8")
+
+
+def _events(response: httpx.Response) -> Iterator[str]:
+    """Yield the data of events; httpx splits lines at U+2028 and others too, which texts contain."""
     pending = b""
     for data in response.iter_bytes():
         *lines, pending = (pending + data).split(b"\n")
         for line in lines:
-            yield line.decode("utf-8")
-    if pending:
-        yield pending.decode("utf-8")
-
-
-def _json_object(body: str) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except ValueError as error:
-        raise refusal(f"a response that is not JSON: {body[:200]!r}") from error
-    if not isinstance(document, dict):
-        raise refusal(f"a response that is not a JSON object: {body[:200]!r}")
-    return document
-
-
-def refusal_of(response: httpx.Response) -> DraftproofError:
-    """Convert a response with a status other than 200 to an error."""
-    try:
-        # A stream that fails before it begins is refused in an event, too.
-        message = str(json.loads(response.text.removeprefix(_EVENT_PREFIX))["error"])
-    except (ValueError, KeyError, TypeError):
-        message = f"HTTP {response.status_code}: {response.text[:200]}"
-    return refusal(message, is_client_fault=400 <= response.status_code < 500)
-
-
-def as_error(error: httpx.HTTPError, url: str, timeouts: Timeouts, silence_s: float) -> DraftproofError:
-    """Convert an error of httpx to one of ours; ``silence_s`` is its read timeout."""
-    if isinstance(error, httpx.ReadTimeout):
-        return timed_out("no response", silence_s)
-    if isinstance(error, httpx.WriteTimeout):
-        return timed_out("the request could not be sent", timeouts.read_s)
-    return unreachable(url, f"{type(error).__name__}: {error}")
+            if line:
+                yield line.decode("utf-8").removeprefix(_EVENT_PREFIX)
+    if pending:  # a stream that is refused before it begins has an object instead
+        yield pending.decode("utf-8").removeprefix(_EVENT_PREFIX)
