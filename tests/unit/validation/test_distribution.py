@@ -127,10 +127,26 @@ def test_equal_laws_pass_with_their_bounds_and_seeds() -> None:
         assert position["total_variation_detectable"] < 0.4
 
 
-def test_a_sampler_biased_by_five_percent_is_caught() -> None:
-    section = only(TableServer(fault=shifted(0.05)), num_answers=600)
-    assert section.verdict == "fail"
-    assert "the distribution differs from the target's" in section.summary
+@pytest.mark.parametrize(
+    ("server", "num_answers", "verdict", "words"),
+    [
+        (TableServer(fault=shifted(0.05)), 600, "fail", "the distribution differs from the target's"),
+        (TableServer(fixed_seed=7), 150, "fail", "3599 of 3600 answers came with a seed used before"),
+        (TableServer(forgets_seed=True), 150, "fail", "8 of 8 answers differed when requested again"),
+        (TableServer(tells_seed=False), 150, "pass", "Not checked: 3600 answers came without their seed"),
+        (
+            TableServer(is_busy=True),
+            150,
+            "inconclusive",
+            "answers are missing, the first due to: the queue is",
+        ),
+    ],
+)
+def test_a_server_is_judged_by_its_answers_and_seeds(
+    server: TableServer, num_answers: int, verdict: str, words: str
+) -> None:
+    section = only(server, num_answers)
+    assert (section.verdict, words in section.summary) == (verdict, True), section.summary
 
 
 def test_a_fault_of_the_ratio_rule_fails_the_ratio_rule_alone() -> None:
@@ -143,24 +159,6 @@ def test_a_wrong_bonus_token_is_caught_at_its_position() -> None:
     assert section.verdict == "fail"
     p_values = [position["p_value"] for position in section.document["against_target"]["positions"]]
     assert p_values[2] <= ALPHA / 4 < min(p_values[:2])
-
-
-def test_a_server_that_always_draws_the_same_seed_is_caught() -> None:
-    section = only(TableServer(fixed_seed=7))
-    assert section.verdict == "fail"
-    assert "3599 of 3600 answers came with a seed used before" in section.summary
-
-
-def test_a_returned_seed_that_was_not_used_is_caught() -> None:
-    section = only(TableServer(forgets_seed=True))
-    assert section.verdict == "fail"
-    assert "8 of 8 answers differed when requested again" in section.summary
-
-
-def test_seeds_that_are_not_told_are_named_as_not_checked() -> None:
-    section = only(TableServer(tells_seed=False))
-    assert section.verdict == "pass"
-    assert "Not checked: 3600 answers came without their seed" in section.summary
 
 
 def test_arms_that_share_their_noise_prove_nothing() -> None:
@@ -199,12 +197,6 @@ def test_a_rule_that_the_server_refuses_is_no_pass_and_leaves_the_other_as_it_is
     coupled, ratio = sections(WithoutRatioRule())
     assert coupled.verdict == "pass"
     assert ratio.verdict == "inconclusive" and "has no draft logits" in ratio.summary
-
-
-def test_missing_answers_are_never_a_pass() -> None:
-    section = only(TableServer(is_busy=True))
-    assert section.verdict == "inconclusive"
-    assert "answers are missing" in section.summary and "the queue is full" in section.summary
 
 
 # The statistics.
