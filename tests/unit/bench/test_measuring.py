@@ -13,6 +13,7 @@ from pipelines.bench.plan import (
     ADAPTIVE,
     NUM_ARRIVALS,
     TARGET_ALONE,
+    Arm,
     Cell,
     ClosedLoop,
     OpenLoop,
@@ -22,7 +23,7 @@ from pipelines.bench.plan import (
 )
 from pipelines.client import CompletionRequest, Generation
 from pipelines.client.workers import Job, Workers
-from pipelines.errors import EngineFailedError, ServerBusyError, VerificationError
+from pipelines.errors import DraftproofError, EngineFailedError, ServerBusyError, VerificationError
 from tests.unit.bench.answers import CODE, K2, K4, ODD, REQUESTS, answer, measured, plan
 
 PACE = Pace(single_s=1.0, capacity_per_s={"code": 4.0, "adversarial": 4.0}, num_at_once=16)
@@ -110,21 +111,21 @@ def test_a_job_begins_at_its_arrival_and_a_wait_for_a_worker_counts() -> None:
     assert third.e2e_latency_s < second.e2e_latency_s
 
 
-def test_a_full_queue_ends_the_bench_and_says_at_which_load() -> None:
-    def busy(request: CompletionRequest, model: str) -> Generation:
-        raise ServerBusyError("full", limit="max_queue_size=64")
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (ServerBusyError("full"), VerificationError, r"K=2 \(code, arrivals at 1.1 of capacity\).*--rates"),
+        (EngineFailedError("broken"), EngineFailedError, "broken"),
+    ],
+)
+def test_a_failed_request_ends_the_bench_and_a_full_queue_says_at_which_load(
+    error: DraftproofError, raised: type[DraftproofError], words: str
+) -> None:
+    def fail(request: CompletionRequest, model: str) -> Generation:
+        raise error
 
-    cell = Cell(CODE, OpenLoop(1.1))
-    with pytest.raises(VerificationError, match=r"K=2 \(code, arrivals at 1.1 of capacity\).*--rates"):
-        run_once(cell, K2, 8, Workers([busy] * NUM_ARRIVALS), arrivals_s=[0.0] * NUM_ARRIVALS)
-
-
-def test_another_failed_request_ends_the_bench() -> None:
-    def broken(request: CompletionRequest, model: str) -> Generation:
-        raise EngineFailedError("broken")
-
-    with pytest.raises(EngineFailedError):
-        run_once(Cell(CODE, ClosedLoop(1)), K2, 8, Workers([broken]))
+    with pytest.raises(raised, match=words):
+        run_once(Cell(CODE, OpenLoop(1.1)), K2, 8, Workers([fail] * NUM_ARRIVALS), [0.0] * NUM_ARRIVALS)
 
 
 def test_warm_up_asks_every_arm_at_the_greatest_load_and_measures_the_target_alone() -> None:
@@ -154,19 +155,19 @@ def test_other_answers_are_counted_at_every_load() -> None:
     assert num_different_answers(measurements) == 2
 
 
-def test_a_wrong_answer_before_the_first_of_the_target_alone_is_the_one_that_counts() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        # The first of the target alone counts, not a wrong one before it.
+        [(K2, answer(9)), (K4, answer(3)), (TARGET_ALONE, answer(3))],
+        [(TARGET_ALONE, answer(3)), (TARGET_ALONE, answer(4))],  # it differs from itself
+    ],
+)
+def test_each_other_answer_than_the_first_of_the_target_alone_counts(
+    given: list[tuple[Arm, Generation]],
+) -> None:
     cell = Cell(CODE, ClosedLoop(1))
-    wrong, right = answer(9), answer(3)
-    measurements = [measured(cell, K2, 0, 1.0, wrong), measured(cell, K4, 0, 1.0, right)]
-    assert num_different_answers([*measurements, measured(cell, TARGET_ALONE, 0, 1.0, right)]) == 1
-
-
-def test_the_target_alone_that_differs_from_itself_is_counted_too() -> None:
-    cell = Cell(CODE, ClosedLoop(1))
-    measurements = [
-        measured(cell, TARGET_ALONE, repetition, 1.0, answer(3 + repetition)) for repetition in (0, 1)
-    ]
-    assert num_different_answers(measurements) == 1
+    assert num_different_answers([measured(cell, arm, 0, 1.0, each) for arm, each in given]) == 1
 
 
 def test_the_expected_time_follows_the_measured_pace() -> None:
