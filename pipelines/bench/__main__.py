@@ -175,8 +175,7 @@ def _show(results: Results, options: argparse.Namespace, earlier: dict[str, Any]
     print(as_text(results))
     if earlier is not None:
         compared = changes(earlier, document)
-        if any(each.is_regression for each in compared):
-            code = EXIT_FAIL
+        code = EXIT_FAIL if any(each.is_regression for each in compared) else code
         document["compared"] = changes_document(earlier, compared)
         print("\n".join(as_lines(compared)))
     if results.num_different:

@@ -19,7 +19,7 @@ from pipelines.bench.plan import (
     expected_seconds,
     poisson_arrivals,
 )
-from pipelines.client import CompletionRequest, Generation
+from pipelines.client import Generation
 from pipelines.client.workers import Job, Workers
 from pipelines.errors import DraftproofError, ServerBusyError, VerificationError
 
@@ -131,27 +131,24 @@ def run_once(
         DraftproofError: Another request failed.
     """
     num_at_once = cell.load.num_at_once if isinstance(cell.load, ClosedLoop) else cell.load.num_requests
-    jobs = [Job(_request(request, arm, max_tokens), arm.model) for request in cell.first_requests]
+    jobs = [
+        Job(replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens), arm.model)
+        for request in cell.first_requests
+    ]
     started_s = time.monotonic()
     answers = workers.run(jobs, num_at_once, arrivals_s=arrivals_s)
     wall_s = time.monotonic() - started_s
-    generations = []
-    for answer in answers:
-        if isinstance(answer, ServerBusyError):
-            raise VerificationError(
-                f"the server refused a request of {arm} ({cell}), so nothing was measured",
-                values=str(answer),
-                limit="an answer to every request; refused ones would improve the latency of others",
-                remedy="serve with a larger max_queue_size, or use lower --concurrency and --rates",
-            ) from answer
-        if isinstance(answer, DraftproofError):
-            raise answer
-        generations.append(answer)
-    return Measurement(cell, arm, repetition, tuple(generations), wall_s)
-
-
-def _request(request: CompletionRequest, arm: Arm, max_tokens: int) -> CompletionRequest:
-    return replace(request, max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens)
+    for error in (answer for answer in answers if isinstance(answer, DraftproofError)):
+        if not isinstance(error, ServerBusyError):
+            raise error
+        raise VerificationError(
+            f"the server refused a request of {arm} ({cell}), so nothing was measured",
+            values=str(error),
+            limit="an answer to every request; refused ones would improve the latency of others",
+            remedy="serve with a larger max_queue_size, or use lower --concurrency and --rates",
+        ) from error
+    generations = tuple(answer for answer in answers if isinstance(answer, Generation))
+    return Measurement(cell, arm, repetition, generations, wall_s)
 
 
 def num_different_answers(measurements: Sequence[Measurement]) -> int:
@@ -180,7 +177,7 @@ class MeasurementProgress:
 
     def __init__(self, plan: Plan, pace: Pace) -> None:
         self._pace = pace
-        self._num_left = self._num_all = len(plan.cells) * plan.repetitions * len(plan.arms)
+        self._num_all, self._num_done = plan.num_measurements, 0
         self._expected_left_s = expected_seconds(plan, pace)
         self._expected_s = self._actual_s = 0.0
 
@@ -190,10 +187,10 @@ class MeasurementProgress:
         self._expected_s += expected_s
         self._expected_left_s -= expected_s
         self._actual_s += measurement.wall_s
-        self._num_left -= 1
+        self._num_done += 1
         minutes = self._expected_left_s * self._actual_s / self._expected_s / 60
         print(
-            f"[{self._num_all - self._num_left}/{self._num_all}, {minutes:.0f} min left] {measurement.cell}, "
+            f"[{self._num_done}/{self._num_all}, {minutes:.0f} min left] {measurement.cell}, "
             f"repetition {measurement.repetition + 1}, {measurement.arm}: "
             f"{measurement.output_tokens_per_s:.1f} tokens/s",
             file=sys.stderr,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.bench.reporting.slo import ITL_FACTOR, TTFT_FACTOR
@@ -42,12 +42,7 @@ QUICK = Size((1, 8), (0.8,), (4,), 32)
 def size_of(options: argparse.Namespace) -> Size:
     """Return the size that the options select."""
     size = QUICK if options.quick else FULL
-    return Size(
-        concurrency=options.concurrency or size.concurrency,
-        rates=options.rates or size.rates,
-        draft_lengths=options.draft_lengths or size.draft_lengths,
-        max_tokens=options.max_tokens or size.max_tokens,
-    )
+    return replace(size, **{name: value for name in vars(size) if (value := getattr(options, name))})
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -118,11 +113,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _defaults(name: str) -> str:
-    texts = []
-    for size in (FULL, QUICK):
-        value = getattr(size, name)
-        texts.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return " or ".join(texts)
+    values = (getattr(size, name) for size in (FULL, QUICK))
+    lists = (value if isinstance(value, tuple) else (value,) for value in values)
+    return " or ".join(",".join(map(str, each)) for each in lists)
 
 
 def _set_names(text: str) -> tuple[str, ...]:

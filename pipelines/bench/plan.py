@@ -94,12 +94,7 @@ def poisson_arrivals(rate_per_s: float, count: int, seed: int) -> tuple[float, .
         Seconds from the start, increasing.
     """
     drawn = random.Random(seed)
-    times = []
-    now_s = 0.0
-    for _ in range(count):
-        now_s += drawn.expovariate(rate_per_s)
-        times.append(now_s)
-    return tuple(times)
+    return tuple(itertools.accumulate(drawn.expovariate(rate_per_s) for _ in range(count)))
 
 
 @dataclass(frozen=True)
@@ -168,6 +163,11 @@ class Plan:
         """All cells, ordered by prompt set."""
         return tuple(Cell(*pair) for pair in itertools.product(self.prompt_sets, self.loads))
 
+    @property
+    def num_measurements(self) -> int:
+        """Number of measurements of all cells."""
+        return len(self.cells) * self.repetitions * len(self.arms)
+
     def turns(self) -> Iterator[tuple[int, Arm]]:
         """Yield repetitions and arms of a cell; each repetition starts with a different arm."""
         for repetition in range(self.repetitions):
@@ -196,9 +196,7 @@ class Pace:
         load = cell.load
         if isinstance(load, OpenLoop):
             rate = min(load.share_of_capacity, 1.0) * capacity
-            return (
-                load.num_requests / rate + self.num_at_once / capacity / 2
-            )  # time of the last request itself
+            return load.num_requests / rate + self.num_at_once / capacity / 2  # of the last request
         # Interpolate between one request and the greatest load by a power law.
         span = math.log(self.num_at_once) if self.num_at_once > 1 else 1.0
         exponent = math.log(max(capacity * self.single_s, 1.0)) / span
@@ -215,7 +213,6 @@ def describe(plan: Plan, pace: Pace) -> str:
     """Describe the plan with its expected duration."""
     minutes = expected_seconds(plan, pace) / 60
     capacity = ", ".join(f"{name} {rate:.2f}" for name, rate in pace.capacity_per_s.items())
-    num_measurements = len(plan.cells) * plan.repetitions * len(plan.arms)
     return "\n".join(
         [
             f"prompt sets: {', '.join(each.name for each in plan.prompt_sets)}",
@@ -223,7 +220,7 @@ def describe(plan: Plan, pace: Pace) -> str:
             f"arms: {', '.join(map(str, plan.arms))}; {plan.repetitions} repetitions, in turn; "
             f"{plan.max_tokens} tokens per answer at most",
             f"{TARGET_ALONE} at {plan.busiest}, requests/s: {capacity}",
-            f"{num_measurements} measurements, about {minutes:.0f} minutes if no arm is faster than "
+            f"{plan.num_measurements} measurements, about {minutes:.0f} minutes if no arm is faster than "
             f"{TARGET_ALONE}",
         ]
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.bench.blocks import METHOD, Interval
 from pipelines.bench.figures import ArmFigures, CellFigures, Percentiles, Spread
-from pipelines.bench.plan import ClosedLoop, Load
+from pipelines.bench.plan import ClosedLoop
 from pipelines.bench.verdicts import (
     NEVER_BELOW,
     Results,
@@ -120,20 +120,16 @@ def as_document(results: Results) -> dict[str, Any]:
 
 
 def _cell(figures: CellFigures) -> dict[str, Any]:
+    load = figures.cell.load
     return {
         "prompt_set": figures.cell.prompt_set.name,
-        "load": _load(figures.cell.load),
+        "load": {"kind": "closed" if isinstance(load, ClosedLoop) else "open", **asdict(load)},
         "arms": [_arm(entry) for entry in figures.arms],
         "adaptive_compared": [
             {"to": str(each.other), "ratio": asdict(each.ratio), "limit": NEVER_BELOW, "verdict": each.word}
             for each in verdicts([figures])
         ],
     }
-
-
-def _load(load: Load) -> dict[str, Any]:
-    kind = "closed" if isinstance(load, ClosedLoop) else "open"
-    return {"kind": kind, **asdict(load)}
 
 
 def _arm(entry: ArmFigures) -> dict[str, Any]:

@@ -58,11 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _size(options: argparse.Namespace) -> Size:
     size = QUICK if options.quick else RELEASE
-    return replace(
-        size,
-        num_prompts=options.num_prompts or size.num_prompts,
-        max_tokens=options.max_tokens or size.max_tokens,
-    )
+    given = {name: value for name in ("num_prompts", "max_tokens") if (value := getattr(options, name))}
+    return replace(size, **given)
 
 
 def _parser() -> argparse.ArgumentParser:
