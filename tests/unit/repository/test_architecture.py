@@ -157,9 +157,8 @@ STILL_ABOVE = {
     "router": 4_000,
     "triton": 4_000,
     "front door": 3_878,
-    "validation": 3_736,
+    "validation": 3_733,
     "canary": 3_177,
-    "bench": 1_916,
     "deploy": 2_173,
     "command line": 898,
     "shared modules": 743,
@@ -167,7 +166,7 @@ STILL_ABOVE = {
     "GPU track": 3_866,
 }
 
-TEST_LINES = 66_976  # on the way to size.TEST_LINES
+TEST_LINES = 66_532  # on the way to size.TEST_LINES
 SMALL_FILE_LINES = 60
 SMALL_FILES_WITH_ONE_IMPORTER = 5  # on the way to none; lower it with every step
 
