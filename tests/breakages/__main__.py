@@ -29,7 +29,7 @@ from tests.breakages.table import BREAKAGES, Breakage
 _ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("pipelines", "build", "tools")
 _TESTS = ("tests/unit", "tests/exact", "tests/statistical")
-_TIMEOUT_S = 400
+_TIMEOUT_S = 900
 _PYTEST_PASSED, _PYTEST_FAILED = 0, 1
 
 
