@@ -14,11 +14,10 @@ from build.recipe import parse_recipe
 from build.rendering.template_values import calibration_file
 from build.repository import render_recipe
 from pipelines.client import Client, CompletionRequest
-from pipelines.deploy.ports import Ports
-from pipelines.deploy.server import Server
-from tests.integration.conftest import grpc_client, target_alone
+from tests.integration.conftest import grpc_client, keep_models, target_alone
 from tests.support.checkpoints import make_checkpoint
 from tests.support.partly_shared import share_part
+from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import TINY_CALIBRATION
 
 pytestmark = pytest.mark.triton
@@ -45,11 +44,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     built = build_engines(recipe, folder / "engines", lambda line: None)
     engines = Path(built["draft"]), Path(built["target"])
     TINY_CALIBRATION.write(calibration_file(*engines))
-    run = render_recipe(recipe, *engines, folder / "r").parent
-    with Server.start(run, Ports.free()) as server:
-        server.wait_ready()
-        with grpc_client(server) as client:
-            yield client
+    repository = render_recipe(recipe, *engines, folder / "r")
+    keep_models(repository, "speculative", "router")
+    with ready_server(repository.parent) as server, grpc_client(server) as client:
+        yield client
 
 
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

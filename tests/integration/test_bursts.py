@@ -18,7 +18,7 @@ from pipelines.deploy.server import Server
 from tests.integration.conftest import grpc_client, read_gauge, wait_until
 from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 NUM_REQUESTS = 5000
 ENOUGH_S = 240.0  # takes some 15 s; an unanswered request would hang for ever
@@ -86,7 +86,7 @@ async def all_of(ask: Ask) -> Counter[str]:
     return Counter(await asyncio.wait_for(asked, ENOUGH_S))
 
 
-@pytest.mark.parametrize("send", [over_grpc, pytest.param(over_http, marks=pytest.mark.long)])
+@pytest.mark.parametrize("send", [over_grpc, over_http])
 def test_a_burst_is_answered_or_busy_and_blames_nobody(
     burst_server: tuple[Server, Path], send: Callable[[Server], Awaitable[Counter[str]]]
 ) -> None:

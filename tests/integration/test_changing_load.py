@@ -23,7 +23,14 @@ from pipelines.client import Client, CompletionRequest, Generation
 from pipelines.client.comparison import first_divergence
 from pipelines.deploy.live_settings import set_draft_length
 from pipelines.deploy.server import Server
-from tests.integration.conftest import grpc_client, http_client, read_gauge, tiny_recipe, wait_until
+from tests.integration.conftest import (
+    grpc_client,
+    http_client,
+    keep_models,
+    read_gauge,
+    tiny_recipe,
+    wait_until,
+)
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 
@@ -81,8 +88,9 @@ def adaptive_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
     recipe = tiny_recipe("tiny-adaptive")
     serving = replace(recipe.serving, num_draft_tokens=None, max_batch_size=max(WAVES))
     pair = build_tiny_pair(tmp_path_factory.mktemp("engines"), noise=0.03, growth=TARGET_SIZE)
-    run = render_recipe(replace(recipe, serving=serving), *pair, tmp_path_factory.mktemp("run")).parent
-    with ready_server(run) as running:
+    repository = render_recipe(replace(recipe, serving=serving), *pair, tmp_path_factory.mktemp("run"))
+    keep_models(repository, "speculative", "router")
+    with ready_server(repository.parent) as running:
         yield running
 
 

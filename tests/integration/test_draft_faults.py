@@ -63,7 +63,7 @@ def short_answers(server: Server) -> list[Generation]:
     return answers
 
 
-@pytest.mark.parametrize("fault", [FAILS, HANGS, GONE])
+@pytest.mark.parametrize("fault", [FAILS, GONE, pytest.param(HANGS, marks=pytest.mark.long)])
 def test_requests_go_on_without_the_draft_and_it_comes_back(
     obedient: tuple[Server, Path], fault: str
 ) -> None:

@@ -74,19 +74,14 @@ def test_a_server_does_not_see_what_becomes_of_its_engines(
         assert answers(server, MAX_BATCH_SIZE) == right
 
 
+# tests/unit/executor/test_engine_files.py damages each file in each way.
 @pytest.mark.parametrize(
     ("role", "name"),
-    [
-        ("draft", "engine.bin"),
-        ("target", "tokenizer.json"),
-        pytest.param("draft", "tokenizer.json", marks=pytest.mark.long),
-        pytest.param("target", "engine.bin", marks=pytest.mark.long),
-    ],
+    [("draft", "engine.bin"), pytest.param("target", "tokenizer.json", marks=pytest.mark.long)],
 )
 def test_a_server_does_not_start_with_a_flipped_bit(
     engines: tuple[Path, Path], tmp_path: Path, role: str, name: str
 ) -> None:
-    """Each engine and each file once; the other two cases are long."""
     damaged = engines[role == "target"] / name
     with pytest.raises(ServerStartError) as refused:
         directory = render(engines, tmp_path)
@@ -96,6 +91,7 @@ def test_a_server_does_not_start_with_a_flipped_bit(
     assert f"{damaged} is missing or was changed since the engine was built; sha256 " in str(refused.value)
 
 
+@pytest.mark.long
 def test_a_server_does_not_start_with_another_engine_than_was_rendered(
     engines: tuple[Path, Path], tmp_path: Path
 ) -> None:

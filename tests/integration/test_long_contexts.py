@@ -14,7 +14,7 @@ from tests.integration.conftest import read_gauge, target_alone, tiny_recipe, wa
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 MAX_SEQ_LEN = 32_768
 NUM_PROMPT = 32_000
@@ -23,12 +23,12 @@ SIZES = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads"
 PATIENT = Timeouts(connect_s=60, read_s=240, total_s=480)
 
 
-@pytest.fixture(scope="module", params=["int8"])
-def long_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a ready server with caches in 8 bits."""
     pair = build_tiny_pair(
         tmp_path_factory.mktemp("engines"),
-        kv_cache_dtype=request.param,
+        kv_cache_dtype="int8",
         max_position_embeddings=MAX_SEQ_LEN,
         intermediate_size=64,
         **SIZES,
@@ -55,7 +55,6 @@ def prompt_of(seed: int) -> CompletionRequest:
     return CompletionRequest(prompt_ids=ids, max_tokens=24, num_draft_tokens=4)
 
 
-@pytest.mark.long
 def test_a_prompt_of_32k_tokens_has_the_answer_of_the_target_alone(long_server: Server) -> None:
     request = prompt_of(seed=1)
     with connect(long_server) as client:

@@ -18,7 +18,7 @@ from tests.integration.conftest import grpc_client, infer_inputs, post, text_ten
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
-MODELS = ("generate", "generate_target", "router", "ensemble")
+MODELS = ("generate", "generate_target", "ensemble")
 END = "<|endoftext|>"
 TEXT = "na\u00efve def f(x):\n    return"
 

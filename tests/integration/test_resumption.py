@@ -16,7 +16,7 @@ from pipelines.text.vocabulary import Vocabulary
 from tests.integration.conftest import grpc_client, http_client, post
 from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("server")]
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}'
 PLAIN = CompletionRequest("def main(", max_tokens=48, end_id=-1, num_log_probs=2)
@@ -40,7 +40,7 @@ MODELS = ("generate", "generate_target", "router")
 @pytest.fixture(scope="module")
 def fresh(render: Callable[..., Path]) -> Iterator[Server]:
     """Return a second server of the pair, whose caches know none of the answers."""
-    with ready_server(render("tiny-other")) as running:
+    with ready_server(render("tiny-other", "router")) as running:
         yield running
 
 

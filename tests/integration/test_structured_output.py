@@ -18,7 +18,6 @@ from pipelines.errors import InvalidRequestError
 from tests.integration.conftest import (
     MAX_DRAFT_LEN,
     grpc_client,
-    http_client,
     read_gauge,
     target_alone,
     wait_until,
@@ -70,9 +69,9 @@ GREEDY = CompletionRequest("def main(", max_tokens=160)
 ANSWERS = (GREEDY, dataclasses.replace(GREEDY, temperature=1.0, seed=11))
 
 
-@pytest.fixture(params=["grpc", "http"])
-def client(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
-    with {"grpc": grpc_client, "http": http_client}[request.param](server) as connected:
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with grpc_client(server) as connected:
         yield connected
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,16 @@ from pipelines.executor.engine import EngineConfig
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import StepInputs
+from pipelines.executor.step_loop import StepLoop
+from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
+from pipelines.speculation.loop import Round, speculate
+from pipelines.speculation.request import GenerationRequest
 from pipelines.text.vocabulary import Vocabulary
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 16
 END_ID = 0
+NUM_BLOCKS = 64
 _CHUNK, _ROW = 1, 2
 
 
@@ -136,6 +143,17 @@ def make_executor(
     return Executor(engine, letters(), all_limits, num_lanes=num_lanes)
 
 
+def draft_and_target(
+    num_blocks: int = NUM_BLOCKS, agreement: int = 11, **limits: int
+) -> tuple[Executor, Executor]:
+    """Return the executors of a pair whose draft agrees after so many of 16 contexts."""
+    draft = RecordingEngine(num_blocks, salt=1, agreement=agreement, role="draft")
+    return (
+        make_executor(draft, num_blocks),
+        make_executor(RecordingEngine(num_blocks), num_blocks, **limits),
+    )
+
+
 def check_blocks(executor: Executor) -> None:
     """Assert that every block is free or in one lane, and that no quota is exceeded."""
     held = [lane.cache.check() for lane in executor.lanes]
@@ -144,3 +162,37 @@ def check_blocks(executor: Executor) -> None:
     assert len(free.union(*held)) == executor.counts.num_blocks
     assert sum(lane.cache.quota for lane in executor.lanes) == executor.counts.num_blocks
     assert all(lane.cache.num_used <= lane.cache.quota for lane in executor.lanes)
+
+
+def request(prompt: list[int], max_tokens: int = 12, **fields: Any) -> GenerationRequest:
+    return GenerationRequest("test", np.array(prompt, np.int32), max_tokens, **fields)
+
+
+def run(executors: list[Executor], make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run one coroutine on a step loop, and check that every cache is left consistent."""
+    loop = StepLoop(executors)
+    loop.start()
+    try:
+        return loop.spawn(make()).result(timeout=120)
+    finally:
+        loop.stop()
+        for executor in executors:
+            check_blocks(executor)
+
+
+def alone(req: GenerationRequest, attention: str = "openvino") -> list[int]:
+    """Return the target's own answer, from a cold cache."""
+    executor = make_executor(RecordingEngine(NUM_BLOCKS, attention=attention))
+    return run([executor], lambda: executor.complete(req)).token_ids.tolist()
+
+
+async def rounds_of(
+    req: GenerationRequest, draft: Any, target: Executor, length: int, **how: Any
+) -> list[Round]:
+    """Answer with a fixed draft length; ``target`` streams the rounds without drafts."""
+    how = {"stream": target.generate, **how}
+    return [part async for part in speculate(req, draft, target.complete, FixedDraftLength(length), **how)]
+
+
+def tokens_of(rounds: list[Round]) -> list[int]:
+    return np.concatenate([part.token_ids for part in rounds]).tolist()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +18,17 @@ from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from tests.support.examples import examples
-from tests.support.recording_engine import RecordingEngine, check_blocks, make_executor
+from tests.support.recording_engine import (
+    RecordingEngine,
+    alone,
+    draft_and_target,
+    make_executor,
+    request,
+    run,
+)
 
 LOOP, CONTROL = 0, 1
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-
-
-def request(prompt: list[int], max_tokens: int = 12) -> GenerationRequest:
-    return GenerationRequest("test", np.array(prompt, np.int32), max_tokens)
 
 
 async def tokens(executor: Executor, req: GenerationRequest, lane: int) -> list[int]:
@@ -38,22 +39,6 @@ async def speculated(draft: Executor, target: Executor, req: GenerationRequest) 
     target.has_open_rounds = lambda: True
     rounds = speculate(req, draft.complete, target.complete, FixedDraftLength(3), stream=target.generate)
     return [token async for part in rounds for token in part.token_ids.tolist()]
-
-
-def run(executors: list[Executor], work: Coroutine[Any, Any, Any]) -> Any:
-    loop = StepLoop(executors)
-    loop.start()
-    try:
-        return loop.spawn(work).result(timeout=120)
-    finally:
-        loop.stop()
-        for executor in executors:
-            check_blocks(executor)
-
-
-def alone(req: GenerationRequest) -> list[int]:
-    executor = make_executor(RecordingEngine(64))
-    return run([executor], tokens(executor, req, LOOP))
 
 
 def corrupt(engine: RecordingEngine, cache: KvCache) -> None:
@@ -72,7 +57,7 @@ def test_a_lane_reads_no_block_that_the_other_has_written() -> None:
         control = await tokens(executor, request(PROMPT), CONTROL)
         return first, control, await tokens(executor, request(PROMPT), LOOP)
 
-    first, control, again = run([executor], scenario())
+    first, control, again = run([executor], scenario)
     assert first == control == expected
     assert again != expected, "the loop's own blocks were wrong, and it did read them"
 
@@ -98,14 +83,13 @@ def test_with_one_tree_the_control_would_agree_with_a_loop_that_writes_wrong_blo
 
 
 def test_the_control_shows_a_loop_that_accepts_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
-    target = make_executor(RecordingEngine(64), num_lanes=2)
+    draft, target = draft_and_target(agreement=8, num_lanes=2)
 
     async def both() -> tuple[list[int], list[int]]:
         req = request(PROMPT, 40)
         return await asyncio.gather(speculated(draft, target, req), tokens(target, req, CONTROL))
 
-    loop, control = run([draft, target], both())
+    loop, control = run([draft, target], both)
     assert loop == control == alone(request(PROMPT, 40))
     choose = Sequence._choose
 
@@ -114,7 +98,7 @@ def test_the_control_shows_a_loop_that_accepts_wrong_tokens(monkeypatch: pytest.
         return token_id if draft_id is None else draft_id
 
     monkeypatch.setattr(Sequence, "_choose", accepts_all)
-    loop, control = run([draft, target], both())
+    loop, control = run([draft, target], both)
     assert loop != control == alone(request(PROMPT, 40))
 
 
@@ -143,7 +127,7 @@ def test_answers_do_not_depend_on_the_other_lane(
     async def all_answers() -> list[list[int]]:
         return await asyncio.gather(*(ask(lane, request(*each)) for lane, *each in wanted))
 
-    assert run([draft, target], all_answers()) == [alone(request(*each)) for _, *each in wanted]
+    assert run([draft, target], all_answers) == [alone(request(*each)) for _, *each in wanted]
 
 
 @pytest.mark.parametrize(("many", "one"), [(LOOP, CONTROL), (CONTROL, LOOP)])
@@ -168,7 +152,7 @@ def test_a_full_lane_does_not_keep_the_other_from_answering(
         await ask(one, request([5] * 20, 10))
         await asyncio.gather(*crowd)
 
-    run([executor], scenario())
+    run([executor], scenario)
     assert ended.index(one) < 2, "at most one of those that were ahead ended sooner"
 
 
@@ -184,7 +168,7 @@ def test_each_lane_has_a_queue_of_its_own() -> None:
         assert await tokens(executor, request(PROMPT), CONTROL) == alone(request(PROMPT))
         await first
 
-    run([executor], scenario())
+    run([executor], scenario)
 
 
 def test_the_loop_keeps_the_blocks_that_the_control_may_need_later() -> None:
@@ -205,7 +189,7 @@ def test_the_loop_keeps_the_blocks_that_the_control_may_need_later() -> None:
         await control
         return most
 
-    assert run([executor], scenario()) == 0, "none was preempted or kept waiting"
+    assert run([executor], scenario) == 0, "none was preempted or kept waiting"
 
 
 @pytest.mark.parametrize(("is_open", "share"), [(True, 0.5), (False, 1.0)])
@@ -222,7 +206,7 @@ def test_the_control_has_all_blocks_while_the_loop_has_no_request(is_open: bool,
             most = max(most, executor.lanes[CONTROL].cache.num_used)
             await asyncio.sleep(0)
 
-    run([executor], scenario())
+    run([executor], scenario)
     assert share * 48 - 2 <= most <= share * 48
 
 
@@ -241,7 +225,7 @@ def test_cpu_time_is_divided_by_the_tokens_of_each_lane(monkeypatch: pytest.Monk
     async def both() -> None:
         await asyncio.gather(*(tokens(executor, request([5] * 9, 20), lane) for lane in (LOOP, CONTROL)))
 
-    run([executor], both())
+    run([executor], both)
     loop_s, control_s = (lane.cpu_s for lane in executor.lanes)
     assert loop_s + control_s == pytest.approx(executor.num_steps)
     assert min(loop_s, control_s) > 0.25 * executor.num_steps
@@ -256,7 +240,7 @@ def test_tokens_of_prompts_that_were_in_the_cache_are_counted() -> None:
         for lane in (LOOP, LOOP, CONTROL):
             await tokens(executor, request(prompt, 2), lane)
 
-    run([executor], scenario())
+    run([executor], scenario)
     assert (executor.counts.num_looked_up, executor.counts.num_found) == (3 * len(prompt), 3 * size)
     assert executor.lanes[CONTROL].num_found == 0, "each lane has its own cache"
 
@@ -271,12 +255,11 @@ def test_both_lanes_find_all_of_a_prompt_but_its_last_tokens(lane: int, num_more
         for _ in range(3):
             await tokens(executor, request(prompt, 10), lane)
 
-    run([executor], scenario())
+    run([executor], scenario)
     assert executor.lanes[lane].num_found == 2 * (len(prompt) - 2)
 
 
 def test_a_prompt_is_counted_once_however_many_rounds_its_answer_takes() -> None:
-    draft = make_executor(RecordingEngine(64, salt=1, agreement=8, role="draft"))
-    target = make_executor(RecordingEngine(64), num_lanes=2)
-    run([draft, target], speculated(draft, target, request(PROMPT, 40)))
+    draft, target = draft_and_target(agreement=8, num_lanes=2)
+    run([draft, target], lambda: speculated(draft, target, request(PROMPT, 40)))
     assert (target.counts.num_looked_up, target.counts.num_found) == (len(PROMPT), 0)

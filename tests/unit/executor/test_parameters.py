@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipelines.errors import EngineFailedError, InvalidRequestError
-from pipelines.executor.executor import Executor
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import Round, speculate
@@ -21,8 +20,17 @@ from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.text.guides import GrammarCompiler, Guide
 from tests.support.examples import examples
-from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, letters
-from tests.unit.executor.test_executor import NUM_BLOCKS, make_executor, request, run, tokens_of
+from tests.support.recording_engine import (
+    NUM_BLOCKS,
+    VOCAB_SIZE,
+    RecordingEngine,
+    draft_and_target,
+    letters,
+    make_executor,
+    request,
+    run,
+    tokens_of,
+)
 
 # Token i spells the i-th letter; token 0 ends the output and spells nothing.
 WORDS = st.lists(st.text("abcdefghijklmno", min_size=1, max_size=3).map(str.encode), max_size=3).map(tuple)
@@ -73,13 +81,6 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
 
 
 Answer = Output | InvalidRequestError
-
-
-def draft_and_target(num_blocks: int = NUM_BLOCKS, **limits: Any) -> tuple[Executor, Executor]:
-    return (
-        make_executor(RecordingEngine(num_blocks, salt=1, agreement=11, role="draft"), num_blocks),
-        make_executor(RecordingEngine(num_blocks), num_blocks, **limits),
-    )
 
 
 def alone(req: GenerationRequest) -> Answer:
@@ -211,11 +212,21 @@ def test_an_output_does_not_end_before_min_tokens() -> None:
     [
         {"num_log_probs": 21},
         {"num_log_probs": -1},
+        {"max_tokens": 0},
+        {"max_tokens": -5},
+        {"input_ids": np.array([1, 99], np.int32)},
+        {"input_ids": np.array([1, -1], np.int32)},
+        {"prompt_length": 2},
+        {"stop_words": (b"",)},
         {"bad_words": (b"",)},
         {"end_ids": (0, VOCAB_SIZE)},
         {"draft_logits": np.zeros((1, VOCAB_SIZE), np.float32)},
         {"draft_input_ids": np.ones(2, np.int32), "draft_logits": np.zeros((1, VOCAB_SIZE), np.float32)},
         {"draft_input_ids": np.ones(1, np.int32), "draft_logits": np.zeros((1, 3), np.float32)},
+        {"sampling": SamplingParams(temperature=float("nan"))},
+        {"sampling": SamplingParams(temperature=-1)},
+        {"sampling": SamplingParams(top_p=0)},
+        {"sampling": SamplingParams(top_k=-1)},
         {"sampling": SamplingParams(min_p=1.5)},
         {"sampling": SamplingParams(repetition_penalty=0.0)},
         {"sampling": SamplingParams(presence_penalty=2.1)},
@@ -229,7 +240,7 @@ def test_an_output_does_not_end_before_min_tokens() -> None:
 def test_what_has_no_meaning_is_refused_before_it_takes_a_place(fields: dict[str, Any]) -> None:
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     with pytest.raises(InvalidRequestError) as refused:
-        target.check(request([1], **fields))
+        target.check(replace(request([1]), **fields))
     error = refused.value
     assert error.what and error.values and error.limit and error.remedy
 

@@ -18,8 +18,7 @@ from pipelines.speculation.log_probs import LogProbs
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from tests.support.examples import examples
-from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor
-from tests.unit.executor.test_executor import run
+from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, make_executor, run
 
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=40)
 

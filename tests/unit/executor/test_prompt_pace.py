@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,10 @@ import pytest
 from pipelines.executor.executor import Executor
 from pipelines.executor.prompt_pace import PromptPace, SharedTime
 from pipelines.executor.step import StepInputs
-from pipelines.executor.step_loop import StepLoop
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
 from pipelines.speculation.request import GenerationRequest
-from tests.support.recording_engine import RecordingEngine, make_executor, recording_config
+from tests.support.recording_engine import RecordingEngine, make_executor, recording_config, run
 
 NUM_BLOCKS = 2000
 LONG, SHORT = 1500, 20
@@ -197,15 +195,6 @@ def test_a_prompt_alone_is_read_in_large_chunks(clock: Clock) -> None:
     assert len(engine.steps_s) < 12
 
 
-def run(executors: list[Executor], make: Any) -> Any:
-    loop = StepLoop(executors)
-    loop.start()
-    try:
-        return loop.spawn(make()).result(timeout=120)
-    finally:
-        loop.stop()
-
-
 def test_debt_is_paid_by_answers_in_proportion_to_requests() -> None:
     shared = SharedTime(num_reading=1, num_answering=2, debt_s=1.0)
     assert shared.must_wait
@@ -226,10 +215,5 @@ def test_no_split_leaves_a_chunk_of_one_token(budget: int) -> None:
     """One token alone would be computed as a row, with other last bits; the executor never computes it."""
     for num_tokens in range(2, 4 * budget):
         executor = make_executor(RecordingEngine(64), max_num_tokens=budget)
-        loop = StepLoop([executor])
-        loop.start()
-        try:
-            answer = loop.spawn(executor.complete(request(num_tokens, 1))).result(timeout=30)
-        finally:
-            loop.stop()
+        answer = run([executor], lambda: executor.complete(request(num_tokens, 1)))
         assert len(answer.token_ids) == 1, num_tokens

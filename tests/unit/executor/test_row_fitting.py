@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pipelines.executor.executor import Executor
 from pipelines.executor.rows import RowBudget
 from pipelines.speculation.draft_length.draft_plan import DraftPlan, Proposal, all_of
 from pipelines.speculation.draft_length.step_costs import StepCosts
@@ -16,8 +15,13 @@ from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.request import GenerationRequest, Output
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.token_ids import TokenIds
-from tests.support.recording_engine import RecordingEngine, make_executor
-from tests.unit.executor.test_executor import run
+from tests.support.recording_engine import (
+    alone,
+    draft_and_target,
+    request,
+    run,
+    tokens_of,
+)
 
 NUM_BLOCKS = 256
 DEAR = StepCosts((2, 40), (0.010, 0.200))  # 5 ms a row
@@ -51,14 +55,13 @@ class Expects:
 
 def answer(rates: list[float], costs: StepCosts, sampling: SamplingParams) -> list[list[Round]]:
     """Answer concurrent requests, one per rate."""
-    draft = make_executor(RecordingEngine(NUM_BLOCKS, salt=1, agreement=11, role="draft"))
-    target = make_executor(RecordingEngine(NUM_BLOCKS))
+    draft, target = draft_and_target()
     target.budget = RowBudget(costs, 0.0, lambda: 100.0)
     target.budget.costs.observe = lambda *args, **kwargs: None  # type: ignore[method-assign]
 
     async def one(number: int) -> list[Round]:
         found = speculate(
-            request(number, sampling),
+            asked(number, sampling),
             draft.complete,
             target.complete,
             Expects(rates[number]),
@@ -72,18 +75,8 @@ def answer(rates: list[float], costs: StepCosts, sampling: SamplingParams) -> li
     return run([draft, target], all_at_once)
 
 
-def request(number: int, sampling: SamplingParams) -> GenerationRequest:
-    return GenerationRequest(str(number), np.array([3, 1 + number, 4], np.int32), 40, sampling=sampling)
-
-
-def alone(number: int, sampling: SamplingParams) -> list[int]:
-    executor: Executor = make_executor(RecordingEngine(NUM_BLOCKS))
-    output = run([executor], lambda: executor.complete(request(number, sampling)))
-    return output.token_ids.tolist()  # type: ignore[no-any-return]
-
-
-def tokens(rounds: list[Round]) -> list[int]:
-    return np.concatenate([part.token_ids for part in rounds]).tolist()
+def asked(number: int, sampling: SamplingParams) -> GenerationRequest:
+    return request([3, 1 + number, 4], 40, sampling=sampling)
 
 
 def num_verified(rounds: list[Round]) -> int:
@@ -96,7 +89,7 @@ def test_the_output_is_that_of_the_target_alone_whatever_is_left_out(
     costs: StepCosts, sampling: SamplingParams
 ) -> None:
     answers = answer([0.9, 0.6, 0.3, 0.01], costs, sampling)
-    assert [tokens(rounds) for rounds in answers] == [alone(number, sampling) for number in range(4)]
+    assert list(map(tokens_of, answers)) == [alone(asked(number, sampling)) for number in range(4)]
 
 
 def test_only_tokens_that_are_worth_a_row_are_verified() -> None:

@@ -14,16 +14,22 @@ from hypothesis import strategies as st
 from pipelines.errors import InvalidRequestError, PromptTooLongError
 from pipelines.executor.executor import Executor
 from pipelines.executor.limits import ExecutorLimits
-from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
-from pipelines.speculation.loop import Round, speculate
-from pipelines.speculation.request import GenerationRequest
 from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
 from pipelines.text.guides import GrammarCompiler, Guide
 from pipelines.text.token_map import TokenMap
 from tests.support.examples import examples
-from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, letters, make_executor
-from tests.unit.executor.test_executor import alone, request, run, tokens_of
+from tests.support.recording_engine import (
+    VOCAB_SIZE,
+    RecordingEngine,
+    alone,
+    letters,
+    make_executor,
+    request,
+    rounds_of,
+    run,
+    tokens_of,
+)
 
 NUM_BLOCKS = 64
 NEVER = (3, 7, 12)  # tokens that the draft lacks: it reads them as two, three and no tokens of its own
@@ -57,12 +63,6 @@ def draft_executor(engine: RecordingEngine | None = None, **limits: int) -> Exec
     engine = engine or PartlySharedEngine(NUM_BLOCKS, role="draft")
     sizes = ExecutorLimits(**{**defaults, **limits}, num_kv_blocks=NUM_BLOCKS)
     return Executor(engine, letters(), sizes, token_map())
-
-
-async def rounds_of(
-    req: GenerationRequest, draft: Any, target: Executor, length: int, **how: Any
-) -> list[Round]:
-    return [part async for part in speculate(req, draft, target.complete, FixedDraftLength(length), **how)]
 
 
 @examples(40)

@@ -24,8 +24,7 @@ from pipelines.triton.engine import chunks as serving_chunks
 from pipelines.triton.engine.chunks import Chunk, ChunkStream
 from pipelines.wire.answer import spell
 from tests.support.examples import examples
-from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine
-from tests.unit.executor.test_executor import request, run
+from tests.support.recording_engine import VOCAB_SIZE, RecordingEngine, request, run
 from tests.unit.executor.test_parameters import sampling_params
 
 # The end token spells nothing; four characters are cut in two or three.

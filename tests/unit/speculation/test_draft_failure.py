@@ -12,12 +12,18 @@ import pytest
 from pipelines.executor.engine import Engine
 from pipelines.executor.step import WARM_UP_ROW, Chunk, StepInputs, pack
 from pipelines.manifest import EngineFiles
-from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
-from pipelines.speculation.loop import Round, speculate
 from pipelines.speculation.watched_draft import WatchedDraft
-from tests.support.recording_engine import RecordingEngine, make_executor
+from tests.support.recording_engine import (
+    NUM_BLOCKS,
+    RecordingEngine,
+    alone,
+    make_executor,
+    request,
+    rounds_of,
+    run,
+    tokens_of,
+)
 from tests.support.tiny_engines import build_tiny_pair
-from tests.unit.executor.test_executor import NUM_BLOCKS, alone, request, run, tokens_of
 
 
 class FailingEngine(RecordingEngine):
@@ -48,10 +54,7 @@ def test_an_answer_stays_the_targets_own_while_its_draft_fails_and_speculation_r
     target = make_executor(RecordingEngine(NUM_BLOCKS))
     watched = WatchedDraft(draft.complete, clock)
 
-    async def rounds() -> list[Round]:
-        return [part async for part in speculate(req, watched, target.complete, FixedDraftLength(3))]
-
-    parts = run([draft, target], rounds)
+    parts = run([draft, target], lambda: rounds_of(req, watched, target, 3))
     assert tokens_of(parts) == alone(req)
     lengths = [part.num_draft_tokens for part in parts]
     assert watched.num_failures == 3
