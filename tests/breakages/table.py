@@ -63,7 +63,7 @@ BREAKAGES: tuple[Breakage, ...] = (
             ("self.lengths.note_refusal()  # it would refuse", "pass  # it would refuse"),
             ("lengths.note_refusal()  # it would refuse", "pass  # it would refuse"),
         ),
-        (_LOOP, "test_draft_failure.py"),
+        ("test_watched_draft.py",),
     ),
     _one(
         "loop: a failing draft is never paused longer",

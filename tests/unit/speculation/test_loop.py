@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import EngineFailedError, InvalidRequestError
+from pipelines.errors import EngineFailedError
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, FixedDraftLength, Proposal
 from pipelines.speculation.lookup.prompt_lookup import PromptLookup
 from pipelines.speculation.loop import TOKEN_SOURCES, Round, speculate
@@ -145,17 +145,6 @@ def test_a_draft_that_proposes_nothing_costs_nothing() -> None:
     target = ScriptedTarget([1, 2, 3])
     rounds = run(ScriptedDraft([]), target, 3, 4)
     assert tokens(rounds) == [1, 2, 3] and len(target.calls) == 3
-
-
-def test_a_draft_that_refuses_a_request_is_asked_once() -> None:
-    class Refusing(ScriptedDraft):
-        async def __call__(self, request: GenerationRequest) -> Output:
-            self.calls.append(request)
-            raise InvalidRequestError("too long for the draft")
-
-    draft = Refusing([])
-    assert tokens(run(draft, ScriptedTarget([1, 2, 3, 4, 5]), 5, 2)) == [1, 2, 3, 4, 5]
-    assert len(draft.calls) == 1
 
 
 def test_the_error_of_an_engine_passes_through() -> None:
