@@ -16,25 +16,11 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pipelines.speculation.token_ids import NO_TOKENS, TokenIds, count_accepted
 
 SCRATCH_BLOCK = 0
 """Used by dummy rows; never allocated to a request."""
-
-
-class Borrower(Protocol):
-    """A cache that takes its blocks from a pool."""
-
-    quota: int
-
-    @property
-    def unused_since(self) -> int | None:
-        """Moment of the pool since which no request has used its oldest cached block; None without one."""
-
-    def evict_oldest(self) -> int:
-        """Forget the cached block that was unused for longest, and return it."""
 
 
 class BlockPool:
@@ -54,13 +40,13 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks - 1
         self.free = deque(range(SCRATCH_BLOCK + 1, num_blocks))
-        self._borrowers: list[Borrower] = []
+        self._caches: list[KvCache] = []
         self._moments = itertools.count()
 
-    def join(self, borrower: Borrower) -> int:
+    def join(self, cache: KvCache) -> int:
         """Add a cache and return its quota: all blocks for the first one, none for others."""
-        self._borrowers.append(borrower)
-        return self.num_blocks if len(self._borrowers) == 1 else 0
+        self._caches.append(cache)
+        return self.num_blocks if len(self._caches) == 1 else 0
 
     def moment(self) -> int:
         """Return a number that is greater than all before it."""
@@ -70,7 +56,7 @@ class BlockPool:
         """Return a block for a cache whose requests use fewer than its quota."""
         if self.free:
             return self.free.popleft()
-        since = {borrower.unused_since: borrower for borrower in self._borrowers}
+        since = {cache.unused_since: cache for cache in self._caches}
         return since[min(moment for moment in since if moment is not None)].evict_oldest()
 
 
@@ -349,21 +335,3 @@ class KvCache:
         if not siblings:
             del node.parent.openings[int(node.token_ids[0])]
         self._node_of[node.block] = None
-
-    def check(self) -> set[int]:
-        """Assert for tests that the tree is consistent, and return the blocks that this cache holds."""
-        free, unused = set(self._pool.free), set(self._unused)
-        used = {block for block, users in enumerate(self._num_users) if users}
-        assert len(free) == len(self._pool.free)
-        assert not used & unused and not free & (used | unused) and len(used) == self.num_used
-        assert SCRATCH_BLOCK not in free | unused | used
-        reachable: dict[int, CachedBlock] = {}
-        pending = [self._root]
-        while pending:
-            for child in pending.pop().children.values():
-                assert child.block not in reachable and self._node_of[child.block] is child
-                reachable[child.block] = child
-                pending.append(child)
-        assert reachable.keys() == {block for block, node in enumerate(self._node_of) if node is not None}
-        assert unused <= reachable.keys() and not free & reachable.keys()
-        return used | unused

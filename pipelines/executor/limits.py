@@ -15,6 +15,7 @@ from pipelines.errors import (
 from pipelines.executor.engine import EngineConfig
 from pipelines.executor.sequence import MIN_STEP_TOKENS, Sequence
 from pipelines.speculation.request import GenerationRequest
+from pipelines.speculation.sampling.params import check_range
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,8 @@ def check_draft_tokens(
             limit="it reads the tokens of another tokenizer, and a draft token may be several of them",
             remedy="send draft tokens to the target",
         )
-    if num_draft >= limits.max_num_tokens:
-        raise InvalidRequestError(
-            "too many draft tokens",
-            values=f"{num_draft} draft tokens",
-            limit=f"max_num_tokens={limits.max_num_tokens} minus 1",
-            remedy="send fewer draft tokens",
-        )
+    most = limits.max_num_tokens - 1
+    check_range("the number of draft tokens", num_draft, 0, most, "send fewer draft tokens")
 
 
 def check_translated(sequence: Sequence, max_seq_len: int) -> None:

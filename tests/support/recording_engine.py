@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pipelines.executor.engine import EngineConfig
 from pipelines.executor.executor import Executor
+from pipelines.executor.kv_cache import SCRATCH_BLOCK, CachedBlock, KvCache
 from pipelines.executor.limits import ExecutorLimits
 from pipelines.executor.step import StepInputs
 from pipelines.executor.step_loop import StepLoop
@@ -154,9 +155,28 @@ def draft_and_target(
     )
 
 
+def held_blocks(cache: KvCache) -> set[int]:
+    """Return the blocks that a cache holds, and assert that its tree is consistent."""
+    free, unused = set(cache._pool.free), set(cache._unused)
+    used = {block for block, users in enumerate(cache._num_users) if users}
+    assert len(free) == len(cache._pool.free)
+    assert not used & unused and not free & (used | unused) and len(used) == cache.num_used
+    assert SCRATCH_BLOCK not in free | unused | used
+    reachable: dict[int, CachedBlock] = {}
+    pending = [cache._root]
+    while pending:
+        for child in pending.pop().children.values():
+            assert child.block not in reachable and cache._node_of[child.block] is child
+            reachable[child.block] = child
+            pending.append(child)
+    assert reachable.keys() == {block for block, node in enumerate(cache._node_of) if node is not None}
+    assert unused <= reachable.keys() and not free & reachable.keys()
+    return used | unused
+
+
 def check_blocks(executor: Executor) -> None:
     """Assert that every block is free or in one lane, and that no quota is exceeded."""
-    held = [lane.cache.check() for lane in executor.lanes]
+    held = [held_blocks(lane.cache) for lane in executor.lanes]
     free = set(executor._pool.free)
     assert len(free) + sum(map(len, held)) == executor.counts.num_blocks
     assert len(free.union(*held)) == executor.counts.num_blocks

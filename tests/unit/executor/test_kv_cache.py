@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipelines.executor.kv_cache import BlockPool, BlockTable, KvCache
 from tests.support.examples import examples
+from tests.support.recording_engine import held_blocks
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
@@ -119,7 +120,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_in_one_state_and_holds_what_its_users_computed(self) -> None:
-        held = [cache.check() for cache in self.caches]
+        held = [held_blocks(cache) for cache in self.caches]
         assert len(self.pool.free) + sum(map(len, held)) == self.pool.num_blocks
         assert len(set(self.pool.free).union(*held)) == self.pool.num_blocks
         for holder in self.holders:
