@@ -18,7 +18,7 @@ import numpy as np
 
 from pipelines.speculation.draft_length.goodput import Probabilities, Prospect, best_draft
 from pipelines.speculation.draft_length.probing import Probing
-from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength, UnreadText
+from pipelines.speculation.draft_length.request_draft_length import RequestDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts, load_class
 from pipelines.speculation.draft_length.survival import (
     AcceptanceByMargin,
@@ -51,7 +51,7 @@ class DraftLengths:
         depth: Maximum number of draft tokens per request; the draft steps all requests together.
         tokens_per_s: Expected throughput in output tokens per second.
         probing: Schedules trials at the current load while speculation does not pay.
-        corpus: See the argument.
+        draft_costs, target_costs, count_read, corpus: See the arguments.
 
     Args:
         acceptance: Acceptance rates of the pair by margin.
@@ -76,8 +76,8 @@ class DraftLengths:
         self.threshold = _NEVER
         self.depth = max_draft_len
         self.tokens_per_s = 1 / float(target_costs.seconds(2))
-        self._draft_costs = draft_costs
-        self._target_costs = target_costs
+        self.draft_costs = draft_costs
+        self.target_costs = target_costs
         self._requests: dict[RequestDraftLength, None] = {}  # in the order in which they began
         self._asked: set[RequestDraftLength] = set()  # in this round
         self._num_rounds_left = 0
@@ -85,7 +85,7 @@ class DraftLengths:
         self.probing = self._probing_by_load[0]
         self._gain = 0.0
         self.corpus = corpus
-        self._count_read = count_read
+        self.count_read = count_read
         self._is_new = True
         self._is_checking = False
 
@@ -176,15 +176,15 @@ class DraftLengths:
             survival=self._survival(requests),
             mean_rates=np.array([request.acceptance.mean_rate for request in requests]),
             uses_draft=np.array([not request.uses_lookup for request in requests]),
-            mean_context=float(np.mean([request.text.num_tokens for request in requests])),
+            mean_context=float(np.mean([request.num_tokens for request in requests])),
         )
-        best = best_draft(prospect, self._draft_costs, self._target_costs)
+        best = best_draft(prospect, self.draft_costs, self.target_costs)
         self._gain = best.tokens_per_s / best.without - 1
         if self.probing.was_trying:
             least_gain = _GAIN_TO_GO_ON
         else:
             least_gain = _GAIN_TO_BEGIN if self.probing.may_begin else _CLEAR_GAIN
-        deviation = self._target_costs.deviation(best.num_rows, len(requests), prospect.mean_context)
+        deviation = self.target_costs.deviation(best.num_rows, len(requests), prospect.mean_context)
         is_doubtful = deviation > max(_SMALL_DEVIATION, self._gain / _NUM_DEVIATIONS)
         must_check = self.is_on and self.probing.was_trying and is_doubtful and self.probing.may_check
         was_checking = self._is_checking
@@ -199,17 +199,12 @@ class DraftLengths:
             self._is_checking, self._num_rounds_left = True, _CHECK_ROUNDS
             return
         self.threshold, self.depth, self.tokens_per_s = best.threshold, best.depth, best.tokens_per_s
-        self._target_costs.overhead.num_adapted = len(requests)
+        self.target_costs.overhead.num_adapted = len(requests)
 
     def _stop(self) -> None:
         self.threshold = _NEVER
         self._is_checking = False
-        self._target_costs.overhead.num_adapted = 0
-
-    def unread(self, prompt_ids: TokenIds) -> UnreadText:
-        """Return what the draft has to read before it drafts for a new request."""
-        num_read = self._count_read(prompt_ids)
-        return UnreadText(len(prompt_ids), num_read, self._draft_costs, self._target_costs)
+        self.target_costs.overhead.num_adapted = 0
 
     def is_probed(self, request: RequestDraftLength) -> bool:
         """Whether a request is probed in this round."""

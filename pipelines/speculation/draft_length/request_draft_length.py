@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.speculation.draft_length.draft_plan import NO_DRAFT, DraftPlan, KeepDrafting, Proposal, all_of
-from pipelines.speculation.draft_length.step_costs import StepCosts
 from pipelines.speculation.draft_length.survival import RequestAcceptance
 from pipelines.speculation.lookup.lookup_draft import LookupDraft
 from pipelines.speculation.request import Output
@@ -22,38 +21,9 @@ if TYPE_CHECKING:  # the controller makes the requests
 
 
 # Largest share that reading may take of the time in which the target alone would write the rest of an answer.
-READING_SHARE, TRIAL_SHARE = 0.2, 0.02
+_READING_SHARE, _TRIAL_SHARE = 0.2, 0.02
 # The rest is expected to be as long as the answer so far, and at least some tokens.
 _LEAST_REST = 64
-
-
-class UnreadText:
-    """Counts what the draft has not read of one request, and decides whether it should.
-
-    Attributes:
-        num_tokens: Tokens of prompt and output so far.
-        num_read: Leading tokens that the draft has read.
-
-    Args:
-        num_prompt: Tokens of the prompt.
-        num_read: See the attribute.
-        draft_costs: Step costs of the draft.
-        target_costs: Step costs of the target.
-    """
-
-    def __init__(
-        self, num_prompt: int, num_read: int, draft_costs: StepCosts, target_costs: StepCosts
-    ) -> None:
-        self.num_tokens = self._num_prompt = num_prompt
-        self.num_read = num_read
-        self._draft_costs = draft_costs
-        self._target_costs = target_costs
-
-    def is_worth_reading(self, share: float) -> bool:
-        """Whether reading takes at most a share of the time for the expected rest of the answer."""
-        num_rest = max(self.num_tokens - self._num_prompt, _LEAST_REST)
-        rest_s = num_rest * float(self._target_costs.seconds(2, self.num_tokens))
-        return self._draft_costs.reading_s(self.num_read, self.num_tokens) <= share * rest_s
 
 
 _TELLING_RATE = 0.7  # of lookups: below it, those that are right by chance would cause too many decisions
@@ -67,7 +37,8 @@ class RequestDraftLength:
         acceptance: Acceptance of the draft model's tokens.
         lookup: Continuations found in the request's text, earlier answers of its session, and the corpus.
         is_refused: Whether the draft model refuses the request, which then only looks drafts up.
-        text: How much of the text the draft has read.
+        num_tokens: Tokens of prompt and output so far.
+        num_read: Leading tokens that the draft has read.
 
     Args:
         lengths: The controller.
@@ -93,7 +64,8 @@ class RequestDraftLength:
             else LookupDraft(NO_TOKENS)
         )
         self.max_draft_len = lengths.max_draft_len
-        self.text = lengths.unread(prompt_ids)
+        self.num_tokens = self._num_prompt = len(prompt_ids)
+        self.num_read = lengths.count_read(prompt_ids)
         self._lengths = lengths
         self._sees_margins = sees_margins
         self._is_off = False
@@ -103,7 +75,7 @@ class RequestDraftLength:
     @property
     def only_looks_up(self) -> bool:
         """Whether the draft model refuses the request, or would take too long to read it."""
-        return self.is_refused or not self.text.is_worth_reading(READING_SHARE)
+        return self.is_refused or not self._is_worth_reading(_READING_SHARE)
 
     @property
     def uses_lookup(self) -> bool:
@@ -147,12 +119,12 @@ class RequestDraftLength:
             if is_telling and count_accepted(self.lookup.propose(1), token_ids):
                 self._lengths.probing.note_lookup()
             self.lookup.append(token_ids)
-        num_known = self.text.num_tokens
-        self.text.num_tokens += len(token_ids)
+        num_known = self.num_tokens
+        self.num_tokens += len(token_ids)
         drafted = proposal.drafted
         if drafted is None:
             return
-        self.text.num_read = num_known
+        self.num_read = num_known
         token_ids = token_ids[proposal.num_forced :]
         num_accepted = count_accepted(drafted.token_ids, token_ids)
         if self._is_off:
@@ -166,11 +138,17 @@ class RequestDraftLength:
         """Record that the request has ended."""
         self._lengths.end(self)
 
+    def _is_worth_reading(self, share: float) -> bool:
+        """Whether reading takes at most a share of the time for the expected rest of the answer."""
+        num_rest = max(self.num_tokens - self._num_prompt, _LEAST_REST)
+        rest_s = num_rest * float(self._lengths.target_costs.seconds(2, self.num_tokens))
+        return self._lengths.draft_costs.reading_s(self.num_read, self.num_tokens) <= share * rest_s
+
     def _probe(self) -> DraftPlan:
         """Draft one token, which is compared with the output instead of being verified."""
         if self.is_refused or not self._lengths.is_probed(self):
             return NO_DRAFT
-        if not self.text.is_worth_reading(TRIAL_SHARE):
+        if not self._is_worth_reading(_TRIAL_SHARE):
             return NO_DRAFT
         if not self._sees_margins:
             return all_of(1)

@@ -38,7 +38,7 @@ def begin(lengths: DraftLengths, num_tokens: int) -> RequestDraftLength:
 
 
 def generate(request: RequestDraftLength, num_tokens: int) -> None:
-    first = 10**6 + request.text.num_tokens  # nothing repeats
+    first = 10**6 + request.num_tokens  # nothing repeats
     tokens = np.arange(first, first + num_tokens, dtype=np.int32)
     request.observe(NO_DRAFT.complete(None), tokens)
 
@@ -65,7 +65,7 @@ def test_what_was_read_for_a_draft_is_known() -> None:
     plan = request.next_round(1000)
     drafted = Output(np.array([3], np.int32), "length", True, margins=np.array([1.0], np.float32))
     request.observe(plan.complete(drafted), np.array([4], np.int32))
-    assert request.text.num_read == LONG
+    assert request.num_read == LONG
     assert drafts(request)
 
 
