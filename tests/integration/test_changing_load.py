@@ -34,7 +34,8 @@ from tests.integration.conftest import (
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
 
-pytestmark = pytest.mark.triton
+# test_draft_length.py compares adaptive answers by day.
+pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 # Large enough that drafting pays with one request, and small enough that it hardly does with sixteen.
 TARGET_SIZE = Growth(hidden_size=512, num_layers=8, intermediate_size=1536, num_heads=16, num_kv_heads=8)

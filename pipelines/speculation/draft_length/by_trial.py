@@ -30,64 +30,6 @@ _NUM_ROUNDS = 5
 _NUM_ALONE = 3
 
 
-@dataclass(frozen=True)
-class DraftChoice:
-    """A draft length and its expected gain.
-
-    Attributes:
-        num_draft_tokens: Draft tokens per round, at least 1.
-        gain: Expected throughput relative to the target alone.
-    """
-
-    num_draft_tokens: int
-    gain: float
-
-
-class RoundTimes:
-    """The latest times at one load."""
-
-    def __init__(self) -> None:
-        self._alone_s: deque[float] = deque(maxlen=_NUM_ALONE)
-        self._verifications_s: deque[float] = deque(maxlen=_NUM_ROUNDS)
-        self._proposals: deque[tuple[int, float]] = deque(maxlen=_NUM_ROUNDS)
-
-    @property
-    def is_alone_known(self) -> bool:
-        """Whether the target alone has been measured."""
-        return bool(self._alone_s)
-
-    def observe_alone(self, seconds_per_token: float) -> None:
-        """Record the time per token of the target alone."""
-        self._alone_s.append(seconds_per_token)
-
-    def observe_round(self, num_draft_tokens: int, proposal_s: float, verification_s: float) -> None:
-        """Record a drafting round."""
-        self._proposals.append((num_draft_tokens, proposal_s))
-        self._verifications_s.append(verification_s)
-
-    def best(self, acceptance_rate: float, max_draft_len: int) -> DraftChoice | None:
-        """Return the draft length with the highest throughput; None if too little is known.
-
-        Args:
-            acceptance_rate: Acceptance rate of a draft token, below 1.
-            max_draft_len: Upper limit.
-        """
-        if not (self._alone_s and self._proposals):
-            return None
-        alone_s, verification_s = median(self._alone_s), median(self._verifications_s)
-        # A verification is a step and a call; a token of the target alone is just a step.
-        call_s = max(verification_s - alone_s, 0.0)
-        step_s = median(max(seconds - call_s, 0.0) / count for count, seconds in self._proposals)
-        gains = []
-        num_tokens = accepted = 1.0
-        for count in range(1, max_draft_len + 1):
-            accepted *= acceptance_rate
-            num_tokens += accepted
-            gains.append(num_tokens * alone_s / (verification_s + call_s + count * step_s))
-        gain = max(gains)
-        return DraftChoice(gains.index(gain) + 1, gain)
-
-
 _PRIOR_RATE = 0.7  # prior acceptance rate; pairs of one model family reach 0.6 to 0.8
 _HYSTERESIS = 0.02
 _TRIAL_ROUNDS = 3  # their median is no outlier
@@ -102,11 +44,13 @@ _NEVER = 2.0  # above every rate
 
 
 @dataclass(eq=False)
-class _Load:
-    """State at one load.
+class Load:
+    """The latest times at one load, and what is tried there.
 
     Attributes:
-        times: Times of rounds.
+        alone_s: Times per token of the target alone.
+        proposals: Draft tokens and time of proposals.
+        verifications_s: Times of their verifications.
         pause: Output tokens without drafting between two trials.
         num_until_trial: Output tokens until the next trial.
         num_drafting: Output tokens of drafting rounds since the last trial began.
@@ -116,7 +60,9 @@ class _Load:
         num_tries_left: Remaining rounds of the trial.
     """
 
-    times: RoundTimes = field(default_factory=RoundTimes)
+    alone_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_ALONE))
+    proposals: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_NUM_ROUNDS))
+    verifications_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_ROUNDS))
     pause: int = _FIRST_PAUSE
     num_until_trial: int = 0
     num_drafting: int = 0
@@ -125,10 +71,51 @@ class _Load:
     trier: TriedDraftLength | None = None
     num_tries_left: int = 0
 
+    def best(self, acceptance_rate: float, max_draft_len: int) -> tuple[int, float] | None:
+        """Return the draft length with the highest throughput; None if too little is known.
+
+        Args:
+            acceptance_rate: Acceptance rate of a draft token, below 1.
+            max_draft_len: Upper limit.
+
+        Returns:
+            The length, and the expected throughput relative to the target alone.
+        """
+        if not (self.alone_s and self.proposals):
+            return None
+        alone_s, verification_s = median(self.alone_s), median(self.verifications_s)
+        # A verification is a step and a call; a token of the target alone is just a step.
+        call_s = max(verification_s - alone_s, 0.0)
+        step_s = median(max(seconds - call_s, 0.0) / count for count, seconds in self.proposals)
+        gains = []
+        num_tokens = accepted = 1.0
+        for count in range(1, max_draft_len + 1):
+            accepted *= acceptance_rate
+            num_tokens += accepted
+            gains.append(num_tokens * alone_s / (verification_s + call_s + count * step_s))
+        gain = max(gains)
+        return gains.index(gain) + 1, gain
+
+    def least_rate(self, max_draft_len: int) -> float:
+        """Return the acceptance rate above which drafting pays, in steps of 0.05; 2 if it never does."""
+        for rate in (twentieth / 20 for twentieth in range(20)):
+            found = self.best(rate, max_draft_len)
+            if found is not None and found[1] > 1:
+                return rate
+        return _NEVER
+
     def begin_trial(self, request: TriedDraftLength) -> None:
+        """Let a request try to draft."""
         self.trier, self.num_tries_left = request, _TRIAL_ROUNDS
         self.num_until_trial, self.num_drafting = self.pause, 0
         request.is_drafting = True
+
+    def trial_length(self, max_draft_len: int) -> int:
+        """Return the draft tokens of a trial."""
+        hoped = self.best(_PRIOR_RATE, max_draft_len)
+        if hoped is None:
+            return min(_FIRST_TRIAL, max_draft_len)
+        return min(hoped[0], _LONGEST_TRIAL) if hoped[1] > 1 else 1
 
     def stop(self, request: TriedDraftLength) -> None:
         """Stop drafting; its gain so far decides when it is tried again."""
@@ -144,8 +131,6 @@ class TriedDraftLengths:
 
     Attributes:
         acceptance: Acceptance rate of the pair, the same for all margins.
-        threshold: Acceptance rate above which drafting pays according to the latest decision, in steps of
-            0.05; 2 if it never does. May be read by other threads.
 
     Args:
         max_draft_len: Upper limit.
@@ -154,16 +139,20 @@ class TriedDraftLengths:
 
     def __init__(self, max_draft_len: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_draft_len = max_draft_len
-        self.threshold = _NEVER
         self.clock = clock
         self.acceptance = AcceptanceByMargin((_PRIOR_RATE,) * NUM_CLASSES, (1 / NUM_CLASSES,) * NUM_CLASSES)
         self._requests: set[TriedDraftLength] = set()
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
 
     @property
-    def load(self) -> _Load:
+    def load(self) -> Load:
         """The state for the current number of requests."""
-        return self._loads.setdefault(load_class(max(len(self._requests), 1)), _Load())
+        return self._loads.setdefault(load_class(max(len(self._requests), 1)), Load())
+
+    @property
+    def threshold(self) -> float:
+        """Acceptance rate above which drafting pays at the current load; 2 if it never does."""
+        return self.load.least_rate(self.max_draft_len)
 
     def begin(
         self,
@@ -207,46 +196,32 @@ class TriedDraftLengths:
             load.num_tries_left -= 1
             if not load.num_tries_left:
                 load.trier = None
-                self.threshold = self._least_rate(load.times)
 
     def next_length(self, request: TriedDraftLength) -> int:
         """Return the draft tokens of a request's next round; 0 for the target alone."""
         load = self.load
-        if not load.times.is_alone_known:
+        if not load.alone_s:
             return 0
-        choice = load.times.best(request.acceptance.mean_rate, self.max_draft_len)
         if load.trier is request:
-            return self._trial_length(load.times)
-        if choice is not None:
-            if choice.gain >= (1.0 if request.is_drafting else 1 + _HYSTERESIS):
+            return load.trial_length(self.max_draft_len)
+        found = load.best(request.acceptance.mean_rate, self.max_draft_len)
+        if found is not None:
+            length, gain = found
+            if gain >= (1.0 if request.is_drafting else 1 + _HYSTERESIS):
                 request.is_drafting = True
-                return choice.num_draft_tokens if load.num_until_check > 0 else 0
+                return length if load.num_until_check > 0 else 0
             if request.is_drafting:
                 load.stop(request)
         if load.num_until_trial > 0 or load.trier is not None:
             return 0
         load.begin_trial(request)
-        return self._trial_length(load.times)
-
-    def _least_rate(self, times: RoundTimes) -> float:
-        for rate in (twentieth / 20 for twentieth in range(20)):
-            choice = times.best(rate, self.max_draft_len)
-            if choice is not None and choice.gain > 1:
-                return rate
-        return _NEVER
-
-    def _trial_length(self, times: RoundTimes) -> int:
-        hoped = times.best(_PRIOR_RATE, self.max_draft_len)
-        if hoped is None:
-            return min(_FIRST_TRIAL, self.max_draft_len)
-        return min(hoped.num_draft_tokens, _LONGEST_TRIAL) if hoped.gain > 1 else 1
+        return load.trial_length(self.max_draft_len)
 
     def next_answer(self) -> int:
         """Return the length of the target's next stream until the next decision."""
         load = self.load
-        if not load.times.is_alone_known:
+        if not load.alone_s:
             return 1 + _TIMED_TOKENS
-        self.threshold = self._least_rate(load.times)
         if load.num_until_check <= 0:
             load.check = load.num_until_check = min(2 * load.check, _LAST_CHECK)
             return 1 + _TIMED_TOKENS
@@ -319,8 +294,9 @@ class TriedDraftLength:
             self._observe_alone(len(token_ids), now_s - last_s)
             return
         draft_ids = proposal.drafted.token_ids
-        times = self._lengths.load.times
-        times.observe_round(len(draft_ids), self._proposal_s, now_s - self._proposed_s)
+        load = self._lengths.load
+        load.proposals.append((len(draft_ids), self._proposal_s))
+        load.verifications_s.append(now_s - self._proposed_s)
         self._lengths.note_round(self, len(token_ids))
         self._proposal_s = None
         num_accepted = count_accepted(draft_ids, token_ids)
@@ -342,5 +318,5 @@ class TriedDraftLength:
         self._timed_s += seconds
         self._num_timed += num_tokens
         if self._num_timed >= _TIMED_TOKENS:
-            self._lengths.load.times.observe_alone(self._timed_s / self._num_timed)
+            self._lengths.load.alone_s.append(self._timed_s / self._num_timed)
             self._timed_s, self._num_timed = 0.0, 0

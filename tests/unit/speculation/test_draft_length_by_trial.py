@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import EngineFailedError, RequestRefusedError
-from pipelines.speculation.draft_length.by_trial import RoundTimes, TriedDraftLengths
+from pipelines.speculation.draft_length.by_trial import Load, TriedDraftLengths
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.survival import RequestAcceptance
 from pipelines.speculation.loop import speculate
@@ -105,7 +105,10 @@ def fixed_s(world: World, num_draft_tokens: int, num_answers: int) -> float:
     return run_virtually(ask())
 
 
-@pytest.mark.parametrize("num_at_once", [1, 4, 16])
+LOADS = [1, pytest.param(4, marks=pytest.mark.long), 16]
+
+
+@pytest.mark.parametrize("num_at_once", LOADS)
 @pytest.mark.parametrize("step_s", [0.002, 0.02])
 def test_a_draft_as_costly_as_the_target_costs_little_and_soon_nothing(
     step_s: float, num_at_once: int
@@ -123,8 +126,8 @@ def test_a_draft_as_costly_as_the_target_costs_little_and_soon_nothing(
     assert whole >= 0.9 * 30 * num_at_once, "the target answers in one request each"
 
 
-@pytest.mark.parametrize("num_at_once", [1, 4, 16])
-@pytest.mark.parametrize("rate", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("num_at_once", LOADS)
+@pytest.mark.parametrize("rate", [0.5, pytest.param(0.7, marks=pytest.mark.long), 0.9])
 def test_a_cheap_draft_is_nearly_as_fast_as_with_the_best_known_length(rate: float, num_at_once: int) -> None:
     world = World(0.002, 0.02, rate)
     found_s = seconds(world, TriedDraftLengths(8), 20, num_at_once)
@@ -161,7 +164,7 @@ def test_a_time_of_the_target_that_was_slow_by_chance_does_not_stand() -> None:
     """This happens on a cold server: drafting seems to pay, and the target is not timed while it does."""
     world, lengths = World(0.02, 0.02), TriedDraftLengths(8)
     for _ in range(3):
-        lengths.load.times.observe_alone(1.0)
+        lengths.load.alone_s.append(1.0)
     seconds(world, lengths, 40)
     assert lengths.threshold == 2
     world.proposals.clear()
@@ -212,24 +215,16 @@ def test_a_new_request_begins_where_the_latest_were() -> None:
     assert 0.15 < new.mean_rate < 0.5
 
 
-def test_times_tell_the_best_length() -> None:
-    times = RoundTimes()
-    times.observe_alone(0.02)
-    assert times.best(0.8, 8) is None
-    times.observe_round(2, CALL_S + 2 * 0.002, CALL_S + 0.02)
-    found = times.best(0.8, 8)
-    assert found is not None
+def test_times_tell_the_best_length_whatever_one_slow_round_took() -> None:
+    load = Load()
+    load.alone_s.append(0.02)
+    assert load.best(0.8, 8) is None
+    for proposal_s in (0.5, CALL_S + 2 * 0.002, CALL_S + 2 * 0.002):
+        load.proposals.append((2, proposal_s))
+        load.verifications_s.append(CALL_S + 0.02)
+    length, gain = load.best(0.8, 8)
     expected = {
         count: sum(0.8**i for i in range(count + 1)) * 0.02 / (2 * CALL_S + 0.02 + count * 0.002)
         for count in range(1, 9)
     }
-    assert expected[found.num_draft_tokens] == max(expected.values()) == pytest.approx(found.gain)
-
-
-def test_one_slow_round_in_three_decides_nothing() -> None:
-    times = RoundTimes()
-    times.observe_alone(0.02)
-    for proposal_s in (0.5, 0.004, 0.004):
-        times.observe_round(2, proposal_s, 0.02)
-    found = times.best(0.8, 8)
-    assert found is not None and found.gain > 1.5
+    assert expected[length] == max(expected.values()) == pytest.approx(gain)
