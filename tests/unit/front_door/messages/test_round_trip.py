@@ -17,15 +17,14 @@ from pipelines.front_door.requests.conversation import Conversation, chat_prompt
 from pipelines.front_door.served_model import ChatRenderers, ServedModel
 from pipelines.text.chat_template import ChatTemplate
 from pipelines.wire.request import CompletionRequest
-from tests.support.chat_templates import CHATML
-from tests.support.tool_templates import LLAMA_3_1, MISTRAL_3, MISTRAL_11
+from tests.support.chat_templates import ALL
 from tests.unit.front_door.messages.cases import CALLS, SPECIAL, TOKENIZER, TOOLS, TWO_CALLS
 
 TEMPLATES = {
-    "hermes": CHATML,
-    "llama3_json": LLAMA_3_1,
-    "mistral_list": MISTRAL_3,
-    "mistral_names": MISTRAL_11,
+    "hermes": ALL["chatml"],
+    "llama3_json": ALL["tools_llama_3_1"],
+    "mistral_list": ALL["tools_mistral_3"],
+    "mistral_names": ALL["tools_mistral_11"],
 }
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = '{"city": "S\u00e3o \\"}{\\" <b> & \'Paulo\' \\\\ \u2603", "days": 2}'
@@ -99,7 +98,7 @@ def test_an_answer_that_comes_back_is_rendered_as_the_model_wrote_it(
     ],
 )
 def test_the_prompt_says_whether_thoughts_follow(variables: Any, expected: Thinking, served: Served) -> None:
-    model = served(CHATML)
+    model = served(ALL["chatml"])
     user = {"role": "user", "content": "<think>"}
     assert render(model, Conversation((user,), variables=variables))[1] is expected
     for content, thinking in (
@@ -113,7 +112,7 @@ def test_the_prompt_says_whether_thoughts_follow(variables: Any, expected: Think
 
 
 def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
-    model = served(CHATML)
+    model = served(ALL["chatml"])
     messages: list[Any] = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "c"},
@@ -127,7 +126,7 @@ def test_thoughts_and_roles_reach_the_template(served: Served) -> None:
 
 
 def test_what_a_template_refuses_is_refused(served: Served) -> None:
-    model = served(MISTRAL_3)
+    model = served(ALL["tools_mistral_3"])
     call = {"id": "short", "type": "function", "function": {"name": "clock.now", "arguments": "{}"}}
     messages = (
         {"role": "user", "content": "a"},

@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 
 from pipelines.front_door.messages.style import MessageStyle
-from tests.support.chat_templates import CHATML, LLAMA_3, MISTRAL, PHI
+from tests.support.chat_templates import TEMPLATES
 
-MISTRAL_V3 = MISTRAL + "{{ '[TOOL_CALLS] [' }}{% for call in tool_calls %}{{ call | tojson }}{% endfor %}"
-MISTRAL_V11 = MISTRAL + "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}"
-QWEN_CODER = CHATML + "{{ '<function=' + name + '>' }}"
+MISTRAL_V3 = (
+    TEMPLATES["mistral"] + "{{ '[TOOL_CALLS] [' }}{% for call in tool_calls %}{{ call | tojson }}{% endfor %}"
+)
+MISTRAL_V11 = TEMPLATES["mistral"] + "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}"
+QWEN_CODER = TEMPLATES["chatml"] + "{{ '<function=' + name + '>' }}"
 GLM = "{{ '<tool_call>' + name + '<arg_key>' }}"
 
 
 @pytest.mark.parametrize(
     ("source", "name", "can_think"),
     [
-        (CHATML, "hermes", True),
-        (LLAMA_3, "llama3_json", False),
+        (TEMPLATES["chatml"], "hermes", True),
+        (TEMPLATES["llama_3"], "llama3_json", False),
         (MISTRAL_V3, "mistral_list", False),
         (MISTRAL_V11, "mistral_names", False),
-        (MISTRAL, None, False),
-        (PHI, None, False),
+        (TEMPLATES["mistral"], None, False),
+        (TEMPLATES["phi"], None, False),
         (QWEN_CODER, None, True),
         (GLM, None, False),
     ],
