@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.compiler import compile_once
 from tests.support.distribution import ByGroupOrFile, in_turn
@@ -39,7 +39,11 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("draftproof"), derandomize=True, print_blob=True)
 settings.register_profile(FULL, settings.get_profile("draftproof"), max_examples=100)  # --hypothesis-profile
-settings.load_profile("ci" if os.environ.get("CI") else "draftproof")
+# For tests.breakages, where it matters that a test fails and not with which example.
+settings.register_profile(
+    "unshrunk", settings.get_profile("ci"), phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "draftproof"))
 
 
 def pytest_report_header() -> str:

@@ -117,7 +117,8 @@ def _run_tests(tree: Path, breakage: Breakage) -> tuple[int, str]:
             return -1, f"there is no {name}"
         paths += [str(path.relative_to(tree)) for path in found]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *paths]
-    environment = {**os.environ, "CI": "1"}  # Hypothesis tries the same examples each time
+    # Hypothesis tries the same examples each time, and takes the first that fails.
+    environment = {**os.environ, "CI": "1", "HYPOTHESIS_PROFILE": "unshrunk"}
     try:
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S
