@@ -147,14 +147,14 @@ BREAKAGES: tuple[Breakage, ...] = (
             ("self.num_prompt = num_prompt if num_prompt > 1 else 0", "self.num_prompt = self.num_tokens"),
             ("num_prompt=num_prompt if num_prompt > 1 else 0,", "num_prompt=num_known,"),
         ),
-        (_ROWS, _EXECUTOR),
+        (_EXECUTOR, _ROWS),
     ),
     _one(
         "KV cache: a block is reused however it was computed",
         "return 0 if self._has_one_form else min(max(num_prompt, 0), num_positions)",
         "return 0",
-        _ROWS,
         _CACHE,
+        _ROWS,
     ),
     _one(
         "KV cache: one token of a prompt is left to compute",
