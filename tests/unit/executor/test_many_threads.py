@@ -17,6 +17,11 @@ from tests.support.tiny_engines import ROOT, build_tiny_pair
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
+# Each is a process with an engine of its own.
+THREADS = pytest.mark.parametrize(
+    "num_threads", ["4", *(pytest.param(number, marks=pytest.mark.long) for number in ("3", "8"))]
+)
+
 
 @pytest.fixture(scope="module")
 def eight_processors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
@@ -51,7 +56,7 @@ def numbers_that_differ(directory: Path, processors: Mapping[str, str], *argumen
     ).stdout.strip()
 
 
-@pytest.mark.parametrize("num_threads", ["3", "4", "8"])
+@THREADS
 def test_rows_have_the_same_bits_with_more_threads_than_rows(
     directory: Path, eight_processors: Mapping[str, str], num_threads: str
 ) -> None:
@@ -66,8 +71,12 @@ def test_control_without_further_sequences_few_rows_have_other_bits(
 
 
 @needs_compiler
-@pytest.mark.parametrize("num_threads", ["3", "4", "8"])
-@pytest.mark.parametrize("arguments", [(), ("bare",)], ids=["with further sequences", "without"])
+@THREADS
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param((), marks=pytest.mark.long), ("bare",)],
+    ids=["with further sequences", "without"],
+)
 def test_with_our_own_attention_rows_need_no_further_sequences(
     own_attention: Path, eight_processors: Mapping[str, str], num_threads: str, arguments: tuple[str, ...]
 ) -> None:
