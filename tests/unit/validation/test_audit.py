@@ -44,6 +44,8 @@ def errors(number: int) -> Arm:
 
 RNG = np.random.default_rng(1)
 NOISY = arm(rounding(RNG))
+TINY: Margins = dict.fromkeys(range(100), 1e-4)
+QUIET = arm(TINY)
 HARDLY_NOISY = arm({1: 0.01, 2: 0.02})
 EQUAL = arm({})
 
@@ -52,7 +54,8 @@ EQUAL = arm({})
     ("noise", "candidate", "verdict", "words"),
     [
         (EQUAL, EQUAL, "pass", "300 equal"),
-        (NOISY, arm({**rounding(RNG), 7: 3.0}), "fail", "a margin of 3 is beyond what noise explains"),
+        (QUIET, arm({**TINY, 200: 0.4}), "fail", "a margin of 0.4 is beyond what noise explains"),
+        (NOISY, arm({**rounding(RNG), 7: 3.0}), "fail", "1 of 300 answers differ by more than any rounding"),
         (EQUAL, arm(dict.fromkeys(range(0, 300, 15), 0.4)), "fail", "non-ties in more than"),
         (arm(rounding(RNG, rate=0.05)), arm(dict.fromkeys(range(0, 300, 3), 1e-4)), "fail", "ties are more"),
         # Six times as many ties as the target's own, but too few prompts for a verdict.
