@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read",
             values=" ".join(str(error).split()),
             limit="a checkpoint directory contains config.json, weights and tokenizer.json",
-            remedy="download the checkpoint to this directory, or correct the path in the recipe",
+            remedy="download the checkpoint to this directory, or correct its path",
         ) from None
     if not isinstance(raw, dict):
         raise Settings({}, path).fail(f"a JSON {type(raw).__name__}", "a JSON object")

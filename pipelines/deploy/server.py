@@ -201,7 +201,8 @@ class Server:
     @classmethod
     def clear(cls, directory: Path) -> None:
         """Clean up after a killed server; call this only if no server of the directory is running."""
-        end_models_without_server(directory)
+        for process, _ in processes_with(prefix_of(directory)):  # Triton and its models
+            process.kill()
         remove_shared_memory(prefix_of(directory))
 
     @classmethod
@@ -307,15 +308,8 @@ class Server:
         """Remove what an ended server left: processes, ``server.json``, shared memory, zombie."""
         with contextlib.suppress(ChildProcessError):  # started by an earlier command
             os.waitpid(self.process.pid, os.WNOHANG)
-        end_models_without_server(self.directory)
-        remove_shared_memory(prefix_of(self.directory))
+        self.clear(self.directory)
         (self.directory / "server.json").unlink(missing_ok=True)
-
-
-def end_models_without_server(directory: Path) -> None:
-    """Kill Triton and model processes that a killed server left; call this only if no server is running."""
-    for process, _ in processes_with(prefix_of(directory)):
-        process.kill()
 
 
 def _answers(url: str) -> bool:
