@@ -135,8 +135,9 @@ class Serving:
         max_seq_len: Tokens of prompt and answer together, at most.
         max_queue_size: Requests that may wait.
         max_draft_len: Draft tokens in one round, at most.
-        num_draft_tokens: Draft tokens per round of requests that do not set them; 0 switches speculation off,
-            None adapts to acceptance rate and load.
+        num_draft_tokens: Draft tokens per round of requests that do not set them; 0 switches speculation off.
+            None adapts to acceptance rate and load on the embedded runtime, and is ``max_draft_len`` on
+            TensorRT-LLM, whose engines do not tell what a step costs.
     """
 
     max_batch_size: PositiveInt = 16

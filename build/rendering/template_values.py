@@ -63,6 +63,7 @@ def template_values(
         DraftproofError: See ``tensorrt_llm_repository.engine_values``.
     """
     serving = recipe.serving
+    fixed = serving.num_draft_tokens
     # Relative to the server's working directory, because the path of a socket has at most 107 bytes.
     sockets = run.relative_to(REPOSITORY_ROOT) if run.is_relative_to(REPOSITORY_ROOT) else run
     shared = {
@@ -79,7 +80,7 @@ def template_values(
         "max_seq_len": str(serving.max_seq_len),
         "max_queue_size": str(serving.max_queue_size),
         "max_draft_len": str(serving.max_draft_len),
-        "num_draft_tokens": "adaptive" if serving.num_draft_tokens is None else str(serving.num_draft_tokens),
+        "num_draft_tokens": "adaptive" if fixed is None else str(fixed),
         "draft_length_file": str(run / "draft_length.json"),
         "arms_file": str(run / "arms.json"),
         "observations_file": str(run / "observations.jsonl"),
@@ -91,6 +92,8 @@ def template_values(
             **shared,
             **own,
             "engine_access": "tensorrt_llm",
+            # Its engines do not tell what a step costs, by which lengths adapt.
+            "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
             "draft_model": names.draft,
             "target_model": names.target,
             "target_alone_model": names.target_alone,

@@ -67,13 +67,12 @@ def test_greedy_answers_are_the_targets_own(client: Client, num_draft_tokens: in
         expected = target_alone(client, request)
         assert answer.output_ids == expected.output_ids
         assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
-        assert answer.draft_length == ("adaptive" if num_draft_tokens is None else str(num_draft_tokens))
+        assert answer.draft_length == str(MAX_DRAFT_LEN if num_draft_tokens is None else num_draft_tokens)
         assert sum(answer.accepted_mask) == answer.total_accepted_draft_tokens
         drafted += answer.total_draft_tokens
         accepted += answer.total_accepted_draft_tokens
         reasons.add(answer.finish_reason)
-    if num_draft_tokens is not None:  # otherwise the server decides it
-        assert (0 < accepted <= drafted) == (num_draft_tokens != 0)
+    assert (0 < accepted <= drafted) == (num_draft_tokens != 0)
     assert reasons == {"stop", "length"}, "the prompts must end both ways, or this shows less than it says"
 
 
@@ -288,7 +287,7 @@ def test_verify_knows_what_this_runtime_drafts_for(nvidia: Served) -> None:
     prompts = tuple(Prompt(str(number), f"class C{number}") for number in range(4))
     size = Size(4, 8, num_cold=1, num_alone=1, num_for_distribution=0, goal=Goal(0.9, 0))
     with grpc_client(nvidia.server) as client:
-        limits = read_limits(client.model_parameters("speculative"), "adaptive")
+        limits = read_limits(client.model_parameters("speculative"), str(MAX_DRAFT_LEN))
         few = replace(limits, max_draft_len=2, max_requests=5)
         report = run_exact(size, prompts, few, client, None, "nonce")
     sections = {section.title: section for section in report.sections}

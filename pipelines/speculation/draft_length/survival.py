@@ -68,16 +68,12 @@ class AcceptanceByMargin:
             was_accepted: Whether the target accepted it.
         """
         rate = float(self.rates[margin_class])
-        self.observe_level(rate, was_accepted=was_accepted)
+        self._num_accepted = _LEVEL_MEMORY * self._num_accepted + was_accepted
+        self._num_expected = _LEVEL_MEMORY * self._num_expected + rate
         error = was_accepted - min(rate * factor, _CERTAIN)
         self.rates[margin_class] = min(max(rate + error / _CLASS_MEMORY, _LEAST_RATE), 1.0)
         self.shares *= 1 - 1 / _CLASS_MEMORY
         self.shares[margin_class] += 1 / _CLASS_MEMORY
-
-    def observe_level(self, rate: float, *, was_accepted: bool) -> None:
-        """Update the initial level of new requests from a draft token with expected acceptance ``rate``."""
-        self._num_accepted = _LEVEL_MEMORY * self._num_accepted + was_accepted
-        self._num_expected = _LEVEL_MEMORY * self._num_expected + rate
 
 
 class RequestAcceptance:

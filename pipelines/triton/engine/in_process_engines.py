@@ -65,7 +65,6 @@ class InProcessEngines:
         self.grammars: Grammars | None = Grammars.of(parameters, target, role="target_")
         self.control = EngineAnswerer(target, self.grammars, _CONTROL_LANE)
         self.control_lane = target.lanes[_CONTROL_LANE]
-        self.carries_margins = True
         self.draft = self.executors["draft"].complete
         self.target = target.complete
         self.stream: EngineStream | None = target.generate

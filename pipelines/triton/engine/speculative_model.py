@@ -11,7 +11,6 @@ import numpy as np
 from pipelines.asyncio_thread import AsyncioThread
 from pipelines.errors import InvalidRequestError, RepositoryError
 from pipelines.speculation.draft_length.adaptive import DraftLengths
-from pipelines.speculation.draft_length.by_trial import TriedDraftLengths
 from pipelines.speculation.draft_length.calibration import Calibration
 from pipelines.speculation.draft_length.draft_plan import DraftLength, FixedDraftLength
 from pipelines.speculation.draft_length.step_costs import StepCosts
@@ -48,7 +47,6 @@ class EnginePair(Protocol):
     """Gives the loop access to draft and target.
 
     Attributes:
-        carries_margins: Whether proposals include margins.
         stream: Streams the target's answer token by token; None if it only gives whole answers.
         stream_alone: The same for a request that never drafts.
     """
@@ -57,7 +55,6 @@ class EnginePair(Protocol):
     end_ids: tuple[int, ...]
     grammars: Grammars | None
     loop: AsyncioThread
-    carries_margins: bool
     stream: EngineStream | None
     stream_alone: EngineStream | None
 
@@ -83,7 +80,8 @@ class SpeculativeAnswerer:
         engines: Draft and target.
         admission: Limits concurrent requests.
         setting: Default and maximum of the draft length.
-        lengths: Adapts the draft length to acceptance and load.
+        lengths: Adapts the draft length to acceptance and load; None for engines that do not tell what their
+            steps cost, which draft as many tokens as they may.
     """
 
     def __init__(
@@ -91,19 +89,20 @@ class SpeculativeAnswerer:
         engines: EnginePair,
         admission: Admission,
         setting: LiveDraftLength,
-        lengths: DraftLengths | TriedDraftLengths,
+        lengths: DraftLengths | None,
     ) -> None:
         self.vocabulary = engines.vocabulary
         self.end_ids = engines.end_ids
         self.grammars = engines.grammars
-        self.totals = SpeculationStatistics(lengths.max_draft_len)
+        self._max_draft_len = setting.read().max_draft_len
+        self.totals = SpeculationStatistics(self._max_draft_len)
         self.alarm = AcceptanceAlarm()
         self.draft = WatchedDraft(engines.draft)
         self._engines = engines
         self._admission = admission
         self._setting = setting
         self._lengths = lengths
-        self._sessions = Sessions(lengths.acceptance)
+        self._sessions = None if lengths is None else Sessions(lengths.acceptance)
 
     def check(self, call: GenerationCall) -> None:
         """Refuse a request that cannot be answered."""
@@ -114,22 +113,24 @@ class SpeculativeAnswerer:
     async def answer(self, call: GenerationCall) -> AsyncIterator[tuple[Outputs, bool]]:
         """Yield one response per chunk, with the counts so far."""
         request = call.request
-        statistics = SpeculationStatistics(self._lengths.max_draft_len)
+        statistics = SpeculationStatistics(self._max_draft_len)
         rounds_so_far: list[tuple[int, int]] = []
         chunks = ChunkStream(self.vocabulary, request, streaming=call.streaming)
         wanted = call.num_draft_tokens
         if wanted is None:
             wanted = self._setting.read().num_draft_tokens
+        if wanted is None and self._lengths is None:
+            wanted = self._max_draft_len
         used = "adaptive" if wanted is None else str(wanted)
         reason = self._engines.reason_for_target_alone(call)
         if reason and wanted != 0:
             wanted, used = 0, f"off: {reason}"
-        session = self._sessions.of(call.session_id)
+        session = None if self._sessions is None else self._sessions.of(call.session_id)
         said: list[TokenIds] = [request.input_ids[request.num_prompt_tokens :]]  # by another server
         async with self._admission.slot(request.deadline_s), self._rounds(call, wanted, session) as rounds:
             async for outcome in rounds:
                 said.append(outcome.token_ids)
-                if outcome.finish_reason and self._engines.carries_margins:  # without, nothing is looked up
+                if outcome.finish_reason and session is not None:
                     session.remember(said)
                 for counts in (statistics, self.totals):
                     counts.add_round(outcome)
@@ -156,13 +157,16 @@ class SpeculativeAnswerer:
 
     @asynccontextmanager
     async def _rounds(
-        self, call: GenerationCall, wanted: int | None, session: Session
+        self, call: GenerationCall, wanted: int | None, session: Session | None
     ) -> AsyncIterator[AsyncIterator[Round]]:
         length: DraftLength
         if wanted is None:
-            sees_margins = self._engines.carries_margins and not call.use_draft_logits
+            assert self._lengths is not None and session is not None
             length = self._lengths.begin(
-                call.request.input_ids, session.acceptance, session.answer_ids, sees_margins=sees_margins
+                call.request.input_ids,
+                session.acceptance,
+                session.answer_ids,
+                sees_margins=not call.use_draft_logits,
             )
         else:
             length = FixedDraftLength(wanted)
@@ -238,9 +242,8 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     live = LiveDraftLength(setting, parameters.path("draft_length_file"))
     access = parameters.text("engine_access")
     engines: InProcessEngines | TensorRtLlmEngines
-    lengths: DraftLengths | TriedDraftLengths
+    lengths: DraftLengths | None = None
     if access == "tensorrt_llm":
-        lengths = TriedDraftLengths(setting.max_draft_len)
         engines = TensorRtLlmEngines(parameters, ServerCalls())
     elif access == "in_process":
         calibration = Calibration.read(parameters.path("calibration_file"))
@@ -264,6 +267,7 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
             engines.executors["draft"].count_cached,
             (lambda: None) if corpus is None else corpus.read,
         )
+        gauges.add("draftproof_draft_threshold", lambda: by_margin.threshold)
         for role, executor in engines.executors.items():
             watch_executor(gauges, role, executor)
     else:
@@ -278,7 +282,6 @@ def load_speculative_model(parameters: ModelParameters, backend: Any) -> Generat
     answerer = SpeculativeAnswerer(engines, admission, live, lengths)
     watch_speculation(gauges, answerer.totals)
     gauges.add("draftproof_recent_acceptance_rate", lambda: answerer.alarm.rate or 0.0)
-    gauges.add("draftproof_draft_threshold", lambda: lengths.threshold)
     gauges.add("draftproof_draft_available", lambda: answerer.draft.is_available)
     gauges.add("draftproof_draft_failures_total", lambda: answerer.draft.num_failures)
     gauges.add("draftproof_draft_refusals_total", lambda: answerer.draft.num_refusals)

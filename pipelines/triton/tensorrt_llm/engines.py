@@ -57,7 +57,6 @@ class TensorRtLlmEngines:
         self.vocabulary = self._alone.vocabulary
         self.end_ids = self._alone.end_ids
         self.grammars: Grammars | None = None
-        self.carries_margins = False
         self.loop = AsyncioThread("requests")
         self.stream: EngineStream | None = self._between_rounds
         self.stream_alone: EngineStream | None = self._alone.generate
