@@ -20,6 +20,7 @@ import yaml
 from build.command_line import print_line, recipe_parser, run_command
 from build.fetch import fetch_checkpoints
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
+from build.tensorrt_llm.command import TOKENS_PER_BLOCK
 from build.tensorrt_llm.model_config import read_model_config
 from build.tensorrt_llm.versions import find_installation, release
 from pipelines.atomic_file import write_whole
@@ -104,7 +105,7 @@ def serve_settings(recipe: Recipe, version: str) -> dict[str, Any]:
             known.
     """
     serving, section = recipe.serving, recipe.target.tensorrt_llm
-    cache: dict[str, Any] = {"enable_block_reuse": True, "tokens_per_block": section.tokens_per_block}
+    cache: dict[str, Any] = {"enable_block_reuse": True, "tokens_per_block": TOKENS_PER_BLOCK}
     if section.kv_cache_dtype == "fp8":
         cache["dtype"] = "fp8"
     if section.kv_cache_free_gpu_mem_fraction is not None:

@@ -40,7 +40,8 @@ from build.quantization.source import DECODER_TYPES, CheckpointSource, read_chec
 from build.recipe import REPOSITORY_ROOT, EngineRecipe, Recipe, load_recipe
 from build.tensorrt_llm.check import refuse
 from build.tensorrt_llm.pair import read_pair
-from build.tensorrt_llm.rules.networks import VOCABULARY_RULES
+from build.tensorrt_llm.rules.networks import PRECISION_RULES, VOCABULARY_RULES
+from build.tensorrt_llm.rules.placement import PLACEMENT_RULES
 from build.tensorrt_llm.rules.rule import findings
 from pipelines.atomic_file import put_in_place, scratch_beside
 from pipelines.errors import CheckpointError
@@ -100,7 +101,7 @@ def _check_pair(recipe: Recipe, engines: Path) -> None:
         check_settings(recipe)
         return
     pair = read_pair(recipe, engines)
-    found = findings(pair, VOCABULARY_RULES)
+    found = findings(pair, (*VOCABULARY_RULES, *PRECISION_RULES, *PLACEMENT_RULES))
     if found:
         raise refuse(pair, found)
 

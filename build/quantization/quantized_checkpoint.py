@@ -15,13 +15,13 @@ from build.files import is_complete
 from build.quantization.calibration_text import text_path
 from build.quantization.source import CheckpointSource, check_can_be_quantized, read_checkpoint_source
 from build.recipe import EngineRecipe, Recipe
+from build.tensorrt_llm.settings import TensorRtLlmEngine
 from pipelines.errors import CheckpointError, RecipeError
 from pipelines.manifest import read_manifest, sha256_file, sha256_json
 
 FORMAT_VERSION = 1
 MODELOPT_VERSION = "0.47.0"
 CALIBRATED = ("fp8", "int8_sq", "int4_awq", "w4a8_awq")
-_FP8_KV_NEEDS = ("fp8", "w4a8_awq")
 _HERE = Path(__file__).resolve().parent
 # Sources that influence the quantized weights. Other changes need no new calibration, which takes hours.
 _DECIDING = ("calibration_text.py", "modelopt_worker.py")
@@ -97,18 +97,19 @@ def plan_checkpoint(recipe: Recipe, role: str, engines: Path) -> QuantizedCheckp
     """
     engine: EngineRecipe = getattr(recipe, role)
     source = read_checkpoint_source(engine.checkpoint_directory)
-    sizes = engine.tensorrt_llm
-    mapping = (sizes.tp_size, sizes.pp_size) if recipe.runtime == "tensorrt_llm" else (1, 1)
+    sizes = engine.tensorrt_llm if recipe.runtime == "tensorrt_llm" else TensorRtLlmEngine()
+    mapping = (sizes.tp_size, sizes.pp_size)
     if _can_use_unchanged(recipe, engine, source, mapping):
         return None
-    _check(recipe, role, source, mapping)
+    _check(recipe, role, source)
+    is_calibrated = engine.quantization in CALIBRATED
     settings: dict[str, Any] = {
         "quantization": engine.quantization,
-        "kv_cache_dtype": sizes.kv_cache_dtype if engine.quantization in CALIBRATED else "model",
+        "kv_cache_dtype": sizes.kv_cache_dtype if is_calibrated else "model",
         "tp_size": mapping[0],
         "pp_size": mapping[1],
         "pad_vocab_size_to": engine.pad_vocab_size_to,
-        "calibration": _calibration(recipe) if engine.quantization in CALIBRATED else None,
+        "calibration": _calibration(recipe) if is_calibrated else None,
         "modelopt_version": MODELOPT_VERSION,
         "format_version": FORMAT_VERSION,
         "code_sha256": {name: sha256_file(_HERE / name) for name in _DECIDING},
@@ -157,7 +158,7 @@ def _can_use_unchanged(
     return is_marked and source.mapping == mapping
 
 
-def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[int, int]) -> None:
+def _check(recipe: Recipe, role: str, source: CheckpointSource) -> None:
     engine: EngineRecipe = getattr(recipe, role)
     check_can_be_quantized(source)
     if recipe.runtime == "embedded":
@@ -176,14 +177,6 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[i
             limit="growth adds random weights, which calibration does not cover",
             remedy="remove growth, or set quantization: int8",
         )
-    kv_cache_dtype = engine.tensorrt_llm.kv_cache_dtype
-    if kv_cache_dtype != "model" and (kv_cache_dtype != "fp8" or engine.quantization not in _FP8_KV_NEEDS):
-        raise RecipeError(
-            f"recipe {recipe.name}: {role}.tensorrt_llm.kv_cache_dtype does not fit the quantization",
-            values=f"kv_cache_dtype: {kv_cache_dtype}, quantization: {engine.quantization}",
-            limit=f"model, or fp8 with quantization {' or '.join(_FP8_KV_NEEDS)}",
-            remedy="set kv_cache_dtype: model, or choose one of these quantizations",
-        )
     vocab_size = source.config.get("vocab_size", 0)
     if engine.pad_vocab_size_to is not None and engine.pad_vocab_size_to < vocab_size:
         raise RecipeError(
@@ -192,20 +185,6 @@ def _check(recipe: Recipe, role: str, source: CheckpointSource, mapping: tuple[i
             limit=f"at least vocab_size={vocab_size}",
             remedy="raise it, or remove it",
         )
-    heads = int(source.config.get("num_attention_heads", 0))
-    counts = {
-        "num_attention_heads": (heads, mapping[0], "tp_size"),
-        "num_key_value_heads": (source.config.get("num_key_value_heads") or heads, mapping[0], "tp_size"),
-        "num_hidden_layers": (source.config.get("num_hidden_layers", 0), mapping[1], "pp_size"),
-    }
-    for key, (count, parts, name) in counts.items():
-        if count % parts:
-            raise RecipeError(
-                f"recipe {recipe.name}: the {role} cannot be split over this many GPUs",
-                values=f"{key}={count}, {role}.tensorrt_llm.{name}={parts}",
-                limit=f"{key} must be a multiple of {name}",
-                remedy=f"lower {name}",
-            )
 
 
 def _check_embedded_runtime(recipe: Recipe, role: str, source: CheckpointSource) -> None:

@@ -21,6 +21,7 @@ from build.tensorrt_llm.versions import Installation, find_installation, release
 from pipelines.errors import EngineBuildError
 
 LOGITS_DTYPE = "float32"
+TOKENS_PER_BLOCK = 32
 
 GATHERS_LOGITS = {"draft": True, "target": False}
 """Roles whose engines are built with ``--gather_generation_logits``.
@@ -58,15 +59,14 @@ def engine_flags(pair: Pair, side: Side) -> dict[str, str]:
     ``max_seq_len`` is that of the server; ``trtllm-build`` itself adds ``max_draft_len`` for the target.
     """
     section, serving = side.engine.tensorrt_llm, pair.recipe.serving
-    fp8_weights = side.config.quant_algo == "FP8"
     flags = {
         "max_batch_size": str(serving.max_batch_size),
-        "max_input_len": str(side.max_input_len or serving.max_seq_len - 1),
+        "max_input_len": str(serving.max_seq_len - 1),
         "max_seq_len": str(serving.max_seq_len),
         "max_num_tokens": str(pair.max_num_tokens),
         "max_beam_width": "1",
         "kv_cache_type": "paged",
-        "tokens_per_block": str(section.tokens_per_block),
+        "tokens_per_block": str(TOKENS_PER_BLOCK),
         "logits_dtype": LOGITS_DTYPE,
         "remove_input_padding": "enable",
         "context_fmha": "enable",
@@ -74,31 +74,18 @@ def engine_flags(pair: Pair, side: Side) -> dict[str, str]:
         # trtllm-build would force it on with an FP8 KV cache and off otherwise.
         "use_fp8_context_fmha": _switch(side.config.kv_cache_quant_algo == "FP8"),
         "gpt_attention_plugin": "auto",
-        "gemm_plugin": section.gemm_plugin or ("disable" if fp8_weights else "auto"),
-        "multiple_profiles": _switch(section.multiple_profiles),
+        "gemm_plugin": "disable" if side.config.quant_algo == "FP8" else "auto",
+        "multiple_profiles": "disable",  # with more kernels to choose from, the output depends on the load
         "reduce_fusion": _switch(section.reduce_fusion),
     }
-    if section.low_latency_gemm:
-        flags["low_latency_gemm_plugin"] = "fp8"
-    if section.gemm_swiglu:
-        flags["gemm_swiglu_plugin"] = "fp8"
     if GATHERS_LOGITS[side.role]:
         flags["gather_generation_logits"] = ""
     if side.role == "target":
         flags["speculative_decoding_mode"] = "draft_tokens_external"
         flags["max_draft_len"] = str(serving.max_draft_len)
-        if not section.multiple_profiles:  # trtllm-build refuses both together
-            flags["opt_num_tokens"] = str(opt_num_tokens(pair))
+        # The step for which TensorRT chooses kernels; by default, each request would add one token.
+        flags["opt_num_tokens"] = str(serving.max_batch_size * (serving.max_draft_len + 1))
     return flags
-
-
-def opt_num_tokens(pair: Pair) -> int:
-    """Return the step size for which TensorRT chooses the target's kernels: a full batch of drafts.
-
-    By default it is ``max_batch_size``, as if each request added one token.
-    """
-    serving = pair.recipe.serving
-    return min(serving.max_batch_size * (serving.max_draft_len + 1), pair.max_num_tokens)
 
 
 def build_command(pair: Pair, side: Side, paths: Paths) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from build.tensorrt_llm.command import GATHERS_LOGITS
+from build.tensorrt_llm.command import GATHERS_LOGITS, TOKENS_PER_BLOCK
 from build.tensorrt_llm.model_config import ModelConfig
 from build.tensorrt_llm.pair import Pair, Side
 
@@ -173,7 +173,7 @@ def plan_memory(pair: Pair) -> MemoryPlan:
     """
     total = pair.gpu.memory_bytes
     usable = int(total * (1 - RESERVE))
-    block = pair.target.engine.tensorrt_llm.tokens_per_block
+    block = TOKENS_PER_BLOCK
     target = _Share(pair, pair.target)
     draft = _Share(pair, pair.draft)
     room = min(

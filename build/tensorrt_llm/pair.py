@@ -17,8 +17,6 @@ from pipelines.errors import CheckpointError, RecipeError
 
 ROLES = ("draft", "target")
 
-KV_CACHE_QUANT_ALGOS = {"model": None, "fp8": "FP8", "int8": "INT8"}
-
 
 @dataclass(frozen=True)
 class Side:
@@ -47,11 +45,6 @@ class Side:
     end_ids: tuple[int, ...]
     texts: Mapping[str, str]
 
-    @property
-    def max_input_len(self) -> int | None:
-        """Return the longest prompt that the recipe asks for, tokens, or None."""
-        return self.engine.tensorrt_llm.max_input_len
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -69,10 +62,16 @@ class Pair:
 
     @property
     def max_num_tokens(self) -> int:
-        """Return the tokens of one step: the recipe's, or enough for longest round and largest batch."""
-        serving, requested = self.recipe.serving, self.recipe.tensorrt_llm.max_num_tokens
+        """Return the tokens of one step: enough for the longest request and for a round of all requests.
+
+        Each round counts as a full prompt, with reused blocks, and prompts are not chunked, because that
+        drops draft tokens (TensorRT-LLM issue #2295). ``trtllm-build`` would raise what is less than a round,
+        and lower what is more than ``max_batch_size`` whole requests.
+        """
+        serving = self.recipe.serving
         batch = serving.max_batch_size * (serving.max_draft_len + 1)
-        return requested if requested is not None else max(serving.max_seq_len, batch, serving.max_num_tokens)
+        most = serving.max_batch_size * serving.max_seq_len
+        return min(max(serving.max_seq_len, batch, serving.max_num_tokens), most)
 
     def max_draft_len(self, side: Side) -> int:
         """Return how many draft tokens an engine verifies in one step; 0 for the draft."""
@@ -86,7 +85,7 @@ def _requested(engine: EngineRecipe, source: ModelConfig) -> ModelConfig:
         source,
         is_hugging_face=source.is_hugging_face and quantization == "checkpoint",
         quant_algo=source.quant_algo if quantization == "checkpoint" else QUANT_ALGOS[quantization],
-        kv_cache_quant_algo=KV_CACHE_QUANT_ALGOS[section.kv_cache_dtype],
+        kv_cache_quant_algo="FP8" if section.kv_cache_dtype == "fp8" else None,
         vocab_size=max(source.vocab_size, engine.pad_vocab_size_to or 0),
         tp_size=section.tp_size,
         pp_size=section.pp_size,

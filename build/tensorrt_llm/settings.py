@@ -42,32 +42,18 @@ class TensorRtLlmEngine:
         tp_size: Tensor parallel size: GPUs that share each layer.
         pp_size: Pipeline parallel size: number of stages that the layers are divided into.
         gpu_device_ids: GPUs that the engine runs on; None: the first ``tp_size * pp_size``.
-        kv_cache_dtype: ``model`` (type of the activations) or ``fp8``. Preflight rejects ``int8``, because
-            ``trtllm-build`` then switches off paged context attention, which a target needs.
+        kv_cache_dtype: ``model`` (type of the activations) or ``fp8``.
         kv_cache_free_gpu_mem_fraction: Fraction of the memory that is free after the engine has loaded; None:
             computed by the memory plan.
-        max_input_len: Longest prompt, tokens; None: ``serving.max_seq_len`` - 1.
-        tokens_per_block: Block size of the KV cache; a power of two.
-        gemm_plugin: ``auto`` or ``disable``; None: ``disable`` for FP8 weights, else ``auto``.
-        low_latency_gemm: Use FP8 matrix products for few rows; FP8 weights only.
-        gemm_swiglu: Compute gate and up projection as one FP8 product, with one scale less; FP8 weights on
-            Hopper only.
         reduce_fusion: Fuse the all-reduce with the following norm; needs ``tp_size`` above 1.
-        multiple_profiles: Choose among more kernels; the output may then depend on the load.
     """
 
     tp_size: PositiveInt = 1
     pp_size: PositiveInt = 1
     gpu_device_ids: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
-    kv_cache_dtype: Literal["model", "fp8", "int8"] = "model"
+    kv_cache_dtype: Literal["model", "fp8"] = "model"
     kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_input_len: PositiveInt | None = None
-    tokens_per_block: PositiveInt = 32
-    gemm_plugin: Literal["auto", "disable"] | None = None
-    low_latency_gemm: bool = False
-    gemm_swiglu: bool = False
     reduce_fusion: bool = False
-    multiple_profiles: bool = False
 
     @property
     def world_size(self) -> int:
@@ -103,8 +89,6 @@ class TensorRtLlm:
         gpu: GPU that the engines are built for, one of ``build/tensorrt_llm/settings.py``.
         version: Version of TensorRT-LLM; engines do not run on any other.
         container: Image with that version, for building and serving.
-        max_num_tokens: Tokens in one step, at most. None: enough for the longest round and the largest batch,
-            and at least ``serving.max_num_tokens``. Prompts are not chunked.
         batch_scheduler_policy: ``guaranteed_no_evict`` or ``max_utilization``.
         calibration: Text for calibrating activation scales.
     """
@@ -112,6 +96,5 @@ class TensorRtLlm:
     gpu: GpuName = "h100-80gb"
     version: Text = "1.2.1"
     container: Text = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
-    max_num_tokens: PositiveInt | None = None
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     calibration: Calibration = Calibration()

@@ -41,16 +41,6 @@ def release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def without_builder(version: str) -> bool:
-    """Return whether this version may lack ``trtllm-build``, which was removed before 1.3 was released."""
-    return release(version) >= (1, 3)
-
-
-def has_known_flags(version: str) -> bool:
-    """Return whether our ``trtllm-build`` flags were checked against this version."""
-    return version.partition("+")[0] == KNOWN_FLAGS
-
-
 def image_version(image: str) -> str | None:
     """Return the version in one of NVIDIA's images, ``unknown`` if it is too new; None for other images."""
     found = _IMAGE.fullmatch(image)

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 from build.checkpoints.tokenizer_file import first_difference
 from build.tensorrt_llm.pair import Pair
-from build.tensorrt_llm.rules.limits import draft_vocabulary, requested_limits
 from build.tensorrt_llm.rules.rule import Violation, rule
 from build.tensorrt_llm.versions import (
     KNOWN_FLAGS,
     has_fixed_tag,
-    has_known_flags,
     image_version,
-    without_builder,
 )
 
 _QWEN_TYPES = ("qwen2", "qwen3")
@@ -23,21 +20,13 @@ _CONTAINER = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
 @rule("version", "TensorRT-LLM PRs #15763, #15907, #15918, #16369 (June and July 2026)")
 def _version(pair: Pair) -> Iterator[Violation]:
     version = pair.recipe.tensorrt_llm.version
-    if without_builder(version):
-        yield Violation(
-            "pair",
-            "this version of TensorRT-LLM may have no trtllm-build",
-            f"version {version}",
-            "trtllm-build was removed in June and July 2026, between release candidates of 1.3",
-            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (draftproof llm-api)",
-        )
-    elif not has_known_flags(version):
+    if version.partition("+")[0] != KNOWN_FLAGS:
         yield Violation(
             "pair",
             "flags and limits were not checked for this version of TensorRT-LLM",
             f"version {version}",
-            f"{KNOWN_FLAGS}",
-            f"set tensorrt_llm.version: {KNOWN_FLAGS}",
+            f"{KNOWN_FLAGS}; later versions have no trtllm-build, which was removed in June and July 2026",
+            f"set tensorrt_llm.version: {KNOWN_FLAGS}, or use the LLM API (draftproof llm-api)",
         )
 
 
@@ -113,21 +102,18 @@ def _qwen_type(pair: Pair) -> Iterator[Violation]:
 VERSION_RULES = (_version, _container, _checkpoint, _qwen_type)
 
 
-@rule("draft-vocabulary", "TensorRT-LLM issue #3615")
-def _draft_vocabulary(pair: Pair) -> Iterator[Violation]:
-    return draft_vocabulary(requested_limits(pair, pair.draft), requested_limits(pair, pair.target))
-
-
 @rule("vocab-size", "TensorRT-LLM issues #3615 and #2789")
 def _vocab_size(pair: Pair) -> Iterator[Violation]:
-    draft, target = pair.draft.config.vocab_size, pair.target.config.vocab_size
-    if draft < target:
+    sizes = {side.role: side.config.vocab_size for side in pair.sides}
+    if sizes["draft"] != sizes["target"]:
+        smaller, largest = min(sizes, key=sizes.__getitem__), max(sizes.values())
         yield Violation(
             "pair",
-            "the draft's vocabulary is smaller than the target's",
-            f"draft {draft}, target {target}",
-            "must be equal, so that the target can use the draft's logits",
-            f"set draft.pad_vocab_size_to: {target}, if the tokenizers are the same",
+            "draft and target have vocabularies of different sizes",
+            f"draft {sizes['draft']}, target {sizes['target']}",
+            "must be equal, so that every draft token is a target token and the target can use the draft's "
+            "logits",
+            f"set {smaller}.pad_vocab_size_to: {largest}, if the tokenizers are the same",
         )
 
 
@@ -188,7 +174,7 @@ def _logits_dtype(pair: Pair) -> Iterator[Violation]:
             )
 
 
-VOCABULARY_RULES = (_draft_vocabulary, _vocab_size, _padding, _tokenizer, _logits_dtype)
+VOCABULARY_RULES = (_vocab_size, _padding, _tokenizer, _logits_dtype)
 
 
 # Weights with which trtllm-build keeps paged context attention on with an FP8 KV cache.
@@ -200,16 +186,7 @@ def _kv_cache_type(pair: Pair) -> Iterator[Violation]:
     for side in pair.sides:
         weights, cache = side.config.quant_algo, side.config.kv_cache_quant_algo
         values = f"weights {weights or side.config.dtype}, KV cache {cache}"
-        if cache == "INT8":
-            yield Violation(
-                side.role,
-                "an engine with an INT8 KV cache builds with a warning but cannot serve",
-                values,
-                "trtllm-build switches off paged context attention, which block reuse needs, and a target "
-                "without block reuse does not start",
-                f"set {side.role}.tensorrt_llm.kv_cache_dtype: model, or fp8 with FP8 weights",
-            )
-        elif cache == "FP8" and weights not in FP8_KV_WEIGHTS:
+        if cache == "FP8" and weights not in FP8_KV_WEIGHTS:
             yield Violation(
                 side.role,
                 "an engine with an FP8 KV cache and these weights builds with a warning but cannot serve",
@@ -218,22 +195,6 @@ def _kv_cache_type(pair: Pair) -> Iterator[Violation]:
                 "attention",
                 f"set {side.role}.tensorrt_llm.kv_cache_dtype: model, or {side.role}.quantization: fp8",
             )
-
-
-@rule("fp8-kernels", "tensorrt_llm/plugin/plugin.py PluginConfig @c20322ff")
-def _fp8_kernels(pair: Pair) -> Iterator[Violation]:
-    for side in pair.sides:
-        section = side.engine.tensorrt_llm
-        kernels = {"low_latency_gemm": section.low_latency_gemm, "gemm_swiglu": section.gemm_swiglu}
-        for key, requested in kernels.items():
-            if requested and side.config.quant_algo != "FP8":
-                yield Violation(
-                    side.role,
-                    f"{key} needs FP8 weights",
-                    f"{key}: true, weights {side.config.quant_algo or side.config.dtype}",
-                    "quant_algo FP8",
-                    f"remove {side.role}.tensorrt_llm.{key}, or set {side.role}.quantization: fp8",
-                )
 
 
 @rule("reduce-fusion", "tensorrt_llm/builder.py build() @008b2b8d: 'Overriding reduce_fusion'")
@@ -251,4 +212,4 @@ def _reduce_fusion(pair: Pair) -> Iterator[Violation]:
             )
 
 
-PRECISION_RULES = (_kv_cache_type, _fp8_kernels, _reduce_fusion)
+PRECISION_RULES = (_kv_cache_type, _reduce_fusion)

@@ -1,4 +1,4 @@
-"""Rules on the placement of ranks on GPUs, and on memory."""
+"""Rules on what fits: ranks on GPUs, positions into the network's context, both engines into memory."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def _devices(pair: Pair) -> Iterator[Violation]:
             )
 
 
+@rule("positions", "tensorrt_llm/builder.py _init_max_seq_len and build() @008b2b8d")
+def _positions(pair: Pair) -> Iterator[Violation]:
+    serving = pair.recipe.serving
+    for side in pair.sides:
+        reach = side.config.max_positions - pair.max_draft_len(side)
+        needed = serving.max_seq_len + pair.max_draft_len(side)
+        if side.config.max_positions < needed:
+            yield Violation(
+                side.role,
+                "the network's context is shorter than serving.max_seq_len",
+                f"serving.max_seq_len={serving.max_seq_len}; {needed} with the draft tokens of a round",
+                f"max_position_embeddings={side.config.max_positions}; trtllm-build adds max_draft_len",
+                f"set serving.max_seq_len: {reach}, or use another checkpoint",
+            )
+
+
 @rule("memory", "Draftproof: build/tensorrt_llm/memory_plan.py, whose workspace is an estimate")
 def _memory(pair: Pair) -> Iterator[Violation]:
     plan = plan_memory(pair)
@@ -85,7 +101,7 @@ def _memory(pair: Pair) -> Iterator[Violation]:
         "; ".join(parts) + f"; together {_gib(plan.static_bytes_on(device))} without KV caches, "
         f"{plan.tokens} tokens in both KV caches",
         f"{_gib(plan.usable_bytes)} of {pair.recipe.tensorrt_llm.gpu}, {plan.tokens_of_a_request} tokens",
-        "raise tp_size, lower serving.max_seq_len or max_num_tokens, quantize further, or use a larger GPU",
+        "raise tp_size, lower serving.max_seq_len or max_batch_size, quantize further, or use a larger GPU",
     )
 
 
@@ -93,4 +109,4 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
-PLACEMENT_RULES = (_split, _devices, _memory)
+PLACEMENT_RULES = (_split, _devices, _positions, _memory)

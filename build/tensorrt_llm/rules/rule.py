@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from build.tensorrt_llm.pair import Pair
-from pipelines.errors import DraftproofError
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,6 @@ class Violation:
     values: str
     limit: str
     remedy: str
-
-    def error(self, kind: type[DraftproofError]) -> DraftproofError:
-        """Return this violation as an error."""
-        return kind(self.what, values=self.values, limit=self.limit, remedy=self.remedy)
 
 
 @dataclass(frozen=True)
@@ -74,16 +69,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, str]:
         """Return this finding as a JSON object."""
-        violation = self.violation
-        return {
-            "rule": self.rule,
-            "role": violation.role,
-            "what": violation.what,
-            "values": violation.values,
-            "limit": violation.limit,
-            "remedy": violation.remedy,
-            "source": self.source,
-        }
+        return {"rule": self.rule, **asdict(self.violation), "source": self.source}
 
 
 def findings(pair: Pair, rules: Iterable[Rule]) -> list[Finding]:

@@ -63,7 +63,6 @@ def built_engine(tmp_path: Path, pair: Pair, **build_config: Any) -> Path:
     [
         ({"max_draft_len": 4}, "max_draft_len 4, expected 8"),
         ({"speculative_decoding_mode": 1}, "speculative_decoding_mode 1, expected 2"),
-        ({"speculative_decoding_mode": "DRAFT_TOKENS_EXTERNAL"}, ""),
         ({"max_beam_width": 4}, "max_beam_width 4"),
         ({"gather_context_logits": True}, "gather_context_logits True"),
         ({"gather_generation_logits": True}, "gather_generation_logits True, expected False"),

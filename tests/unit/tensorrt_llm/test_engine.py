@@ -230,7 +230,7 @@ def test_nothing_is_built_if_the_preflight_finds_something(
     machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
 ) -> None:
     machine.install("1.2.1")
-    raw["target"]["tensorrt_llm"] = {"kv_cache_dtype": "int8"}
+    raw["target"]["tensorrt_llm"] = {"kv_cache_dtype": "fp8"}
     lines: list[str] = []
     with pytest.raises(DraftproofError, match="does not pass preflight"):
         build_engines(recipe_of(tmp_path, raw), tmp_path / "engines", lines.append)

@@ -13,7 +13,6 @@ from tritonclient.grpc import model_config_pb2
 
 from build.recipe import Recipe, load_recipe
 from build.repository import render_recipe
-from pipelines.errors import DraftproofError
 from tests.stand_in_tensorrt_llm.repository import MEMORY, recipe, write_engine
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS, PARAMETERS, REQUIRED_PARAMETERS
 
@@ -125,50 +124,3 @@ def test_what_the_loop_reads_is_the_engines_own(tmp_path: Path) -> None:
     assert (given["draft_vocab_size"], given["draft_padded_vocab_size"]) == ("2040", "2040")
     assert given["engine_access"] == "tensorrt_llm"
     assert given["end_ids"] == parameters(configs["target_alone"])["end_ids"] == "0,1"
-
-
-@pytest.mark.parametrize(
-    ("sections", "changes", "words"),
-    [
-        (
-            {},
-            {"target": {"build_config": {"max_num_tokens": 256}}},
-            "the target engine cannot process a request of serving.max_seq_len",
-        ),
-        (
-            {},
-            {"draft": {"build_config": {"max_seq_len": 300}}},
-            "the draft engine cannot process a request of serving.max_seq_len",
-        ),
-        (
-            {},
-            {"draft": {"pretrained_config": {"vocab_size": 4096}}},
-            "draft's vocabulary is larger than the target's",
-        ),
-        ({}, {"draft": {"pretrained_config": {"logits_dtype": "float16"}}}, "logits of different types"),
-        ({}, {"target": {"pretrained_config": {"logits_dtype": "bfloat16"}}}, "is invalid; .*bfloat16"),
-        (
-            {},
-            {"draft": {"build_config": {"gather_generation_logits": False}}},
-            "cannot return its logits.*must be built with --gather_generation_logits",
-        ),
-    ],
-)
-def test_what_could_not_serve_is_not_rendered(
-    tmp_path: Path, sections: dict[str, Any], changes: dict[str, Any], words: str
-) -> None:
-    made_by = recipe(**sections)
-    with pytest.raises(DraftproofError, match=words) as refused:
-        render(tmp_path, made_by, **changes)
-    assert refused.value.remedy and refused.value.limit and refused.value.values
-    assert not (tmp_path / "run").exists()
-
-
-def test_half_precision_logits_reach_every_tensor_that_carries_them(tmp_path: Path) -> None:
-    half = {"pretrained_config": {"logits_dtype": "float16"}}
-    configs = configs_of(render(tmp_path, recipe(), draft=half, target=half))
-    for role in ("draft", "target"):
-        for tensor in (*configs[role].input, *configs[role].output):
-            known = {**INPUTS, **OUTPUTS}[tensor.name]
-            if known.data_type == "LOGITS":
-                assert tensor.data_type == model_config_pb2.TYPE_FP16, tensor.name

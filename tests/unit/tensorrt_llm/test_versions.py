@@ -10,9 +10,7 @@ import pytest
 from build.tensorrt_llm.versions import (
     Installation,
     find_installation,
-    has_known_flags,
     image_version,
-    without_builder,
 )
 from tests.support.stand_in_machine import StandInMachine
 
@@ -73,10 +71,3 @@ def test_a_python_that_does_not_answer_has_an_unknown_version(
 )
 def test_images(image: str, version: str | None) -> None:
     assert image_version(image) == version
-
-
-def test_versions() -> None:
-    found = [without_builder(version) for version in ("1.2.1", "1.3.0rc17", "1.3.0", "2.0")]
-    assert found == [False, True, True, True]
-    found = [has_known_flags(version) for version in ("1.2.1", "1.2.1+cu130", "1.2.0", "1.2.10")]
-    assert found == [True, True, False, False]
