@@ -1,8 +1,8 @@
 """The first hour on a GPU: ``make gpu-day`` inside NVIDIA's container.
 
-Builds the smallest recipe, serves it, shows what each defect of the audit of November 2026 does there,
-verifies and benches. Each step has a time limit, and one that fails stops only those that need it. The
-result file is rewritten after every step. Exit code 0 if every step passed, 3 if some were inconclusive.
+Builds the smallest recipe, serves it, probes what only a GPU shows, verifies and benches. Each step has a
+time limit, and one that fails stops only those that need it. The result file is rewritten after every step.
+Exit code 0 if every step passed, 3 if some were inconclusive.
 """
 
 from __future__ import annotations

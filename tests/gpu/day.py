@@ -13,117 +13,60 @@ _RUNTIME = ("--runtime", "tensorrt_llm")
 
 
 def day_steps(recipe: str, ports: Ports) -> tuple[Step, ...]:
-    """Everything but stopping the server.
-
-    The server comes early, and what needs no server comes last: if the hour ends before the list does, the
-    rest can be had without a GPU, or in a second run, which finds the engines built.
-    """
-    of_recipe = ("--recipe", recipe)
-    served = ("--url", f"grpc://127.0.0.1:{ports.grpc}", *of_recipe)
+    """Everything but stopping the server; a second run finds the engines built."""
+    of = ("--recipe", recipe)
+    served = ("--url", f"grpc://127.0.0.1:{ports.grpc}", *of)
     listening = tuple(f"--{name}-port={port}" for name, port in asdict(ports).items())
-    return (
-        Step("machine", "GPUs, driver, containers", _probe("machine", *of_recipe), 2 * _MINUTE_S),
-        Step(
-            "quantize",
-            "ModelOpt makes the checkpoints",
-            _module("build.quantize", *of_recipe, *_RUNTIME),
-            20 * _MINUTE_S,
-        ),
-        Step(
-            "preflight",
-            "rules and memory plan",
-            _module("build.preflight", *of_recipe, *_RUNTIME),
-            5 * _MINUTE_S,
+    # Name; what it shows; command; limit in minutes; the steps that it needs.
+    table: tuple[tuple[str, str, tuple[str, ...], float, tuple[str, ...]], ...] = (
+        ("machine", "GPUs, driver, containers", _probe("machine", *of), 2, ()),
+        ("quantize", "ModelOpt makes checkpoints", _module("build.quantize", *of, *_RUNTIME), 20, ()),
+        (
+            *("preflight", "rules and memory plan", _module("build.preflight", *of, *_RUNTIME), 5),
             ("quantize",),
         ),
-        Step(
-            "engines",
-            "trtllm-build takes our checkpoints and flags",
-            _module("build.engines", *of_recipe, *_RUNTIME),
-            40 * _MINUTE_S,  # the first run pulls an image of 20 GB
+        (
+            *("engines", "trtllm-build takes our checkpoints and flags, and the result is compared"),
+            *(_module("build.engines", *of, *_RUNTIME), 40),  # the first run pulls an image of 14 GB
             ("machine", "quantize"),
         ),
-        Step(
-            "built",
-            "W7: version and settings of the engines",
-            _probe("built", *of_recipe),
-            2 * _MINUTE_S,
+        (
+            *("repository", "the repository is rendered", _module("build.repository", *of, *_RUNTIME), 5),
             ("engines",),
         ),
-        Step(
-            "repository",
-            "the model repository is rendered",
-            _module("build.repository", *of_recipe, *_RUNTIME),
-            5 * _MINUTE_S,
-            ("engines",),
-        ),
-        Step(
-            "serve",
-            "NVIDIA's Triton loads both engines behind our models",
-            _module("pipelines.deploy", "serve", *of_recipe, *_RUNTIME, *listening),
-            35 * _MINUTE_S,  # its own limit, which quotes Triton's log, is 30
+        (
+            *("serve", "NVIDIA's Triton loads both engines behind our models"),
+            *(_module("pipelines.deploy", "serve", *of, *_RUNTIME, *listening), 35),  # its own limit is 30
             ("repository",),
         ),
-        Step("memory", "W5: memory in use beside the plan", _probe("memory", *served), _MINUTE_S, ("serve",)),
-        Step(
-            "sampling",
-            "W1: sampled speculation works, and a refusal does not stop greedy speculation",
-            _probe("sampling", *served),
-            5 * _MINUTE_S,
-            ("serve",),
+        ("memory", "memory in use beside the plan", _probe("memory", *served), 1, ("serve",)),
+        (
+            *("sampling", "sampled speculation works, and a refusal does not stop greedy speculation"),
+            *(_probe("sampling", *served), 5, ("serve",)),
         ),
-        Step(
-            "log-probs",
-            "W2: log probabilities are real, or refused",
-            _probe("log-probs", *served),
-            5 * _MINUTE_S,
-            ("serve",),
+        (
+            *("verify", "generate answers as generate_target does"),
+            *(
+                _module("pipelines.validation", *of, "--quick", "--only", "equality", "--json"),
+                20,
+                ("serve",),
+            ),
         ),
-        Step(
-            "verify",
-            "generate answers as generate_target does",
-            _module("pipelines.validation", *of_recipe, "--quick", "--only", "equality", "--json"),
-            20 * _MINUTE_S,
-            ("serve",),
+        (
+            *("bench", "speed of generate and generate_target"),
+            *(_module("pipelines.bench", *of, "--quick", "--json"), 20, ("serve",)),
         ),
-        Step(
-            "bench",
-            "speed of generate and generate_target",
-            _module("pipelines.bench", *of_recipe, "--quick", "--json"),
-            20 * _MINUTE_S,
-            ("serve",),
-        ),
-        Step(
-            "image-user",
-            "W6: the container's Python imports TensorRT-LLM as our user",
-            _probe("image-user", *of_recipe),
-            10 * _MINUTE_S,
-            ("machine",),
-        ),
-        Step(
-            "llm-api",
-            "W4: the spelling of decoding_type that this version takes",
-            _probe("llm-api", *of_recipe),
-            10 * _MINUTE_S,
-            ("machine",),
-        ),
-        Step(
-            "tokenizers",
-            "W3: published draft and target have equal tokenizers",
-            _probe("tokenizers", *of_recipe),
-            10 * _MINUTE_S,
-        ),
+    )
+    return tuple(
+        Step(name, shows, command, minutes * _MINUTE_S, needs)
+        for name, shows, command, minutes, needs in table
     )
 
 
 def stop_step(recipe: str) -> Step:
     """Stop the server, whatever came before."""
-    return Step(
-        "stop",
-        "the server ends in time",
-        _module("pipelines.deploy", "stop", "--recipe", recipe),
-        5 * _MINUTE_S,
-    )
+    command = _module("pipelines.deploy", "stop", "--recipe", recipe)
+    return Step("stop", "the server ends in time", command, 5 * _MINUTE_S)
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

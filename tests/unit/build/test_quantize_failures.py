@@ -98,6 +98,13 @@ def test_a_pair_that_is_none_is_refused_before_anything_is_quantized(
         quantize.quantize_recipe(pair_recipe(tmp_path, *sections, runtime=runtime), tmp_path / "engines")
 
 
+def test_what_preflight_would_refuse_is_not_quantized(source: Path, tmp_path: Path) -> None:
+    section = {"checkpoint": str(source), "quantization": "fp8", "tensorrt_llm": {"tp_size": 3}}
+    with pytest.raises(IncompatiblePairError, match=r"split .*tp_size=3, num_attention_heads=4"):
+        recipe = pair_recipe(tmp_path, section, section, runtime="tensorrt_llm")
+        quantize.quantize_recipe(recipe, tmp_path / "engines")
+
+
 def test_norms_that_the_export_drops(tmp_path: Path) -> None:
     source = make_hugging_face(tmp_path / "qwen", "qwen3")
     name = "transformer.layers.0.attention.k_layernorm.weight"
@@ -178,6 +185,7 @@ def absent(name: str) -> str:
 def test_another_version_of_modelopt_or_none_is_refused(
     version: Callable[[str], str], message: str, source: Path, tmp_path: Path
 ) -> None:
+    worker()  # its libraries ask for versions when they are imported
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantize.importlib.metadata, "version", version)
         with pytest.raises(CheckpointError, match=message):

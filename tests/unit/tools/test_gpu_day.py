@@ -17,8 +17,7 @@ from pipelines.deploy.process import ProcessIdentity
 from tests.conftest import REPOSITORY_ROOT
 from tests.gpu import __main__ as day
 from tests.gpu.day import day_steps, stop_step
-from tests.gpu.machine_probes import MACHINE_PROBES
-from tests.gpu.serving_probes import SERVING_PROBES, kind_of_log_probs
+from tests.gpu.probe import PROBES
 from tests.gpu.step import FAILED, INCONCLUSIVE, NOT_RUN, PASSED, TIMED_OUT, Step, run_step, run_steps
 
 
@@ -128,19 +127,4 @@ def test_the_steps_are_in_an_order_that_works() -> None:
         seen.add(step.name)
     assert stop_step("demo").name not in seen
     probes = {step.command[3] for step in steps if step.command[2] == "tests.gpu.probe"}
-    assert probes == {*MACHINE_PROBES, *SERVING_PROBES}
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        ({"refused": "not on this runtime"}, "refused"),
-        ({"log_probs": [0.0] * 8}, "8 zeros"),
-        ({"log_probs": [-0.1, -2.5, -0.3]}, "real"),
-        ({"log_probs": [-0.1, 0.7]}, "not log probabilities"),
-        ({"log_probs": []}, "failed"),
-        ({"failed": "EngineFailedError: out of memory"}, "failed"),
-    ],
-)
-def test_zeros_are_not_taken_for_log_probabilities(answer: dict[str, Any], kind: str) -> None:
-    assert kind_of_log_probs(answer).startswith(kind)
+    assert probes == set(PROBES)
