@@ -40,14 +40,14 @@ class Finding:
 
 
 def machine(recipe: str, url: str) -> Finding:
-    """Driver, GPUs, containers: the findings of ``make doctor``."""
+    """Return the findings of ``make doctor``: driver, GPUs, containers."""
     found = gpu_findings()
     seen = {finding.name: finding.value for finding in found}
     return Finding("pass" if found[-1].value == READY else "fail", found[-1].value, seen)
 
 
 def memory(recipe: str, url: str) -> Finding:
-    """What ``nvidia-smi`` counts, beside the plan of ``draftproof preflight``."""
+    """Compare what ``nvidia-smi`` counts with the plan of ``draftproof preflight``."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Finding("inconclusive", "no nvidia-smi")
@@ -73,7 +73,7 @@ def memory(recipe: str, url: str) -> Finding:
 
 
 def sampling(recipe: str, url: str) -> Finding:
-    """Sampled requests with the draft's logits, and greedy speculation before and after them."""
+    """Ask for sampled answers with the draft's logits, between greedy ones."""
     with Client.connect(url) as client:
         before = client.generate(_GREEDY).total_draft_tokens
         sampled = [_drafted(client, dataclasses.replace(_SAMPLED, seed=seed)) for seed in range(_SAMPLES)]
