@@ -62,8 +62,7 @@ def template_values(
         EngineLoadError: The target has no tokenizer.
         DraftproofError: See ``tensorrt_llm_repository.engine_values``.
     """
-    serving = recipe.serving
-    fixed = serving.num_draft_tokens
+    serving, fixed = recipe.serving, recipe.serving.num_draft_tokens
     # Relative to the server's working directory, because the path of a socket has at most 107 bytes.
     sockets = run.relative_to(REPOSITORY_ROOT) if run.is_relative_to(REPOSITORY_ROOT) else run
     shared = {
