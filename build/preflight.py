@@ -238,14 +238,7 @@ def plan_recipe(recipe: Recipe, draft: EngineSource, target: EngineSource, free:
     return plan_memory(*engines, recipe.serving, free)
 
 
-def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) -> dict[str, Any]:
-    if given:
-        raise RecipeError(
-            "only TensorRT-LLM engines can be compared with a recipe",
-            values=f"--{next(iter(given))}-engine, runtime embedded",
-            limit="engines of the embedded runtime are checked against their manifest on load",
-            remedy="remove the option, or set --runtime tensorrt_llm",
-        )
+def _check_embedded(recipe: Recipe, engines: Path) -> dict[str, Any]:
     missing = [name for repository in repositories(recipe) for name in repository.missing_names()]
     draft, target = check_settings(recipe) if missing else check_recipe(recipe, engines)
     for role, source in (("draft", draft), ("target", target)):
@@ -261,11 +254,9 @@ def _check_embedded(recipe: Recipe, engines: Path, given: Mapping[str, Path]) ->
 
 def _check(options: argparse.Namespace) -> dict[str, Any]:
     recipe = pin_recipe(load_recipe(options.recipe, options.runtime))
-    both = {"draft": options.draft_engine, "target": options.target_engine}
-    given = {role: path for role, path in both.items() if path is not None}
     if recipe.runtime == "embedded":
-        return _check_embedded(recipe, options.engines, given)
-    return run_preflight(recipe, options.engines, given, options.run)
+        return _check_embedded(recipe, options.engines)
+    return run_preflight(recipe, options.engines, options.run)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -275,8 +266,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_runtime(parser)
     add_engines(parser)
-    parser.add_argument("--draft-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
-    parser.add_argument("--target-engine", type=Path, help="a TensorRT-LLM engine to compare with the recipe")
     parser.add_argument(
         "--run",
         type=Path,

@@ -71,14 +71,12 @@ def _state(side: Side, built: Mapping[str, Path]) -> str:
     return "to be quantized" if side.checkpoint is None else "to be built"
 
 
-def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run: Path) -> dict[str, Any]:
+def run_preflight(recipe: Recipe, engines: Path, run: Path) -> dict[str, Any]:
     """Check a pair, and print and store the findings and the memory plans.
 
     Args:
         recipe: The pair.
-        engines: Folder that holds the engines.
-        given: Engine directories to compare with the recipe, by role; by default, the recipe's existing
-            engines.
+        engines: Folder that holds the engines; those of the recipe that exist are compared with it.
         run: Folder in which ``<recipe>/preflight.json`` is written.
 
     Returns:
@@ -89,7 +87,7 @@ def run_preflight(recipe: Recipe, engines: Path, given: Mapping[str, Path], run:
         CheckpointError: A ``config.json`` or ``tokenizer.json`` is missing or invalid.
     """
     pair = read_pair(recipe, engines)
-    built = {**find_engines(pair, engines), **given}
+    built = find_engines(pair, engines)
     found = check_pair(pair, built)
     plans = _plans(pair)
     for finding in found:

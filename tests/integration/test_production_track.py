@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from build.tensorrt_llm.rules.limits import requested_limits
 
 from build import built_pair, engines, preflight, quantize, repository
 from build.recipe import load_recipe
 from build.rendering.tensorrt_llm_repository import BuiltEngine
 from build.tensorrt_llm.pair import read_pair
-from build.tensorrt_llm.rules.limits import requested_limits
 from pipelines.client import Client, CompletionRequest
 from tests.conftest import REPOSITORY_ROOT
 from tests.stand_in_tensorrt_llm.repository import stand_in

@@ -36,7 +36,7 @@ from tests.integration.conftest import (
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 from tests.stand_in_tensorrt_llm.served import Served
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia")]
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia"), pytest.mark.long]
 
 MODELS = ("generate", "generate_target")
 PROMPTS = ("def main(", "import os\n", "class Tree:\n    def __init__", "naïve café ☕ ")

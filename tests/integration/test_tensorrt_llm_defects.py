@@ -20,7 +20,7 @@ from tests.integration.conftest import grpc_client, post, target_alone
 from tests.stand_in_tensorrt_llm.repository import MAX_BATCH_SIZE
 from tests.stand_in_tensorrt_llm.served import Served
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia")]
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("nvidia"), pytest.mark.long]
 
 PROMPT = "import os\n"
 

@@ -18,7 +18,7 @@ from tests.integration.test_two_pairs import tokens_of, traffic
 from tests.stand_in_tensorrt_llm import repository as stand_in
 from tests.support.ready_server import ready_server
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.long]  # a stand-in of TensorRT-LLM
 
 
 def write_engine(directory: Path, role: str, fingerprint: str) -> Path:

@@ -60,11 +60,7 @@ FLAGS = {
     ),
     "max_draft_len": Flag(NUMBER, "0", _BUILD),
     "gpt_attention_plugin": Flag(_PLUGIN_DTYPES, "auto", _PLUGIN),
-    "nccl_plugin": Flag(_PLUGIN_DTYPES, "auto", _PLUGIN),
     "gemm_plugin": Flag((*_PLUGIN_DTYPES[:-1], "fp8", "nvfp4", "disable"), None, _PLUGIN),
-    "gemm_swiglu_plugin": Flag(("fp8", "disable"), "disable", _PLUGIN),
-    "low_latency_gemm_plugin": Flag(("fp8", "disable"), "disable", _PLUGIN),
-    "low_latency_gemm_swiglu_plugin": Flag(("fp8", "disable"), "disable", _PLUGIN),
     "context_fmha": Flag(_SWITCH, "enable", _PLUGIN),
     "use_paged_context_fmha": Flag(_SWITCH, "enable", _PLUGIN),
     "use_fp8_context_fmha": Flag(_SWITCH, "enable", _PLUGIN),
@@ -72,8 +68,6 @@ FLAGS = {
     "tokens_per_block": Flag(NUMBER, "32", _PLUGIN),
     "multiple_profiles": Flag(_SWITCH, "disable", _PLUGIN),
     "reduce_fusion": Flag(_SWITCH, "disable", _PLUGIN),
-    "use_fused_mlp": Flag(_SWITCH, "enable", _PLUGIN),
-    "user_buffer": Flag(_SWITCH, "disable", _PLUGIN),
 }
 
 QUANT_ALGOS = {None, "W8A16", "FP8", "W8A8_SQ_PER_CHANNEL", "W4A16_AWQ", "W4A8_AWQ"}

@@ -76,7 +76,7 @@ def test_the_tokenizers_own_end_counts_too(token: Any, tmp_path: Path) -> None:
     assert end_ids(directory) == (11,)
 
 
-@pytest.mark.parametrize("value", ["2", 1.5, True, -1, [11, None], [11, "12"], {"id": 2}])
+@pytest.mark.parametrize("value", ["2", True, -1, [11, None], {"id": 2}])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_an_invalid_end_token_is_refused_by_the_files_name(value: Any, name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, {"eos_token_id": 11}, {})
@@ -107,13 +107,6 @@ def test_a_special_token_with_the_highest_id_ends_a_text_if_the_network_has_it(t
     assert end_ids(directory, vocab_size=16) == (15,)
     with pytest.raises(CheckpointError, match="has no valid end tokens; end tokens 15; 15 tokens"):
         end_ids(directory, vocab_size=15)
-
-
-def test_a_broken_generation_config_is_not_passed_over(tmp_path: Path) -> None:
-    directory = checkpoint(tmp_path, {"eos_token_id": 11}, {})
-    (directory / "generation_config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="generation_config"):
-        end_ids(directory)
 
 
 def test_other_end_tokens_make_another_engine(tmp_path: Path) -> None:

@@ -142,8 +142,3 @@ def test_the_check_finds_a_flipped_bit(arguments: list[str], capsys: pytest.Capt
     (Path(draft) / "manifest.json").unlink()
     assert main([*arguments, "--check"]) == 1
     assert result_of(capsys) == {"whole": [], "damaged": [draft, target]}
-
-
-def test_a_check_without_engines_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--check"]) == 1
-    assert "has no engines to check; " in capsys.readouterr().err

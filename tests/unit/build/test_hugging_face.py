@@ -94,6 +94,13 @@ def test_the_plugin_fuses_every_family(name: str, tmp_path: Path) -> None:
     assert kinds["FullyConnected"] == 5 * len(layers) + 1
     assert kinds["Transpose"] == 0
     assert kinds["MatMul"] == len({layer.rotary for layer in layers} - {None})  # tables of angles
+    # Weights stay int8 in memory; if the pattern were missed, they would be expanded to float32.
+    primitives = {
+        node.get_rt_info()["primitiveType"].astype(str)
+        for node in operations
+        if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"
+    }
+    assert not any("ref" in primitive for primitive in primitives), primitives
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # tied and not

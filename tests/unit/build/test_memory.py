@@ -96,8 +96,7 @@ def test_weights_have_the_size_of_their_type(
     assert weight_bytes(config_of(), engine) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("head_size", [64, 96])
+@pytest.mark.parametrize(("dtype", "head_size"), [("float32", 64), ("float16", 64), ("int8", 96)])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_block_has_the_bytes_that_an_engine_allocates(
     tmp_path: Path, attention: str, dtype: str, head_size: int

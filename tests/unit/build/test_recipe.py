@@ -88,13 +88,6 @@ def test_a_recipe_is_a_mapping(raw: Any) -> None:
         parse_recipe(raw, PATH)
 
 
-@pytest.mark.parametrize(
-    "dotted", ["target.growth", "target.kv_cache", "target.lm_head", "serving.max_draft_len"]
-)
-def test_optional_keys_have_defaults(dotted: str) -> None:
-    parse_recipe(changed(dotted, KeyError), PATH)
-
-
 def test_unknown_recipe_suggests_a_name() -> None:
     with pytest.raises(RecipeError, match="did you mean demo-large"):
         load_recipe("demo-lrge")

@@ -77,6 +77,10 @@ def test_a_pair_with_the_same_target_gets_a_loop_of_its_own_and_nothing_else(
     assert second["calibration_file"].endswith("calibration-draft-2-target-1.json")
     assert second["draft_length_file"] == first["draft_length_file"]
     assert sorted(path.name for path in run.iterdir()) == ["launch.json", "model_repository"]
+    assert PairRecord.read(repository / name) == record and not record.loads_at_start
+    served = PairRecord.read(repository / "speculative")
+    assert served.loads_at_start and served.models == ("speculative",)
+    assert (served.target_fingerprint, served.draft_fingerprint) == ("target-1", "draft-1")
 
 
 @pytest.mark.parametrize("target", ["target-1", "target-2"])
@@ -89,25 +93,6 @@ def test_the_process_of_a_pair_answers_by_its_target_alone_too(
     assert rendered["target_socket"] == record.control_socket
     assert record.control_socket.endswith(f"/target_{record.fingerprint[:8]}.sock")
     assert rendered["target_engine_dir"] == str(tmp_path / "other" / target)
-
-
-def test_rendering_it_again_changes_nothing(tmp_path: Path, run: Path) -> None:
-    pair = other_pair(tmp_path)
-    record = render_second_pair(DEMO, *pair, run)
-    before = contents(run / "model_repository")
-    assert render_second_pair(DEMO, *pair, run) == record
-    assert contents(run / "model_repository") == before
-
-
-def test_records_come_back_as_they_were_written(tmp_path: Path, run: Path) -> None:
-    record = render_second_pair(DEMO, *other_pair(tmp_path), run)
-    repository = run / "model_repository"
-    assert PairRecord.read(repository / record.speculative_model) == record
-    served = PairRecord.read(repository / "speculative")
-    assert served.loads_at_start
-    assert not record.loads_at_start
-    assert (served.target_fingerprint, served.draft_fingerprint) == ("target-1", "draft-1")
-    assert served.models == ("speculative",)
 
 
 def test_the_recipes_own_pair_is_not_rendered_a_second_time(tmp_path: Path, run: Path) -> None:
@@ -156,14 +141,6 @@ def test_a_promoted_pair_that_could_not_be_loaded_is_named(tmp_path: Path, run: 
     record.write(run / "model_repository" / record.speculative_model)  # on trial: not needed
     render_recipe(DEMO, *new, tmp_path)
     assert not list((run / "model_repository").glob("*_" + record.fingerprint[:8]))
-
-
-def test_a_promoted_pair_stays_when_the_recipe_gets_another_target(tmp_path: Path, run: Path) -> None:
-    record = render_second_pair(DEMO, *other_pair(tmp_path), run)
-    promote(run, record)
-    new = [write_engine(tmp_path / "new" / name, name) for name in ("draft-1", "target-3")]
-    render_recipe(DEMO, *new, tmp_path)
-    assert record.speculative_model in models_at_start(run / "model_repository")
 
 
 def test_a_promoted_pair_whose_engine_was_exchanged_is_named(tmp_path: Path, run: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from build.preflight import main
 from build.tensorrt_llm.check import check_built, differences
 from build.tensorrt_llm.pair import Pair
 from tests.unit.tensorrt_llm.test_preflight import broken_pair
@@ -121,14 +120,3 @@ def test_versions_and_quantization_of_an_engine(tmp_path: Path) -> None:
     assert finding.violation.values == (
         "version 1.1.0, expected 1.2.1; kv_cache_quant_algo FP8, expected None"
     )
-
-
-def test_the_command_compares_an_engine_that_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair = broken_pair(tmp_path, {}, {})
-    engine = built_engine(tmp_path, pair, max_draft_len=2)
-    arguments = ["--recipe", str(tmp_path / "broken.yaml"), "--engines", str(tmp_path / "engines")]
-    arguments += ["--run", str(tmp_path / "run"), "--target-engine", str(engine)]
-    assert main(arguments) == 1
-    assert "max_draft_len 2, expected 8" in capsys.readouterr().out

@@ -216,7 +216,10 @@ def test_changed_weights_or_flags_make_another_engine(
     machine: StandInMachine, tmp_path: Path, raw: dict[str, Any]
 ) -> None:
     machine.install("1.2.1")
-    build(tmp_path, raw)
+    first = build(tmp_path, raw)
+    commands = [checked_engine(Path(first[role])).manifest["command"] for role in ("draft", "target")]
+    # With the timing cache of the build before, two builds choose the same kernels.
+    assert ["--input_timing_cache" in command for command in commands] == [False, True]
     make_checkpoint(tmp_path / "draft", "FP8", num_hidden_layers=1, seed=9, mapping=mapping_of(1))
     assert build(tmp_path, raw)["built"] == ["draft"]
     raw["serving"]["max_draft_len"] = 6

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from pipelines.speculation.draft_length.draft_plan import FixedDraftLength
 from pipelines.speculation.loop import speculate
@@ -15,8 +14,6 @@ from pipelines.speculation.sampling.params import SamplingParams
 from pipelines.speculation.watched_draft import WatchedDraft
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls
 from tests.unit.tensorrt_llm.test_serving_engines import request, rounds_of, running
-
-pytestmark = pytest.mark.long  # a stand-in of the engines
 
 
 def test_a_draft_without_logits_refuses_sampled_requests_and_goes_on_with_greedy_ones(

@@ -249,11 +249,6 @@ def test_the_command_fails_and_prints_every_finding(
     }
 
 
-def test_engines_to_compare_are_refused_for_the_embedded_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--recipe", "demo", "--runtime", "embedded", "--draft-engine", "somewhere"]) == 1
-    assert "only TensorRT-LLM engines" in capsys.readouterr().err
-
-
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--recipe", "llama-3-1-8b-fp8", "--run", str(tmp_path)]) == 1
     assert "correct the path in the recipe" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,6 @@ from pipelines.triton.tensorrt_llm.engines import TensorRtLlmEngines
 from pipelines.triton.tensorrt_llm.tensors import plain_tensors
 from tests.stand_in_tensorrt_llm.in_process import InProcessCalls, parameters
 from tests.support.tensorrt_llm_1_2_1_models import INPUTS, OUTPUTS
-
-pytestmark = pytest.mark.long  # a stand-in of the engines
 
 PROMPT = np.array([5, 9, 200, 31], np.int32)
 GREEDY = SamplingParams()
@@ -243,53 +241,6 @@ def test_a_round_that_drafts_nothing_asks_for_no_empty_draft(
     with pytest.raises(EngineFailedError, match=r"mTokens\.empty"):  # the error that it would cause
         tensors = {**calls.asked[-1][1], "draft_input_ids": np.empty((1, 0), np.int32)}
         asyncio.run(calls.whole("target", tensors, ()))
-
-
-class Answers(FixedDraftLength):
-    """Drafts nothing; the target's answers have the lengths of a list."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        super().__init__(0)
-        self._lengths = list(lengths)
-
-    def num_alone(self, num_remaining: int) -> int:
-        return self._lengths.pop(0)
-
-
-@pytest.mark.parametrize("lengths", [[25], [1, 24], [9, 15, 1]])
-def test_while_nothing_is_drafted_one_request_goes_on_for_as_long_as_it_is_asked(
-    engines: TensorRtLlmEngines, calls: InProcessCalls, lengths: list[int]
-) -> None:
-    asked = request(25)
-    expected = tokens(engines, asked, 0)
-    calls.asked.clear()
-
-    async def run() -> list[int]:
-        loop = speculate(asked, engines.draft, engines.target, Answers(lengths), stream=engines.stream)
-        return [int(token) async for outcome in loop for token in outcome.token_ids]
-
-    assert asyncio.run(run()) == expected
-    assert [tensors["request_output_len"].item() for _, tensors in calls.asked] == lengths
-
-
-def test_the_end_of_the_text_between_two_answers_of_the_target_is_found(
-    engines: TensorRtLlmEngines, calls: InProcessCalls
-) -> None:
-    for first in range(40):
-        asked = request(90, input_ids=np.array([first, 7, 3], np.int32), end_ids=(0,))
-        expected = tokens(engines, asked, 0)
-        if len(expected) < 90:
-            break
-    calls.asked.clear()
-
-    async def run() -> list[Round]:
-        lengths = Answers([len(expected), 90 - len(expected)])
-        loop = speculate(asked, engines.draft, engines.target, lengths, stream=engines.stream)
-        return [outcome async for outcome in loop]
-
-    found = asyncio.run(run())
-    assert [int(token) for outcome in found for token in outcome.token_ids] == expected
-    assert found[-1].finish_reason == "stop" and len(calls.asked) == 2
 
 
 def test_a_bad_word_in_other_tokens_is_an_error() -> None:
