@@ -86,10 +86,9 @@ def template_values(
     }
     if recipe.runtime == "tensorrt_llm":
         assert memory is not None
-        own = engine_values(recipe, draft_engine.directory, target_engine.directory, memory)
         return {
             **shared,
-            **own,
+            **engine_values(recipe, draft_engine.directory, target_engine.directory, memory),
             "engine_access": "tensorrt_llm",
             # Its engines do not tell what a step costs, by which lengths adapt.
             "num_draft_tokens": str(serving.max_draft_len) if fixed is None else str(fixed),
