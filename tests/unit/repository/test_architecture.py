@@ -150,8 +150,8 @@ NEWER_THAN_3_10 = re.compile(
 
 # Parts above their budget in tools/size.py, and what each may still have: lower it with every step.
 STILL_ABOVE = {
-    "speculation": 2_101,
-    "executor": 1_566,
+    "speculation": 2_077,
+    "executor": 1_540,
     "text": 1_050,
     "wire": 1_211,
     "router": 4_000,
