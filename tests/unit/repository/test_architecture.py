@@ -85,11 +85,9 @@ RESERVED: dict[str, tuple[str, ...]] = {
         "tools/demo_pair/",
         "build/quantization/modelopt_worker.py",
         "benchmarks/families/",
-        "benchmarks/gpu_rows/",
         "benchmarks/peers/programs/",
         "tests/",
     ),
-    "triton": ("benchmarks/gpu_rows/",),
     "transformers": (
         "build/quantization/modelopt_worker.py",
         "benchmarks/families/",
@@ -163,7 +161,7 @@ STILL_ABOVE = {
     "command line": 898,
     "shared modules": 743,
     "build": 5_035,
-    "GPU track": 3_866,
+    "GPU track": 3_262,
 }
 
 TEST_LINES = 66_248  # on the way to size.TEST_LINES
@@ -354,7 +352,7 @@ def test_tests_are_within_their_budget() -> None:
 
 
 def test_budgets_add_up_to_what_one_person_can_hold() -> None:
-    assert sum(part.budget for part in size.PARTS) <= 38_600
+    assert sum(part.budget for part in size.PARTS) <= 38_000
 
 
 def test_a_small_file_with_one_importer_is_part_of_it() -> None:
