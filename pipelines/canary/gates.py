@@ -110,10 +110,8 @@ async def _refuse_as_json(request: web.Request, handler: Handler) -> web.StreamR
             limit=f"GET /verdict; POST /gate/{', /gate/'.join(HOOKS)}; {MAX_BODY_BYTES} bytes",
             remedy="correct the URL in the configuration of the rollout tool",
         )
-    except InvalidRequestError as invalid:
-        status, error = 400, invalid
-    except DraftproofError as unknown:
-        status, error = 503, unknown
+    except DraftproofError as refusal:
+        status, error = 400 if isinstance(refusal, InvalidRequestError) else 503, refusal
     parts = ("code", "what", "values", "limit", "remedy")
     document = {"error": {part: getattr(error, part) for part in parts}}
     return web.json_response(document, status=status, headers=allowed)

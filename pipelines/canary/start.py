@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +13,12 @@ from pipelines.canary.controller.phases import ENDED
 from pipelines.canary.controller.plan import Plan, read_plan
 from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.state import Store, set_aside
-from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.controller.world import World
 from pipelines.canary.judge.limits import DEFAULT, Limits, read_limits
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.run_files import state_file
-from pipelines.canary.server_address import ServerAddress
 from pipelines.errors import CanaryError
-from pipelines.router.arms import Band
 
 MakeWorld = Callable[[Rollout, str], World]
 """Makes the world of a rollout, given the socket of its candidate if that was loaded already."""
@@ -139,25 +137,20 @@ def _check_together(plan: Plan, limits: Limits) -> None:
             limit="control_weight above 0 if speed_up has limits, and 0 if it is null",
             remedy="correct control_weight in the plan or speed_up in the limits; nothing was started",
         )
-    if limits.speed_up is not None:
-        _check_bands(plan, limits.speed_up)
+    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
+    if limits.speed_up is not None and (missing := sorted(bands - set(limits.speed_up))):
+        raise CanaryError(
+            "a load band has no limit",
+            values=", ".join(missing),
+            limit=f"speed_up names {', '.join(limits.speed_up)}",
+            remedy="add the band to speed_up in the limits; the rollout was not started",
+        )
     if plan.max_pairs < limits.min_requests:
         raise CanaryError(
             "no candidate could ever pass",
             values=f"max_pairs={plan.max_pairs}, min_requests={limits.min_requests}",
             limit="max_pairs of at least min_requests, the least number for which a metric is judged",
             remedy="raise max_pairs in the plan or lower min_requests in the limits; nothing was started",
-        )
-
-
-def _check_bands(plan: Plan, speed_up: Collection[Band]) -> None:
-    bands = {plan.bands.band(num_open) for num_open in (1, plan.bands.medium_from, plan.bands.high_from)}
-    if missing := sorted(bands - set(speed_up)):
-        raise CanaryError(
-            "a load band has no limit",
-            values=", ".join(missing),
-            limit=f"speed_up names {', '.join(speed_up)}",
-            remedy="add the band to speed_up in the limits; the rollout was not started",
         )
 
 

@@ -24,11 +24,10 @@ from pipelines.canary.controller.candidate import CandidatePair, read_pair
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import give_order
 from pipelines.canary.controller.phases import Order
-from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord
 from pipelines.canary.run_files import arms_file, state_file
-from pipelines.canary.server_address import ServerAddress
 from pipelines.canary.start import start
 from pipelines.client import CompletionRequest, Generation
 from pipelines.deploy.server import Server

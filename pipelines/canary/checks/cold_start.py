@@ -72,11 +72,6 @@ class BaselineRegression:
         """Description for people."""
         return f"{self.name} {self.now:.3f}, {self.at_build:.3f} at the build ({self.drop:.1%} less)"
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
-        return {**vars(self), "drop": self.drop}
-
 
 @dataclass(frozen=True)
 class ColdStart:
@@ -138,7 +133,7 @@ def cold_start(url: str, key: str, pair: PairRecord, recipe: str, limits: Limits
             "prompts": [prompt.name for prompt in asked.prompts],
             "baseline": _figures(baseline),
             "probe": _figures(probe),
-            "losses": [each.document for each in regressions],
+            "losses": [{**vars(each), "drop": each.drop} for each in regressions],
             "limits": {
                 "mean_acceptance_length": NEAR_ONE,
                 "drop_holds_above": drops and drops.pass_below,

@@ -65,16 +65,13 @@ class CandidatePair:
     run_directory: Path
 
     @classmethod
-    def read(
-        cls, run_directory: Path, speculative_model: str, stable_model: str = STABLE_MODEL
-    ) -> CandidatePair:
+    def read(cls, run_directory: Path, speculative_model: str) -> CandidatePair:
         """Read a candidate that was rendered before.
 
         Raises:
             CanaryError: One of the pairs cannot be read.
         """
-        pair, stable = (read_pair(run_directory, model) for model in (speculative_model, stable_model))
-        return cls(pair, stable, run_directory)
+        return cls(read_pair(run_directory, speculative_model), read_pair(run_directory), run_directory)
 
     @property
     def same_target(self) -> bool:
@@ -96,9 +93,8 @@ def render_beside(
     Raises:
         CanaryError: The build failed; the error quotes its message.
     """
-    of_recipe = ["--recipe", recipe]
     is_package = "/" in recipe and Path(recipe).is_dir()
-    source = package_arguments(Path(recipe), public_key) if is_package else of_recipe
+    source = package_arguments(Path(recipe), public_key) if is_package else ["--recipe", recipe]
     command = [sys.executable, "-m", "build.repository", *source]
     command += ["--add-to", str(run_directory), "--free-bytes", str(free)]
     done = subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.canary.checks.cold_start import cold_start
@@ -23,14 +24,19 @@ from pipelines.canary.controller.rollout import Rollout
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.judge.resources import Sample
 from pipelines.canary.run_files import arms_file, observations_file
-from pipelines.canary.server_address import ServerAddress
+from pipelines.deploy.ports import HOST, Ports
+from pipelines.deploy.server import find_server
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
+from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
-from pipelines.errors import CanaryError
+from pipelines.deploy.triton.place import read_key
+from pipelines.errors import CanaryError, ServerUnavailableError
 from pipelines.router.arms import ArmTable, read_table, write_table
 from pipelines.router.observation import Observation
 from pipelines.router.observation_log import log_end, read_observations
 from pipelines.socket_path import is_listening
+
+_POLL_S = 0.5
 
 
 def find_in_service(run_directory: Path) -> tuple[PairRecord, int]:
@@ -47,6 +53,66 @@ def find_in_service(run_directory: Path) -> tuple[PairRecord, int]:
         return read_pair(run_directory), 0
     table = read_table(path)
     return _pair_at(run_directory, table.stable.socket), table.generation
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Addresses and key of one server.
+
+    Attributes:
+        ports: Port numbers.
+        key: Key of the server for its model repository and internal models.
+        host: Host name or IPv4 address.
+    """
+
+    ports: Ports
+    key: str
+    host: str = HOST
+
+    @classmethod
+    def of(cls, run_directory: Path, host: str = "") -> ServerAddress:
+        """Find the server of a run directory.
+
+        Args:
+            run_directory: Run directory of the server.
+            host: Host of a server in a container, whose processes are not visible here; its ports come from
+                the environment. Such a server may still be loading, because its container starts together
+                with the controller's, so this waits for it. "" for the server started on this machine.
+
+        Raises:
+            RequestTimeoutError: The server did not answer in time.
+            ServerUnavailableError: No server answers.
+        """
+        if not host:
+            server = find_server(run_directory)
+            return cls(server.ports, server.key)
+        ends_at_s = time.monotonic() + Launch.read(run_directory).ready_timeout_s
+        while True:
+            # its key changes at each start
+            address = cls(Ports.from_environment(), read_key(run_directory), host)
+            try:
+                with closing(RepositoryApi(address.http, address.key)) as api:
+                    api.index()
+                return address
+            except ServerUnavailableError:
+                if time.monotonic() > ends_at_s:
+                    raise
+                time.sleep(_POLL_S)
+
+    @property
+    def http(self) -> str:
+        """Address of the repository API."""
+        return f"http://{self.host}:{self.ports.http}"
+
+    @property
+    def grpc(self) -> str:
+        """Address of the models."""
+        return f"grpc://{self.host}:{self.ports.grpc}"
+
+    @property
+    def metrics(self) -> str:
+        """Address of the metrics."""
+        return f"http://{self.host}:{self.ports.metrics}/metrics"
 
 
 class TritonWorld:

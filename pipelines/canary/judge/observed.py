@@ -63,21 +63,6 @@ class ObservedRequest:
     fault: str = ""
 
     @property
-    def num_rounds(self) -> int:
-        """Number of target passes."""
-        return len(self.drafted_per_round)
-
-    @property
-    def total_draft_tokens(self) -> int:
-        """Drafted tokens of all rounds."""
-        return sum(self.drafted_per_round)
-
-    @property
-    def total_accepted_draft_tokens(self) -> int:
-        """Accepted tokens of all rounds."""
-        return sum(self.accepted_per_round)
-
-    @property
     def itl_s(self) -> float | None:
         """Mean time per output token after the first, as ``Generation.itl_s``."""
         if self.ttft_s is None or self.e2e_latency_s is None or self.num_output_tokens < 2:

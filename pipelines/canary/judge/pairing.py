@@ -159,7 +159,7 @@ class _Rounds:
 
     @classmethod
     def of(cls, requests: Sequence[ObservedRequest]) -> _Rounds:
-        nums = np.array([each.num_rounds for each in requests], np.int64)
+        nums = np.array([len(each.drafted_per_round) for each in requests], np.int64)
         drafted, accepted = (
             _joined(getattr(each, name) for each in requests)
             for name in ("drafted_per_round", "accepted_per_round")

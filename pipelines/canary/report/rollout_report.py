@@ -84,9 +84,9 @@ def _figures(requests: Sequence[ObservedRequest], arm: Arm) -> dict[str, Any]:
     """Return the figures of an arm; times are those of requests of clients, as the router measured them."""
     own = [request for request in requests if request.arm == arm]
     asked = [request for request in own if not request.is_replay]
-    drafted = sum(request.total_draft_tokens for request in own)
-    accepted = sum(request.total_accepted_draft_tokens for request in own)
-    rounds = sum(request.num_rounds for request in own)
+    drafted = sum(sum(request.drafted_per_round) for request in own)
+    accepted = sum(sum(request.accepted_per_round) for request in own)
+    rounds = sum(len(request.drafted_per_round) for request in own)
     return {
         "requests": len(asked),
         "replays": len(own) - len(asked),

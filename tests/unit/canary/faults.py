@@ -33,7 +33,7 @@ def less_accepted(drop: float) -> Fault:
     """Make a share of the rounds that accept tokens accept none; an extra round takes over their tokens."""
 
     def apply(request: ObservedRequest, rng: np.random.Generator) -> ObservedRequest:
-        if not request.num_rounds:
+        if not request.drafted_per_round:
             return request
         rounds = []
         for drafted, accepted in zip(request.drafted_per_round, request.accepted_per_round, strict=True):
@@ -41,7 +41,9 @@ def less_accepted(drop: float) -> Fault:
                 rounds += [(drafted, 0), (drafted - 1, accepted - 1)]
             else:
                 rounds.append((drafted, accepted))
-        return with_rounds(_slow_down_after_first_token(request, len(rounds) / request.num_rounds), rounds)
+        return with_rounds(
+            _slow_down_after_first_token(request, len(rounds) / len(request.drafted_per_round)), rounds
+        )
 
     return Fault(f"acceptance cut by {drop:.0%}", apply)
 

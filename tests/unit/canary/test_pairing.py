@@ -117,7 +117,7 @@ def test_what_is_counted_by_answer_differs_for_the_same_draft() -> None:
     """This is why rounds are matched: a busy pair looks better by rate, and worse by survival."""
     pair = both([1] * 60, [8] * 60)
     busy, idle = pair.candidate, pair.baseline
-    rates = [each.total_accepted_draft_tokens / each.total_draft_tokens for each in (busy, idle)]
+    rates = [sum(each.accepted_per_round) / sum(each.drafted_per_round) for each in (busy, idle)]
     assert rates[0] > 1.3 * rates[1]
     assert max(busy.accepted_per_round) < 3 <= max(idle.accepted_per_round)
 

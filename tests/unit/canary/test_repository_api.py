@@ -8,10 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipelines.canary import server_address
-from pipelines.canary.controller import repository_api
+from pipelines.canary.controller import repository_api, triton_world
 from pipelines.canary.controller.repository_api import ModelState, RepositoryApi
-from pipelines.canary.server_address import ServerAddress
+from pipelines.canary.controller.triton_world import ServerAddress
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.launch import Launch
 from pipelines.deploy.triton.place import KEY_FILE
@@ -140,8 +139,8 @@ def test_a_server_in_a_container_is_waited_for_with_the_key_of_its_latest_start(
             pass
 
     start_again()
-    monkeypatch.setattr(server_address, "RepositoryApi", Api)
-    monkeypatch.setattr(server_address, "_POLL_S", 0.0)
+    monkeypatch.setattr(triton_world, "RepositoryApi", Api)
+    monkeypatch.setattr(triton_world, "_POLL_S", 0.0)
     monkeypatch.setenv("DRAFTPROOF_GRPC_PORT", "18999")
     address = ServerAddress.of(tmp_path, "draftproof-demo")
     assert asked == ["http://draftproof-demo:8000"] * 3

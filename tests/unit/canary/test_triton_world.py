@@ -17,10 +17,9 @@ from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair, read_pair, render_beside
 from pipelines.canary.controller.phases import Position
 from pipelines.canary.controller.rollout import Progress, arm_table
-from pipelines.canary.controller.triton_world import TritonWorld, find_in_service
+from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.run_files import arms_file
-from pipelines.canary.server_address import ServerAddress
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
