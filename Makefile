@@ -109,15 +109,15 @@ gpu-day: .venv/test.stamp .venv/build.stamp .venv/torch.stamp ## on a machine wi
 
 .PHONY: drills
 drills: .venv/test.stamp ## roll out good and bad candidates under load, also with a killed controller (half an hour)
-	@$(venv) -m tests.drills $(ARGS)
+	@$(venv) -m tests.drills rollouts $(ARGS)
 
 .PHONY: drills-faults
 drills-faults: .venv/test.stamp ## kill, stop, flood and attack a server under load (8 minutes)
-	@$(venv) -m tests.fault_drills --recipe "$(RECIPE)" $(ARGS)
+	@$(venv) -m tests.drills faults --recipe "$(RECIPE)" $(ARGS)
 
 .PHONY: drills-fleet
 drills-fleet: .venv/test.stamp ## kill, stop, cut off and drain servers and front doors of a fleet under load (needs haproxy and nftables; an hour)
-	@unshare --user --map-root-user --net --mount $(venv) -m tests.fleet_drills $(ARGS)
+	@unshare --user --map-root-user --net --mount $(venv) -m tests.drills fleet $(ARGS)
 
 .PHONY: check
 check: .venv/test.stamp ## run the lint, format, type and architecture checks

@@ -1,5 +1,6 @@
-"""Drills of the canary rollout: candidates with one fault each, rolled out on a real server under load.
+"""Drills on real servers under load: bad candidates are rolled out, and processes, networks and disks fail.
 
-``make drills`` runs all of them with the pair ``demo``. ``tests/integration/test_canary_drills.py`` runs
-those that do not depend on speed, with tiny engines.
+``make drills`` rolls candidates out, ``make drills-faults`` breaks one server, ``make drills-fleet`` servers
+and front doors of a fleet. Clients know every right answer; a drill reports what they were answered and what
+went wrong.
 """

@@ -1,4 +1,4 @@
-"""Runs all drills with a recipe's pair: ``python -m tests.drills`` (``make drills``).
+"""Runs drills: ``python -m tests.drills rollouts`` (``make drills``), or ``faults`` or ``fleet``.
 
 Exits with 0 if every drill ends as it should. ``--output`` writes all results as JSON.
 """
@@ -9,100 +9,71 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from benchmarks.harness import conditions_line, markdown
-from build.built_pair import measure_pair
-from build.engines import build_engines
-from build.recipe import load_recipe
 from pipelines.atomic_file import write_whole
-from pipelines.bench.reporting.conditions import conditions, engine_conditions
+from pipelines.bench.reporting.conditions import conditions
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.program import EXIT_CODES, stopped_by_signals
-from tests.drills.drill import DRILLS
-from tests.drills.running import Result, as_document, run_drill
-from tests.drills.setting import PLAN, Setting, demo_requests, drill_limits
-from tests.drills.traffic import NUM_CLIENTS
 
 FORMAT = 1
+SETS = {"rollouts": "rollouts", "faults": "server_faults", "fleet": "fleet_faults"}
+"""Name of a set of drills -> its module, with ``run(options, folder, about)`` and ``COLUMNS``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    context = conditions("tests.drills", sys.argv[1:], recipe=options.recipe)
-    setting = _setting(options.recipe)
-    context["engines"] = engine_conditions({"draft": setting.draft, "target": setting.target})
-    results = []
-    for drill in DRILLS:
-        if options.only not in drill.name:
-            continue
-        (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
-        with (
-            stopped_by_signals(),
-            tempfile.TemporaryDirectory(prefix="drill-", dir=REPOSITORY_ROOT / ".run") as folder,
-        ):
-            result = run_drill(drill, setting, Path(folder))
-        print(_line(result), flush=True)
-        results.append(result)
-    context["triton_version"] = results[0].triton_version
-    document = {
-        "format": FORMAT,
-        "verdict": "fail" if any(result.faults for result in results) else "pass",
-        "drills": list(map(as_document, results)),
-        "num_prompts": len(setting.requests),
-        "num_clients": NUM_CLIENTS,
-        "draft_length": setting.recipe["serving"].get("num_draft_tokens", "adaptive"),
-        "plan": asdict(setting.plan),
-        "limits": asdict(setting.limits),
-        "conditions": context,
-    }
+    drills = import_module(f"tests.drills.{SETS[options.set]}")
+    about = conditions("tests.drills", sys.argv[1:], recipe=options.recipe)
+    began_s = time.monotonic()
+    (REPOSITORY_ROOT / ".run").mkdir(exist_ok=True)
+    results: list[dict[str, Any]] = []
+    with (
+        stopped_by_signals(),
+        tempfile.TemporaryDirectory(prefix="drill-", dir=REPOSITORY_ROOT / ".run") as folder,
+    ):
+        for result in drills.run(options, Path(folder), about):
+            results.append(result)
+            shown = {
+                name: value for name, value in result.items() if value and name not in ("drill", "faults")
+            }
+            print(
+                f"{result['drill']}: {shown}; {'; '.join(result['faults']) or 'as it has to be'}", flush=True
+            )
+    verdict = "fail" if not results or any(result["faults"] for result in results) else "pass"
+    seconds = round(time.monotonic() - began_s)
     if options.output:
+        known = {"format": FORMAT, "verdict": verdict, "seconds": seconds}
+        document = {**known, "drills": results, "conditions": about}
         write_whole(options.output, json.dumps(document, indent=1) + "\n")
-    print(_table(results), conditions_line(context), sep="\n\n")
-    print(json.dumps({"verdict": document["verdict"], "drills": len(results)}))
-    return EXIT_CODES[document["verdict"]]
+    rows = [[_cell(result[key]) for key in drills.COLUMNS.values()] for result in results]
+    print(markdown(list(drills.COLUMNS), rows), conditions_line(about), sep="\n\n")
+    print(json.dumps({"verdict": verdict, "seconds": seconds, "drills": len(results)}))
+    return EXIT_CODES[verdict]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} `{name}`" for name, count in value.items()) or "-"
+    return "-" if value is None else f"{value:.2f} s" if isinstance(value, float) else str(value)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
-    parser.add_argument("--recipe", default="demo", help="of the pair, on the embedded runtime (%(default)s)")
+    parser.add_argument("set", choices=SETS, help="set of drills")
+    parser.add_argument("--recipe", default="demo", help="of the pair of rollouts and faults (%(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="drills whose name contains it")
     parser.add_argument("--output", type=Path, help="file that gets the results as JSON")
-    return parser.parse_args(arguments)
-
-
-def _setting(name: str) -> Setting:
-    recipe = load_recipe(name, "embedded")
-    engines = build_engines(recipe)
-    draft, target = Path(engines["draft"]), Path(engines["target"])
-    measure_pair(recipe, draft, target)
-    document = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
-    return Setting(document, draft, target, demo_requests(), PLAN, drill_limits())
-
-
-def _table(results: Sequence[Result]) -> str:
-    heads = ["Candidate", "Ended", "Decided in", "Client requests until then", "Seconds"]
-    rows = [
-        [
-            *(each.drill, each.phase.replace("_", " "), each.decided_in, each.num_requests, each.seconds),
-            *(each.num_asked, each.num_fallbacks, each.num_lost, each.num_wrong),
-        ]
-        for each in results
-    ]
-    return markdown([*heads, "Requests of the drill", "By another arm", "Lost", "Wrong"], rows)
-
-
-def _line(result: Result) -> str:
-    said = "; ".join(result.faults) or "as it has to"
-    return (
-        f"{result.drill}: {result.phase} ({result.verdict}) in {result.decided_in} after "
-        f"{result.num_requests} requests, {result.seconds} s; lost {result.num_lost}, wrong "
-        f"{result.num_wrong} of {result.num_asked}; {said}. {result.reason}"
+    parser.add_argument("--soak-s", type=float, default=120.0, help="seconds of the soak (%(default)s)")
+    parser.add_argument(
+        "--num-requests", type=int, default=1000, help="of each drill of a fleet, at least (%(default)s)"
     )
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

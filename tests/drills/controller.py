@@ -17,7 +17,7 @@ from pipelines.canary.controller import triton_world
 from pipelines.canary.controller.candidate import CandidatePair
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.start import start
-from tests.drills.faults import add_fault
+from tests.drills.candidate_faults import add_fault
 
 
 def main(orders: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def main(orders: dict[str, Any]) -> None:
         if cycle.transition is not None:
             print(cycle.position.phase, flush=True)
 
-    triton_world.render_beside = render  # type: ignore[assignment]
+    triton_world.render_beside = render  # type: ignore[assignment,attr-defined]
     start(Path(orders["run"]), orders["recipe"]["name"], Path(orders["plan"]), show)
 
 

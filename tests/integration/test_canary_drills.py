@@ -9,8 +9,16 @@ import pytest
 
 from pipelines.canary.judge.limits import Limit
 from pipelines.client import CompletionRequest
-from tests.drills.drill import CRASHING, DIVERGING, FAILING, KILLED_UP, LESS_ACCEPTED, TOKENIZER, Drill
-from tests.drills.running import run_drill
+from tests.drills.rollouts import (
+    CRASHING,
+    DIVERGING,
+    FAILING,
+    KILLED_UP,
+    LESS_ACCEPTED,
+    TOKENIZER,
+    Drill,
+    run_drill,
+)
 from tests.drills.setting import PLAN, Setting, drill_limits
 from tests.integration.conftest import MAX_BATCH_SIZE, MAX_DRAFT_LEN, MAX_QUEUE_SIZE, MAX_SEQ_LEN
 
@@ -87,4 +95,4 @@ def test_it_ends_as_it_has_to_and_no_client_notices(drill: Drill, setting: Setti
     if drill is DIVERGING:
         setting = replace(setting, limits=replace(LIMITS, answers=Limit(0.004, 0.001)))
     result = run_drill(drill, setting, tmp_path)
-    assert result.faults == (), result
+    assert result["faults"] == [], result

@@ -15,9 +15,9 @@ from pipelines.router.received_answer import ReceivedAnswer, first_difference
 from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
 from pipelines.wire.engine_request import parse_call
 from pipelines.wire.tensors import scalar_tensor
-from tests.drills import faults
-from tests.drills.drill import DRILLS
-from tests.drills.faults import FAULTS, install, is_hit
+from tests.drills import candidate_faults as faults
+from tests.drills.candidate_faults import FAULTS, install, is_hit
+from tests.drills.rollouts import DRILLS
 from tests.unit.router.router_world import ANSWER, VOCABULARY, log_probs_of, outputs_of
 
 SHARES = ("SHORT", "OTHER_TEXT", "STOPPING", "CHUNKS", "LOG_PROBS", "PAUSING")

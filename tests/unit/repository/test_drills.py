@@ -1,4 +1,4 @@
-"""Tests of what the fault drills count, and what they report as faults."""
+"""Tests of what the drills of a server count, and what they report as faults."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from pipelines.client.refusals import timed_out, unreachable
 from pipelines.errors import EngineFailedError, InternalError, RequestTimeoutError, from_wire
-from tests.fault_drills.asking import EQUAL, Heard, Tally, class_of
-from tests.fault_drills.drill import DIED, Drill, Outcome, judge
+from tests.drills.asking import EQUAL, Heard, Tally, class_of
+from tests.drills.outcome import DIED, Drill, Outcome, judge
 
 DRILL = Drill("a death", lambda place: Outcome(), DIED, replaces=True)
 PASSED = Outcome(

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fault_drills.asking import EQUAL, HUNG, LOST, WRONG, Tally
-from tests.fault_drills.place import Place
-from tests.fault_drills.watching import Watch, read_metrics
+from tests.drills.asking import EQUAL, HUNG, LOST, WRONG, Tally
+from tests.drills.place import Place
+from tests.drills.watching import Watch, read_metrics
 
 NOTICED_WITHIN_S, REPLACED_WITHIN_S, GONE_WITHIN_S = 2.0, 10.0, 5.0
 _CALM_WITHIN_S = 2.0  # for gauges after the last answer, and errors after a recovery

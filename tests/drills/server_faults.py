@@ -1,49 +1,67 @@
-"""A drill with everything together: clients ask, leave, fuzz and attack while processes are killed."""
+"""The drills of one server, among them one with everything together while processes are killed."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from pipelines.bench.reporting.conditions import engine_conditions
 from tests.attacks.fuzz import fuzz
-from tests.fault_drills.asking import CUT, EQUAL, asking
-from tests.fault_drills.asking import ask as ask_once
-from tests.fault_drills.crowds import cancel, disconnect
-from tests.fault_drills.deaths import TRITON
-from tests.fault_drills.drill import BUSY, DIED, Drill, Outcome, is_calm
-from tests.fault_drills.hostile import attacks
-from tests.fault_drills.place import Place
+from tests.drills.asking import CUT, EQUAL, ask, asking
+from tests.drills.broken_files import FILES
+from tests.drills.crowds import CROWDS, cancel, disconnect
+from tests.drills.deaths import DEATHS, ENDING, REPLACING, TRITON
+from tests.drills.hostile import HOSTILE, attacks
+from tests.drills.outcome import BUSY, DIED, Drill, Outcome, is_calm, run_drill
+from tests.drills.place import Place
 
+COLUMNS = {
+    "Drill": "drill",
+    "Requests": "requests",
+    "Equal": "equal",
+    "Wrong": "wrong",
+    "Hung": "hung",
+    "Lost": "lost",
+    "Errors by class": "errors",
+    "Not ready after": "not_ready_s",
+    "Ready again after": "ready_s",
+    "Last error after": "last_error_s",
+}
 _NUM_ASKING = 8  # and one client each that disconnects, cancels, fuzzes and attacks
 _KILL_EVERY_S = 15.0
 _KILLED = ("generate", "speculative", "router", "target", TRITON)
 _LONG_ATTACKS = ("slow", "64 MiB", "flood", "bomb")  # they take more than a moment
 
 
-def soak(seconds: float) -> Drill:
-    """Return the drill: 12 workers, and a process killed every 15 s.
+def run(options: argparse.Namespace, folder: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run the drills in one place; a server that a drill has left goes on in the next one."""
+    place = Place(options.recipe, folder)
+    about["engines"] = engine_conditions({"draft": place.draft, "target": place.target})
+    try:
+        place.learn()
+        about["triton_version"] = place.triton_version
+        for drill in (*DEATHS, *CROWDS, *HOSTILE, *FILES, *REPLACING, ENDING, _soak(options.soak_s)):
+            if options.only in drill.name:
+                yield run_drill(drill, place)
+    finally:
+        place.stop()
 
-    Args:
-        seconds: The duration.
-    """
+
+def _soak(seconds: float) -> Drill:
+    """Return a drill with 12 workers, and a process killed every 15 s."""
 
     def run(place: Place) -> Outcome:
         server = place.server()
         seen, done = Outcome(), threading.Event()
         before_mb = _resident_mb(server.process.pid)
         improper: list[str] = []
-
-        def repeat(work: Callable[[int], object]) -> None:
-            for number in itertools.count():
-                if done.is_set():
-                    return
-                work(number)
-
         every = [each for each in attacks(place) if not any(word in each[0].name for word in _LONG_ATTACKS)]
         damaged = fuzz(place.http, place.grpc, seed=1)
 
@@ -59,6 +77,11 @@ def soak(seconds: float) -> Drill:
             spoil,
             lambda number: every[number % len(every)][0].send(every[number % len(every)][1]),
         )
+
+        def repeat(work: Callable[[int], object]) -> None:
+            for number in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
+                work(number)
+
         threads = [threading.Thread(target=repeat, args=[work]) for work in works]
         with asking(place, ("generate", "router", "generate_target"), _NUM_ASKING, seen.tally):
             for thread in threads:
@@ -69,15 +92,10 @@ def soak(seconds: float) -> Drill:
                 thread.join()
         place.server()
         with place.client() as client:
-            for question in place.questions:
-                seen.tally.note(time.monotonic(), ask_once(client, question, "generate"))
+            last = [ask(client, question, "generate", seen.tally) for question in place.questions]
         seen.metrics_are_true = is_calm(place)
-        seen.figures = {
-            "kills": num_kills,
-            "cut": seen.tally.count(CUT),
-            "gateway_grew_mb": _resident_mb(server.process.pid) - before_mb,
-        }
-        last = [each.outcome for each in seen.tally.heard[-len(place.questions) :]]
+        grown_mb = _resident_mb(server.process.pid) - before_mb
+        seen.figures = {"kills": num_kills, "cut": seen.tally.count(CUT), "gateway_grew_mb": grown_mb}
         if set(last) != {EQUAL}:
             seen.faults.append(f"afterwards not every answer was equal: {last}")
         seen.faults += [f"an improper answer: {each}" for each in improper[:10]]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from pipelines.deploy.server import Server
 from pipelines.triton.supervision.heartbeat import HANGS_AFTER_S, INTERVAL_S
-from tests.fault_drills.asking import EQUAL, asking
-from tests.fault_drills.asking import ask as ask_once
-from tests.fault_drills.drill import DIED, REPLACED_WITHIN_S, Drill, Outcome, is_calm
-from tests.fault_drills.place import Place
-from tests.fault_drills.watching import HEALTH, Figures, Watch, ready_path
+from tests.drills.asking import EQUAL, asking
+from tests.drills.asking import ask as ask_once
+from tests.drills.outcome import DIED, REPLACED_WITHIN_S, Drill, Outcome, is_calm
+from tests.drills.place import Place
+from tests.drills.watching import HEALTH, Figures, Watch, ready_path
 
 _BEFORE_S = 1.0  # of traffic before the fault
 _ANSWERED_WITHIN_S = 10.0  # after a recovery

@@ -11,9 +11,9 @@ from pathlib import Path
 from pipelines.deploy.ports import Ports
 from pipelines.deploy.server import Server
 from pipelines.errors import ServerStartError
-from tests.fault_drills.asking import asking
-from tests.fault_drills.drill import Drill, Outcome
-from tests.fault_drills.place import Place
+from tests.drills.asking import asking
+from tests.drills.outcome import Drill, Outcome
+from tests.drills.place import Place
 from tests.support.damaged_engines import cut_in_half, flip_a_bit
 
 _SHOWN_FOR_S = 0.3

@@ -22,10 +22,10 @@ from pipelines.client.grpc_transport import infer_message, outputs_of
 from pipelines.client.refusals import refusal
 from pipelines.errors import DraftproofError
 from tests.attacks.raw_http import head
-from tests.fault_drills.asking import CONNECTION, CUT, HUNG, Tally, asking, class_of, outcome_of
-from tests.fault_drills.drill import BUSY, NOTICED_WITHIN_S, Drill, Outcome, is_calm
-from tests.fault_drills.place import TIMEOUTS, Place, Question
-from tests.fault_drills.watching import Watch, read_metrics
+from tests.drills.asking import CONNECTION, CUT, HUNG, Question, Tally, asking, class_of, outcome_of
+from tests.drills.outcome import BUSY, NOTICED_WITHIN_S, Drill, Outcome, is_calm
+from tests.drills.place import TIMEOUTS, Place
+from tests.drills.watching import Watch, read_metrics
 from tests.support.kserve_http import generate_body
 
 _NUM_CHANNELS = 50

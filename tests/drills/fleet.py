@@ -17,8 +17,8 @@ from pipelines.errors import PortInUseError
 from pipelines.front_door.fleet.placement import Placement
 from pipelines.front_door.fleet.server import FleetServer
 from pipelines.wire.request import CompletionRequest
-from tests.fleet_drills.doors import Doors
-from tests.fleet_drills.network import bring_up, mount_small_disk, reserve, unmount
+from tests.drills.doors import Doors
+from tests.drills.network import bring_up, mount_small_disk, reserve, unmount
 from tests.integration.conftest import tiny_recipe, wait_until
 from tests.support.tiny_engines import build_tiny_pair
 
@@ -27,7 +27,7 @@ _RETURNS_WITHIN_S = 300.0
 _DISK_MEGABYTES = 64
 
 
-class Place:
+class Fleet:
     """The servers, the front doors and HAProxy.
 
     Attributes:
@@ -69,8 +69,8 @@ class Place:
             reserve([*self.doors.ports, *(port for each in self.ports for port in astuple(each))])
             self._started = started.pop_all()
 
-    def __enter__(self) -> Place:
-        """Return the place."""
+    def __enter__(self) -> Fleet:
+        """Return the fleet."""
         return self
 
     def __exit__(

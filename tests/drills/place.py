@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -23,7 +20,7 @@ from pipelines.deploy.process import ProcessIdentity, processes_with
 from pipelines.deploy.server import Server
 from pipelines.deploy.triton.place import prefix_of
 from pipelines.triton.supervision.model_processes import find_model_processes
-from tests.drills.traffic import said
+from tests.drills.asking import Question, learn
 from tests.support.damaged_engines import writable_copy
 from tests.support.demo_prompts import held_out_prompts
 
@@ -32,20 +29,6 @@ TIMEOUTS = Timeouts(connect_s=2, read_s=20, total_s=60)
 
 NUM_REQUESTS, MAX_TOKENS = 32, 48
 NUM_LONG, LONG_MAX_TOKENS = 8, 200
-_ASKED_BESIDE_EACH_OTHER = 8
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request and its only right answer.
-
-    Attributes:
-        request: Greedy, or with a seed.
-        answer: The parts of the answer that the target alone determines.
-    """
-
-    request: CompletionRequest
-    answer: tuple[object, ...]
 
 
 class Place:
@@ -122,16 +105,9 @@ class Place:
         prompts = [prompt.text[:200] for prompt in held_out_prompts(NUM_REQUESTS)]
         short = [_request(number, prompt, MAX_TOKENS) for number, prompt in enumerate(prompts)]
         long = [_request(number, prompt, LONG_MAX_TOKENS) for number, prompt in enumerate(prompts[:NUM_LONG])]
-        with self.client() as client, ThreadPoolExecutor(_ASKED_BESIDE_EACH_OTHER) as pool:
+        with self.client() as client:
             self.triton_version = client.server_version()
-
-            def learn(requests: Sequence[CompletionRequest]) -> tuple[Question, ...]:
-                answers = pool.map(lambda each: client.generate(each, "generate_target"), requests)
-                return tuple(
-                    Question(request, said(answer)) for request, answer in zip(requests, answers, strict=True)
-                )
-
-            self.questions, self.long_questions = learn(short), learn(long)
+            self.questions, self.long_questions = learn(client, short), learn(client, long)
 
     def models(self) -> dict[str, ProcessIdentity]:
         """Return the process of each model."""

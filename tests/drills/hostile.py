@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pipelines.client import Generation
 from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from tests.attacks import GRPC_ATTACKS, HTTP_ATTACKS, SMUGGLING_ATTACKS, Address, Attack
-from tests.fault_drills.asking import asking, outcome_of
-from tests.fault_drills.drill import BUSY, Drill, Outcome, is_calm
-from tests.fault_drills.place import Place
+from tests.drills.asking import asking, outcome_of
+from tests.drills.outcome import BUSY, Drill, Outcome, is_calm
+from tests.drills.place import Place
 
 _ATTACKS_AT_A_TIME = 6
 _ROUNDS, _ROUND_S, _STARTS_WITHIN_S = 24, 1.0, 2.0

@@ -1,0 +1,264 @@
+"""Faults of a candidate in a served model, chosen by a hash of the request, never by time or order.
+
+The same request therefore meets the same fault every time, on any machine. Nothing in ``pipelines`` knows
+about faults: a drill adds ``install`` to the ``model.py`` that it rendered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.canary.run_files import arms_file
+from pipelines.errors import EngineFailedError
+from pipelines.executor import executor
+from pipelines.executor.engine import Engine
+from pipelines.router.arms import read_table
+from pipelines.speculation.request import GenerationRequest, Output
+from pipelines.triton.engine.in_process_engines import InProcessEngines
+from pipelines.triton.engine.speculative_model import SpeculativeAnswerer
+from pipelines.wire.engine_request import GenerationCall
+from pipelines.wire.tensors import text_tensor
+
+_Outputs = dict[str, Any]
+_Responses = AsyncGenerator[tuple[_Outputs, bool], None]
+_Change = Callable[[GenerationCall, _Responses, Path], _Responses]
+
+SHARE_DIVERGING, SHARE_LESS_ACCEPTED, RISE_SLOWER, SHARE_FAILING, SHARE_CRASHING = 0.01, 0.2, 0.3, 0.02, 0.05
+SHARE_STOPPING, SHARE_SHORT, SHARE_OTHER_TEXT, SHARE_LOG_PROBS, SHARE_CHUNKS = (
+    0.03,
+    0.02,
+    0.02,
+    0.1,
+    0.03,
+)
+SHARE_PAUSING, PAUSE_S = 0.04, 0.6
+LEAKED_BYTES = 1 << 20
+"""Per answer."""
+
+
+def add_fault(run_directory: Path, model: str, fault: str) -> None:
+    """Add a fault of ``FAULTS`` to a rendered model that is not loaded yet."""
+    with (run_directory / "model_repository" / model / "1" / "model.py").open("a") as source:
+        source.write(f"\n\nfrom {__name__} import install\n\ninstall({fault!r}, {str(run_directory)!r})\n")
+
+
+def install(fault: str, run_directory: str) -> None:
+    """Make the pair of this process show a fault from now on."""
+    if fault in ANSWERS:
+        _change_answers(ANSWERS[fault], Path(run_directory))
+    else:
+        OTHERS[fault]()
+
+
+def is_hit(share: float, *of: object) -> bool:
+    """Return whether a hash falls into the lowest `share` of its range."""
+    text = "\0".join(map(str, of)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") < share * 2**64
+
+
+def _prompt(call: GenerationCall) -> list[int]:
+    ids: list[int] = call.request.input_ids.tolist()
+    return ids
+
+
+def _request(call: GenerationCall) -> tuple[object, ...]:
+    return _prompt(call), call.request.sampling.seed
+
+
+async def _diverging(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """Change one token of the answers to 1 % of the prompts."""
+    is_wanted = is_hit(SHARE_DIVERGING, "diverging", _prompt(call))
+    async for outputs, is_final in responses:
+        if is_wanted and outputs["output_ids"].size:
+            output_ids = outputs["output_ids"].copy()
+            output_ids[..., -1] ^= 1
+            outputs, is_wanted = {**outputs, "output_ids": output_ids}, False
+        yield outputs, is_final
+
+
+async def _failing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """Fail 2 % of the requests, half of them in the middle of the answer."""
+    fails = is_hit(SHARE_FAILING, "failing", *_request(call))
+    num_before = 2 * is_hit(0.5, "in the middle", *_request(call))
+    async for response in responses:
+        if fails and not num_before:
+            raise EngineFailedError("a drill's candidate fails", values="by a hash", remedy="roll it back")
+        num_before -= 1
+        yield response
+
+
+async def _crashing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """End the process in the middle of an answer, once clients are among those who ask."""
+    crashes = is_hit(SHARE_CRASHING, "crashing", *_request(call)) and _answers_clients(run_directory)
+    num_sent = 0
+    async for response in responses:
+        yield response
+        num_sent += 1
+        if crashes and num_sent == 2:
+            os._exit(1)
+
+
+def _answers_clients(run_directory: Path) -> bool:
+    return read_table(arms_file(run_directory)).weights(time.time()).get("candidate", 0.0) > 0
+
+
+async def _wrong_chunks(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """Report a wrong length in the first response to 3 % of the prompts."""
+    is_wanted = is_hit(SHARE_CHUNKS, "chunks", _prompt(call))
+    async for outputs, is_final in responses:
+        if is_wanted and not is_final:
+            outputs, is_wanted = {**outputs, "sequence_length": outputs["sequence_length"] + 1}, False
+        yield outputs, is_final
+
+
+async def _pausing(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """Pause 4 % of the answers for 0.6 s after their second response."""
+    pauses = is_hit(SHARE_PAUSING, "pausing", _prompt(call))
+    num_sent = 0
+    async for response in responses:
+        if pauses and num_sent == 2:
+            await asyncio.sleep(PAUSE_S)
+        yield response
+        num_sent += 1
+
+
+_LEAKED: list[bytes] = []
+
+
+async def _leaking(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+    """Leak a megabyte per answer."""
+    _LEAKED.append(os.urandom(1) * LEAKED_BYTES)
+    async for response in responses:
+        yield response
+
+
+def _changing_last(share: str, change: Callable[[_Outputs], _Outputs]) -> _Change:
+    """Change the last response to a share of the prompts."""
+
+    async def answer(call: GenerationCall, responses: _Responses, run_directory: Path) -> _Responses:
+        is_wanted = is_hit(globals()[share], share, _prompt(call))
+        async for outputs, is_final in responses:
+            yield ({**outputs, **change(outputs)} if is_wanted and is_final else outputs), is_final
+
+    return answer
+
+
+def _other_log_probs(outputs: _Outputs) -> _Outputs:
+    """Add 0.001 to a log probability of a request that asks for them."""
+    if not outputs["output_log_probs"].size:
+        return {}
+    rise = np.float32(0.001)
+    log_probs = outputs["output_log_probs"].copy()
+    log_probs[..., -1] += rise
+    return {"output_log_probs": log_probs, "cum_log_probs": outputs["cum_log_probs"] + rise}
+
+
+def _change_answers(change: _Change, run_directory: Path) -> None:
+    answer = SpeculativeAnswerer.answer
+
+    async def changed(self: SpeculativeAnswerer, call: GenerationCall) -> _Responses:
+        async with (
+            aclosing(answer(self, call)) as responses,
+            aclosing(change(call, responses, run_directory)) as others,
+        ):
+            async for response in others:
+                yield response
+
+    SpeculativeAnswerer.answer = changed  # type: ignore[method-assign]
+
+
+def _short() -> None:
+    """End the answers to 2 % of the prompts one token early, as if the request had asked for it."""
+    begin = SpeculativeAnswerer.answer
+
+    async def answer(self: SpeculativeAnswerer, call: GenerationCall) -> _Responses:
+        if is_hit(SHARE_SHORT, "short", _prompt(call)):
+            call = replace(call, request=replace(call.request, max_tokens=call.request.max_tokens - 1))
+        async with aclosing(begin(self, call)) as responses:
+            async for response in responses:
+                yield response
+
+    SpeculativeAnswerer.answer = answer  # type: ignore[method-assign]
+
+
+def _less_accepted() -> None:
+    """Replace the first token of one proposal in five, which removes a fifth of the accepted tokens."""
+    load = InProcessEngines.__init__
+
+    def load_and_spoil(self: InProcessEngines, *arguments: Any) -> None:
+        load(self, *arguments)
+        complete = self.draft
+
+        async def propose(request: GenerationRequest) -> Output:
+            output = await complete(request)
+            known = (request.input_ids.tolist(), request.sampling.seed)
+            if not len(output.token_ids) or not is_hit(SHARE_LESS_ACCEPTED, "less accepted", *known):
+                return output
+            token_ids = output.token_ids.copy()
+            token_ids[0] ^= 1
+            return replace(output, token_ids=token_ids)
+
+        self.draft = propose
+
+    InProcessEngines.__init__ = load_and_spoil  # type: ignore[method-assign]
+
+
+def _slower() -> None:
+    """Make each step of both engines take 30 % longer."""
+
+    class SlowEngine(Engine):
+        def step(self, inputs: Any) -> Any:
+            began_s = time.perf_counter()
+            logits = super().step(inputs)
+            time.sleep(RISE_SLOWER * (time.perf_counter() - began_s))
+            return logits
+
+    executor.Engine = SlowEngine  # type: ignore[misc]
+
+
+def _burning() -> None:
+    """Run a thread that uses as much CPU time as all others together."""
+
+    def burn() -> None:
+        while True:
+            if time.process_time() - time.thread_time() > time.thread_time():
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # without the GIL
+            else:
+                time.sleep(0.005)
+
+    threading.Thread(target=burn, daemon=True).start()
+
+
+ANSWERS: dict[str, _Change] = {
+    "diverging": _diverging,
+    "failing": _failing,
+    "crashing": _crashing,
+    # the answer was cut off
+    "stopping": _changing_last("SHARE_STOPPING", lambda outputs: {"finish_reason": text_tensor("stop")}),
+    # the tokens stay right
+    "other text": _changing_last(
+        "SHARE_OTHER_TEXT", lambda outputs: {"text_length": np.maximum(outputs["text_length"] - 1, 0)}
+    ),
+    "other log probabilities": _changing_last("SHARE_LOG_PROBS", _other_log_probs),
+    "wrong chunks": _wrong_chunks,
+    "pausing": _pausing,
+    "leaking": _leaking,
+}
+OTHERS: dict[str, Callable[[], None]] = {
+    "short": _short,
+    "less accepted": _less_accepted,
+    "slower": _slower,
+    "burning": _burning,
+}
+FAULTS = (*ANSWERS, *OTHERS)
