@@ -30,6 +30,7 @@ from pipelines.deploy.triton.install import REPOSITORY_ROOT
 from pipelines.router.arms import read_table
 from tests.drills.asking import EQUAL, WRONG, Question, Tally, asking, learn
 from tests.drills.setting import PLAN, Setting, demo_requests, drill_limits
+from tests.drills.watching import Watch, ready_path
 from tests.support.ready_server import ready_server
 
 COLUMNS = {
@@ -179,12 +180,15 @@ def run_drill(drill: Drill, setting: Setting, folder: Path) -> dict[str, Any]:
         with Client.connect(url) as client:
             version = client.server_version()
             served = _Served(url, learn(client, setting.requests))
-        with asking(served, ("router",), _NUM_CLIENTS) as tally:
+        with Watch(server.ports, ("router",)) as watch, asking(served, ("router",), _NUM_CLIENTS) as tally:
             killed = _roll_out(orders, drill.killed_in)
     store = Store.existing(state_file(directory))
     record = store.record()
     store.close()
-    return {**_result(drill, record, tally, killed, directory), "triton_version": version}
+    result = _result(drill, record, tally, killed, directory)
+    if watch.first_not_ready_s(0.0, ready_path("router")) is not None:
+        result["faults"].append("a pod would not have stayed ready")
+    return {**result, "triton_version": version}
 
 
 def _roll_out(orders: Path, killed_in: tuple[str, ...]) -> list[str]:
@@ -220,6 +224,7 @@ def _result(
     num_lost = len(tally.heard) - tally.count(EQUAL) - num_wrong
     table = read_table(arms_file(directory))
     has_replaced = "speculative_" in table.stable.socket
+    pairs = list((directory / "model_repository").glob("speculative_*"))
     checks = {
         f"it ended in {record.phase}": record.phase == drill.ends_in,
         f"the reason is another: {decision.reason}": bool(re.search(drill.because, decision.reason)),
@@ -230,6 +235,7 @@ def _result(
         f"the controller was killed in {killed}": set(killed) == set(drill.killed_in),
         "a candidate is still in the table of arms": table.candidate is None,
         f"{table.stable.socket} serves": has_replaced == (record.phase in PROMOTING),
+        f"{pairs} are left": len(pairs) == has_replaced,
         "a client was answered by a candidate that should not have been loaded": not (
             drill.has_other_tokenizer and any(each.arm == "candidate" for each in tally.heard)
         ),

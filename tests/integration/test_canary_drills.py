@@ -13,6 +13,7 @@ from tests.drills.rollouts import (
     CRASHING,
     DIVERGING,
     FAILING,
+    GOOD,
     KILLED_UP,
     LESS_ACCEPTED,
     TOKENIZER,
@@ -81,6 +82,7 @@ def setting(tiny_pair: tuple[Path, Path]) -> Setting:
     "drill",
     [
         DIVERGING,
+        GOOD,
         *(
             pytest.param(drill, marks=pytest.mark.drills)
             for drill in (TOKENIZER, CRASHING, LESS_ACCEPTED, FAILING, KILLED_UP)

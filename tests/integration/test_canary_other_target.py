@@ -24,6 +24,7 @@ from pipelines.canary.controller.candidate import CandidatePair, read_pair
 from pipelines.canary.controller.control import Cycle
 from pipelines.canary.controller.orders import give_order
 from pipelines.canary.controller.phases import Order
+from pipelines.canary.controller.plan import Shadow, Step
 from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
 from pipelines.canary.judge.limits import Limit
 from pipelines.canary.report.record import RolloutRecord
@@ -33,14 +34,15 @@ from pipelines.client import CompletionRequest, Generation
 from pipelines.deploy.server import Server
 from pipelines.errors import CanaryError
 from pipelines.router.arms import Arm, read_table
+from tests.drills.setting import ONE_BAND
 from tests.integration.conftest import grpc_client, repository_api, tiny_recipe
-from tests.integration.test_canary_rollout import LIMITS, QUICK
 from tests.integration.test_two_pairs import processes
 from tests.support.ready_server import ready_server
 from tests.support.tiny_engines import build_tiny_pair
-from tests.unit.canary.simulated_world import begun
+from tests.unit.canary.simulated_world import EASY_LIMITS, begun
+from tests.unit.canary.simulated_world import PLAN as EASY_PLAN
 
-# test_canary_rollout.py promotes and rolls back a pair with the same target, test_two_pairs.py loads others.
+# test_canary_drills.py promotes and rolls back pairs with the same target, test_two_pairs.py loads others.
 pytestmark = [pytest.mark.triton, pytest.mark.long]
 
 FIRST, SECOND = "tiny-first", "tiny-second"
@@ -49,9 +51,34 @@ REQUESTS = [
     CompletionRequest(f"def f{number}():\n", max_tokens=12, end_id=-1, temperature=0.9 * (number % 2), seed=7)
     for number in range(20)
 ]
-PLAN = replace(QUICK, slow_after_s=30.0)  # no arm takes over from another because the machine is slow
-ANY = Limit(0.9, 0.9)
-LAX = replace(LIMITS, acceptance_rate=ANY, acceptance_length=ANY, survival=ANY)
+PLAN = replace(
+    EASY_PLAN,
+    limits="limits.yaml",
+    slo_ttft_s=0.2,  # latencies are judged as shares of these: tiny ones take hundreds of pairs to compare
+    slo_itl_s=0.02,
+    bands=ONE_BAND,  # a busy machine has others now and then, of which too little is ever known
+    slow_after_s=30.0,  # no arm takes over from another because the machine is slow
+    shadow=Shadow(1.0, 50.0, 2, 16, min_pairs=20, bake_s=1.0),
+    steps=(Step(0.3, 20, 1.0),),
+    max_pairs=2000,
+    down_after_s=1.0,
+    drain_s=10.0,
+    watch_s=2.0,
+    lease_s=5.0,
+    tick_s=0.5,
+)
+ANY, MOST = Limit(5.0, 5.0), Limit(0.9, 0.9)  # tiny engines on a shared machine: speed does not matter here
+LAX = replace(
+    EASY_LIMITS,
+    min_requests=20,
+    answers=Limit(0.2, 0.1),
+    **dict.fromkeys(("errors", "timeouts"), Limit(0.3, 0.1)),  # type: ignore[arg-type]
+    **dict.fromkeys(("goodput", "e2e_tail", "pauses"), MOST),  # type: ignore[arg-type]
+    **dict.fromkeys(("acceptance_rate", "acceptance_length", "survival"), MOST),  # type: ignore[arg-type]
+    **dict.fromkeys(("ttft", "itl", "memory", "cpu_per_token"), ANY),  # type: ignore[arg-type]
+    resources_s=3.0,
+    speed_up=dict.fromkeys(EASY_LIMITS.speed_up or (), ANY),
+)
 SETTLED_S = 1.0  # time for the router to read a table that was just written
 
 Engines = tuple[Path, Path]
@@ -302,7 +329,7 @@ def check_that_it_is_refused_and_unharmed(rollouts: Rollouts, in_service: str) -
     with pytest.raises(CanaryError, match=f"the candidate is the pair in service; recipe {in_service}"):
         start(rollouts.run, in_service, rollouts.plan, lambda cycle: None)
     address = ServerAddress.of(rollouts.run)
-    rollout = replace(begun(), stable_socket=stable.socket, recipe_candidate=in_service, limits=LIMITS)
+    rollout = replace(begun(), stable_socket=stable.socket, recipe_candidate=in_service, limits=LAX)
     world = TritonWorld(rollouts.run, address, None, rollout)
     assert "it differs from the pair in service" in world.preflight().reason
     assert find_in_service(rollouts.run)[0] == stable
