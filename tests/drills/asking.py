@@ -39,7 +39,7 @@ class Asked(Protocol):
 
     @property
     def questions(self) -> Sequence[Question]:
-        """What clients ask."""
+        """Return the questions that clients ask."""
 
     def client(self, number: int = 0) -> Client:
         """Connect a client."""

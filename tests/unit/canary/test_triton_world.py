@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,93 +13,14 @@ import pytest
 from pipelines.canary.checks.cold_start import ColdStart
 from pipelines.canary.checks.server_figures import memory_of
 from pipelines.canary.controller import triton_world
-from pipelines.canary.controller.candidate import CandidatePair, read_pair, render_beside
-from pipelines.canary.controller.phases import Position
-from pipelines.canary.controller.rollout import Progress, arm_table
-from pipelines.canary.controller.triton_world import ServerAddress, TritonWorld, find_in_service
+from pipelines.canary.controller.candidate import read_pair, render_beside
+from pipelines.canary.controller.triton_world import find_in_service
 from pipelines.canary.controller.world import Outcome
 from pipelines.canary.run_files import arms_file
-from pipelines.deploy.ports import Ports
-from pipelines.deploy.triton.models import models_at_start
 from pipelines.deploy.triton.pair_record import PAIR_FILE, PairRecord
 from pipelines.errors import CanaryError
 from pipelines.router.arms import read_table
-from tests.unit.canary.conftest import DEMO, Render
-from tests.unit.canary.simulated_world import begun
-
-
-@dataclass
-class Place:
-    """A run directory, and a server that records what it is told, such as ``load speculative``."""
-
-    run: Path
-    render: Render
-    told: list[str] = field(default_factory=list)
-    candidate: Callable[[], CandidatePair] = field(init=False)
-    free_bytes: int = 64 << 30
-
-    def api(self, endpoint: str, key: str) -> Place:
-        assert endpoint.startswith("http://127.0.0.1:")
-        assert key == "key"
-        return self
-
-    def load(self, model: str) -> None:
-        self.told.append(f"load {model}")
-
-    def unload(self, model: str) -> None:
-        self.told.append(f"unload {model}")
-
-    def close(self) -> None:
-        pass
-
-    def choose(self, draft: int, target: int, /, **manifests: Any) -> None:
-        """Decide which engines the candidate's recipe has."""
-        self.candidate = lambda: self.render((draft, target), replace(DEMO, name="new"), **manifests)
-
-    def world(self, candidate_socket: str = "") -> TritonWorld:
-        """Return the world of a new controller."""
-        rollout = replace(begun(), recipe_candidate="new", stable_socket=self.stable.socket)
-        address = ServerAddress(Ports.free(), "key")
-        return TritonWorld(self.run, address, None, rollout, candidate_socket)
-
-    @property
-    def stable(self) -> PairRecord:
-        return find_in_service(self.run)[0]
-
-    @property
-    def pairs(self) -> list[str]:
-        return sorted(path.name for path in (self.run / "model_repository").glob("speculative*"))
-
-    @property
-    def at_start(self) -> set[str]:
-        return set(models_at_start(self.run / "model_repository"))
-
-    def promote(self) -> PairRecord:
-        """Promote a candidate as a whole rollout does; return the new pair."""
-        world, stable = self.world(), self.stable
-        assert world.preflight().is_good
-        loaded = world.load().evidence
-        assert world.keep().is_good
-        rollout = replace(begun(), stable_socket=stable.socket, control_socket=stable.control_socket)
-        sockets = loaded["socket"], loaded["control_socket"], loaded["same_target"]
-        world.write(arm_table(rollout, Progress(Position("settling", 0.0), 4, *sockets), 0.0))
-        assert TritonWorld(self.run, ServerAddress(Ports.free(), "key"), None, rollout, sockets[0]).settle()
-        return self.stable
-
-
-@pytest.fixture
-def place(run: Path, rendered: Render, monkeypatch: pytest.MonkeyPatch) -> Place:
-    place = Place(run, rendered)
-    place.choose(2, 2)
-
-    def render(recipe: str, directory: Path, free: int, public_key: None) -> CandidatePair:
-        assert (recipe, free) == ("new", place.free_bytes)  # the server's, not this process's
-        return place.candidate()
-
-    monkeypatch.setattr(triton_world, "RepositoryApi", place.api)
-    monkeypatch.setattr(triton_world, "free_bytes", lambda metrics_url: place.free_bytes)
-    monkeypatch.setattr(triton_world, "render_beside", render)
-    return place
+from tests.unit.canary.conftest import Place
 
 
 def test_a_candidate_comes_and_goes(place: Place) -> None:
