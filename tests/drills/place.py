@@ -23,6 +23,7 @@ from pipelines.triton.supervision.model_processes import find_model_processes
 from tests.drills.asking import Question, learn
 from tests.support.damaged_engines import writable_copy
 from tests.support.demo_prompts import held_out_prompts
+from tests.support.kserve_http import connect as connect_over_http
 
 TIMEOUTS = Timeouts(connect_s=2, read_s=20, total_s=60)
 """A request that takes longer counts as hung."""
@@ -84,8 +85,9 @@ class Place:
 
     def client(self, number: int = 0) -> Client:
         """Connect a client, over gRPC if the number is even, else over HTTP."""
-        port, scheme = (self.ports.http, "http") if number % 2 else (self.ports.grpc, "grpc")
-        return Client.connect(f"{scheme}://{HOST}:{port}", TIMEOUTS)
+        if number % 2:
+            return connect_over_http(f"http://{HOST}:{self.ports.http}", TIMEOUTS)
+        return Client.connect(f"grpc://{HOST}:{self.ports.grpc}", TIMEOUTS)
 
     def server(self) -> Server:
         """Return the ready server; start it if there is none."""
