@@ -146,7 +146,7 @@ def _measure_both(model: str) -> Callable[[Place], Outcome]:
 def _seconds_until_answered(place: Place, model: str, more: Sequence[str]) -> float:
     """Kill a model's process, and others, and return the seconds until clients are answered again."""
     pids = place.pids()
-    asked = "generate" if model == "speculative" else model
+    asked = "router" if model == "router" else "generate"
     with place.client() as client:
         began_s = time.monotonic()
         for name in (model, *more):
@@ -203,12 +203,10 @@ def _stopped(stopped: str) -> Drill:
 
 
 DEATHS = (
-    _killed("generate", "generate"),
+    _killed("router", "generate", "router"),
     _killed("speculative", "generate"),
     _killed("speculative", "router", excused=frozenset()),
     _killed("speculative", "generate_target"),
-    _killed("target", "generate_target", excused=frozenset()),
-    _killed("router", "router"),
     _killed(TRITON, "generate", "router"),
     Drill(
         "SIGKILL of the gateway, then a restart",
@@ -217,10 +215,10 @@ DEATHS = (
         replaces=True,
     ),
     _stopped("speculative"),
-    _stopped("generate"),
+    _stopped("router"),
 )
 REPLACING = tuple(
     Drill(f"{model}: reloading the model, and restarting Triton", _measure_both(model))
-    for model in ("generate", "speculative")
+    for model in ("router", "speculative")
 )
 ENDING = Drill("a stop with 8 open streams", _ends)

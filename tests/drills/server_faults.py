@@ -36,7 +36,7 @@ COLUMNS = {
 }
 _NUM_ASKING = 8  # and one client each that disconnects, cancels, fuzzes and attacks
 _KILL_EVERY_S = 15.0
-_KILLED = ("generate", "speculative", "router", "target", TRITON)
+_KILLED = ("speculative", "router", TRITON)
 _LONG_ATTACKS = ("slow", "64 MiB", "flood", "bomb")  # they take more than a moment
 
 
